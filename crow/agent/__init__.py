@@ -1,0 +1,37 @@
+"""What an agent does, in terms of protocols only: sessions, turns, compaction, the system prompt, permissions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from crow.domain.entries import CallRef
+from crow.domain.events import Event
+from crow.tools import Offer
+
+__all__ = ["Client", "PermissionQuestion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermissionQuestion:
+    """May this announced call run? `always` says in words what an "always" answer would cover."""
+
+    call: CallRef
+    name: str
+    arguments: str
+    offer: Offer
+    always: str
+
+
+class Client(Protocol):
+    """The editor, as one session sees it."""
+
+    async def publish(self, event: Event) -> None:
+        """Tell the editor; returns when it was written. A vanished editor is no error here."""
+        ...
+
+    async def ask(
+        self, question: PermissionQuestion
+    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]:
+        """Ask the user. An editor that cannot ask, fails, or answers nonsense means `reject_once`."""
+        ...

@@ -1,0 +1,112 @@
+"""The branch a session stands on: its tail in memory, and the only way to add to it.
+
+Strategy: entries are recorded first (one transaction, compare-and-set on the leaf, under one lock), then added to the
+projection, then published; so whatever the client or the model hears of is on disk. Loaded once, extended by the same
+function that stores. Knows neither the protocol nor SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from crow.agent import Client
+from crow.domain.conversation import Context, Projection
+from crow.domain.entries import Entry, NewEntry
+from crow.domain.events import EntryStored, Event
+from crow.store import SessionChanges, SessionRow, Store, Tail, TurnStart
+
+__all__ = ["Branch"]
+
+
+class Branch:
+    """A session's path, from the newest counting checkpoint to the leaf."""
+
+    def __init__(self, store: Store, client: Client, tail: Tail) -> None:
+        self._store = store
+        self._client = client
+        self._lock = anyio.Lock()
+        self.turn = 0
+        self._stand_on(tail)
+
+    def _stand_on(self, tail: Tail) -> None:
+        self.row: SessionRow = tail.row
+        self._projection = Projection(tail.entries)
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The tail, oldest first; not to be changed."""
+        return self._projection.entries
+
+    @property
+    def leaf(self) -> int | None:
+        """The entry the session stands on."""
+        return self.row.leaf
+
+    def context(self) -> Context:
+        """What the model would see now."""
+        return self._projection.context()
+
+    async def publish(self, event: Event) -> None:
+        """Tell the client."""
+        await self._client.publish(event)
+
+    async def record(
+        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
+    ) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf, then tell the client. See :meth:`crow.store.Store.append` for errors.
+
+        `release` gives the turn back.
+        """
+        stored = await self.store_only(entries, changes=changes, release=release)
+        for entry in stored:
+            await self.publish(EntryStored(entry=entry))
+        return stored
+
+    async def store_only(
+        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
+    ) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf without telling the client."""
+        async with self._lock:
+            stored = await self._store.append(
+                self.row.id,
+                leaf=self.leaf,
+                turn=self.turn,
+                entries=entries,
+                changes=changes,
+                release=release,
+            )
+            self._extend(stored)
+            if changes is not None:
+                self.row = await self._store.session(self.row.id)
+            return stored
+
+    async def claim(self, seq: int, *, cut: int | None = None) -> TurnStart:
+        """Take the turn for the waiting prompt `seq`; a leaf that others moved is followed first."""
+        async with self._lock:
+            start = await self._store.take_turn(self.row.id, seq, leaf=self.leaf, cut=cut)
+            self.turn = start.turn
+            if start.moved:
+                self._stand_on(await self._store.tail(self.row.id))
+            else:
+                self._extend(start.entries)
+            return start
+
+    async def change(self, changes: SessionChanges) -> None:
+        """Touch the session's row only."""
+        self.row = await self._store.update_session(self.row.id, changes)
+
+    async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
+        """Keep a piece of the running stream."""
+        await self._store.save_draft(
+            self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
+        )
+
+    def _extend(self, stored: Sequence[Entry]) -> None:
+        for entry in stored:
+            self._projection.add(entry)
+        if stored:
+            from dataclasses import replace
+
+            self.row = replace(self.row, leaf=stored[-1].id)

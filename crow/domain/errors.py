@@ -1,0 +1,191 @@
+"""Everything crow raises on purpose.
+
+    CrowError
+    ├── UserError                   configuration, arguments
+    │   ├── ConfigError             a setting that cannot be used
+    │   ├── ArgumentError           a parameter of a command or request that cannot be used
+    │   └── NoSuchSession           an id that names no session
+    ├── PeerError                   somebody else's fault
+    │   ├── ModelError              the endpoint
+    │   │   ├── AuthError           no key, or one that is refused
+    │   │   ├── ModelNotFound       the endpoint does not serve this model
+    │   │   ├── RateLimited         too many requests; `retry_after_s` if stated
+    │   │   ├── QuotaExceeded       no credit left; waiting does not help
+    │   │   ├── Overloaded          5xx and their in-band kin
+    │   │   ├── ContextOverflow     the request is too long; `limit`, `size` in tokens if stated
+    │   │   ├── ContentRefused      the provider's filter
+    │   │   ├── BadRequest          the endpoint does not take the request
+    │   │   ├── NetworkError        no connection, or one that broke
+    │   │   ├── ModelTimeout        connected, but silent for too long
+    │   │   └── ProtocolError       an answer that is no chat completion, or only part of one
+    │   ├── ToolServerError         an MCP server
+    │   └── EditorError             the ACP client
+    ├── StoreError                  the database
+    │   ├── StoreUnavailable        cannot be opened, read or written
+    │   ├── StoreTooNew             written by a newer crow
+    │   ├── SessionBusy             another living process runs a turn in the session
+    │   └── LeafMoved               somebody else appended to the session first
+    └── TurnError                   a turn that cannot go on, with words for the user
+
+Whose fault it is, is the type. Each message names the thing, shows the value and says what would work. Any other
+exception is a bug.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "AuthError",
+    "BadRequest",
+    "ConfigError",
+    "ContentRefused",
+    "ContextOverflow",
+    "CrowError",
+    "EditorError",
+    "LeafMoved",
+    "ModelError",
+    "ModelNotFound",
+    "ModelTimeout",
+    "NetworkError",
+    "NoSuchSession",
+    "Overloaded",
+    "PeerError",
+    "ProtocolError",
+    "QuotaExceeded",
+    "RateLimited",
+    "SessionBusy",
+    "StoreError",
+    "StoreTooNew",
+    "StoreUnavailable",
+    "ToolServerError",
+    "TurnError",
+    "UserError",
+]
+
+
+class CrowError(Exception):
+    """Base of all; `str(error)` is the sentence to show."""
+
+
+class UserError(CrowError):
+    """The user can mend it."""
+
+
+class ConfigError(UserError):
+    """A setting that cannot be used."""
+
+
+class ArgumentError(UserError):
+    """A parameter that cannot be used."""
+
+
+class NoSuchSession(UserError):
+    """An id that names no session."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f'Session not found: {session_id}. Run "crow sessions" to list them.')
+        self.session_id = session_id
+
+
+class PeerError(CrowError):
+    """A peer failed."""
+
+
+class ModelError(PeerError):
+    """The endpoint failed."""
+
+
+class AuthError(ModelError):
+    """No key, or one that is refused."""
+
+
+class ModelNotFound(ModelError):
+    """The endpoint does not serve this model."""
+
+
+class RateLimited(ModelError):
+    """Too many requests. `retry_after_s`: seconds, None if the endpoint did not say."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QuotaExceeded(ModelError):
+    """No credit left; waiting does not help."""
+
+
+class Overloaded(ModelError):
+    """The endpoint has trouble of its own (5xx). `retry_after_s`: seconds, None if it did not say."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ContextOverflow(ModelError):
+    """The request is too long. `limit` and `size`: tokens, None where the endpoint did not say."""
+
+    def __init__(self, message: str, *, limit: int | None = None, size: int | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.size = size
+
+
+class ContentRefused(ModelError):
+    """The provider's filter refused the request or the answer."""
+
+
+class BadRequest(ModelError):
+    """The endpoint does not take the request."""
+
+
+class NetworkError(ModelError):
+    """No connection, or one that broke."""
+
+
+class ModelTimeout(ModelError):
+    """Connected, but silent for too long."""
+
+
+class ProtocolError(ModelError):
+    """An answer that is no chat completion, or only part of one."""
+
+
+class ToolServerError(PeerError):
+    """An MCP server could not be started, died, or broke the protocol."""
+
+
+class EditorError(PeerError):
+    """The ACP client refused or did not answer."""
+
+
+class StoreError(CrowError):
+    """The database."""
+
+
+class StoreUnavailable(StoreError):
+    """It cannot be opened, read or written."""
+
+
+class StoreTooNew(StoreError):
+    """It was written by a newer crow."""
+
+
+class SessionBusy(StoreError):
+    """Another living process runs a turn in the session; `owner` names it."""
+
+    def __init__(self, session_id: str, owner: str) -> None:
+        super().__init__(
+            f"Session {session_id} is busy: {owner} is running a turn in it. Wait for it to end, or end that process."
+        )
+        self.session_id = session_id
+        self.owner = owner
+
+
+class LeafMoved(StoreError):
+    """Somebody else appended to the session first; nothing was written."""
+
+
+class TurnError(CrowError):
+    """A turn that cannot go on, with words for the user."""

@@ -1,0 +1,146 @@
+"""What happens in a session, as it is told to the client.
+
+Strategy: an event is durable (`EntryStored`: it is in the log already) or passing (everything else: a delta, a
+progress). The frontend turns each into protocol updates; replay turns stored entries into the same updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from crow.domain.entries import Announcement, CallRef, Entry
+
+__all__ = [
+    "CallAnnounced",
+    "CallEnded",
+    "CallProgressed",
+    "CommandsChanged",
+    "CompactionChanged",
+    "ContextMeasured",
+    "EntryStored",
+    "Event",
+    "ModeChanged",
+    "NoticeShown",
+    "OptionsChanged",
+    "TextShown",
+    "ThoughtShown",
+    "TitleChanged",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryStored:
+    """An entry is on disk."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextShown:
+    """A piece of the answer; `message_id` is that of the assistant entry to come."""
+
+    message_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtShown:
+    """A piece of the model's reasoning."""
+
+    message_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAnnounced:
+    """A call of the step just stored is pending; `arguments` is the JSON text of an object."""
+
+    call: CallRef
+    name: str
+    arguments: str
+    announcement: Announcement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallProgressed:
+    """Output of a running call so far: `text` is the whole retained output, not an addition."""
+
+    call: CallRef
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnded:
+    """An announced call ended without a stored result: cancelled, not run."""
+
+    call: CallRef
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextMeasured:
+    """How full the context is, in tokens, and what the session cost so far (USD, None if unknown)."""
+
+    used: int
+    size: int
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionChanged:
+    """A compaction began or ended. `detail`: the summary when completed, the reason when failed."""
+
+    compaction_id: str
+    status: Literal["in_progress", "completed", "failed", "cancelled"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeShown:
+    """Something the user should know now, not part of the history (a retry, a slow server)."""
+
+    severity: Literal["info", "warning", "error"]
+    title: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TitleChanged:
+    """The session's title; None clears it."""
+
+    title: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeChanged:
+    """The permission mode."""
+
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionsChanged:
+    """A config option changed; the frontend sends the complete list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandsChanged:
+    """The list of slash commands changed; the frontend sends the complete list."""
+
+
+Event: TypeAlias = (
+    EntryStored
+    | TextShown
+    | ThoughtShown
+    | CallAnnounced
+    | CallProgressed
+    | CallEnded
+    | ContextMeasured
+    | CompactionChanged
+    | NoticeShown
+    | TitleChanged
+    | ModeChanged
+    | OptionsChanged
+    | CommandsChanged
+)

@@ -1,0 +1,141 @@
+"""A model, as the agent sees it.
+
+Strategy: a request is values, an answer is values, and between them is a stream of deltas that one task reads. The
+adapters (`chat_completions`, `offline`) are wired by `crow.app` alone; `parser`, `sse` and `encode` are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from crow.domain.messages import Answer, Message, ToolSpec
+
+__all__ = [
+    "Delta",
+    "EndpointMemory",
+    "Model",
+    "ModelInfo",
+    "Request",
+    "Retrying",
+    "Stream",
+    "TextDelta",
+    "ThoughtDelta",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """A piece of the answer, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtDelta:
+    """A piece of the reasoning, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """The request failed and is sent again after `wait_s` seconds; `reason` is a sentence for the user."""
+
+    reason: str
+    wait_s: float
+
+
+Delta: TypeAlias = TextDelta | ThoughtDelta | Retrying
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a model is asked: `messages[0]` is the system message.
+
+    `max_output_tokens` None leaves it to the endpoint. `tool_choice` `none` offers the tools (the prefix stays as it
+    is) but forbids to call them. `cache_key` is the same for all requests of one session.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+    max_output_tokens: int | None = None
+    cache_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What is known of a model: `endpoint` is `base_url model`; sizes in tokens; prices in USD per million tokens.
+
+    `context_window` None means unknown: neither configured, nor told by the endpoint, nor learned.
+    """
+
+    name: str
+    endpoint: str
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+    takes_images: bool = True
+    input_price: float | None = None
+    cached_price: float | None = None
+    output_price: float | None = None
+
+
+class Stream(Protocol):
+    """One running request."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        """Deltas as they arrive, to be read by one task; ends when the answer is whole.
+
+        :raises ~crow.domain.errors.ModelError: the endpoint failed. What was shown before stays shown:
+            `partial()` gives it.
+        """
+        ...
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer. :raises RuntimeError: before the iteration ended."""
+        ...
+
+    def partial(self) -> Answer:
+        """What arrived so far, `finish` `interrupted`, without calls."""
+        ...
+
+
+class Model(Protocol):
+    """A model behind an endpoint."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known now; may become more precise after an answer or an error."""
+        ...
+
+    def check(self) -> None:
+        """Say at once whether a request can be made at all.
+
+        :raises ~crow.domain.errors.AuthError: a key is needed and missing; the message says how to give one.
+        :raises ~crow.domain.errors.ConfigError: no model or a wrong setting.
+        """
+        ...
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
+        """Send `request`; leaving the block closes the connection, also when cancelled, at once."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections. Bounded; safe to call twice."""
+        ...
+
+
+class EndpointMemory(Protocol):
+    """What was learned of an endpoint, kept across processes (the store's `endpoints` table)."""
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        """Facts such as `{"context_window": 32768, "refused": ["stream_options"]}`; empty if none."""
+        ...
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        """Merge `facts` into what is known (top-level keys replace)."""
+        ...

@@ -1,0 +1,280 @@
+"""The store, as the agent and the frontend see it.
+
+Strategy: an insert-only log of entries and one mutable row per session that points into it. Every method is one
+transaction. Every append names the leaf it expects (compare-and-set), so two writers cannot interleave. The SQLite
+adapter is wired by `crow.app` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from crow.domain.entries import Entry, NewEntry
+from crow.domain.messages import JsonObject, Part
+
+__all__ = [
+    "UNCHANGED",
+    "Hit",
+    "NewSession",
+    "Page",
+    "QueuedPrompt",
+    "SessionChanges",
+    "SessionRow",
+    "Store",
+    "Tail",
+    "TurnStart",
+    "Unchanged",
+]
+
+
+class Unchanged:
+    """The type of `UNCHANGED`: a column left as it is (None would clear it)."""
+
+    __slots__ = ()
+
+
+UNCHANGED = Unchanged()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork."""
+
+    id: str
+    cwd: str
+    model: str
+    mode: str
+    additional_directories: tuple[str, ...] = ()
+    config: JsonObject = field(default_factory=dict)
+    parent_id: str | None = None
+    forked_from: str | None = None
+    conversation: int | None = None
+    leaf: int | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """The mutable row. `permissions` and `config` are JSON values; times are Unix milliseconds; `cost` in USD.
+
+    `calibration` multiplies token estimates. `newest_entry` orders lists. `owner` names who runs a turn, or is empty.
+    `has_prompt` tells whether it is listed.
+    """
+
+    id: str
+    conversation: int
+    leaf: int | None
+    cwd: str
+    model: str
+    mode: str
+    title: str | None = None
+    title_by_user: bool = False
+    additional_directories: tuple[str, ...] = ()
+    permissions: tuple[JsonObject, ...] = ()
+    config: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
+    calibration: float = 1.0
+    parent_id: str | None = None
+    forked_from: str | None = None
+    alias: str | None = None
+    state: Literal["idle", "running"] = "idle"
+    owner: str = ""
+    entries: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    cost: float = 0.0
+    newest_entry: int = 0
+    has_prompt: bool = False
+    created_ms: int = 0
+    updated_ms: int = 0
+    archived: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionChanges:
+    """Columns of the row to set; `UNCHANGED` leaves one as it is."""
+
+    title: str | None | Unchanged = UNCHANGED
+    title_by_user: bool | Unchanged = UNCHANGED
+    model: str | Unchanged = UNCHANGED
+    mode: str | Unchanged = UNCHANGED
+    cwd: str | Unchanged = UNCHANGED
+    additional_directories: tuple[str, ...] | Unchanged = UNCHANGED
+    permissions: tuple[JsonObject, ...] | Unchanged = UNCHANGED
+    config: JsonObject | Unchanged = UNCHANGED
+    metadata: JsonObject | Unchanged = UNCHANGED
+    calibration: float | Unchanged = UNCHANGED
+    alias: str | None | Unchanged = UNCHANGED
+    archived: bool | Unchanged = UNCHANGED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What `for_model` needs of a path, oldest first: from the first kept entry of the newest counting checkpoint
+    (with that checkpoint, the newest prompt entry and all that follows), or the whole path."""
+
+    row: SessionRow
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStart:
+    """A claimed turn. `moved` is true when the leaf was not the expected one: the tail must be loaded again.
+
+    `entries` are those appended by the claim: the user entry last.
+    """
+
+    turn: int
+    entries: tuple[Entry, ...]
+    moved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedPrompt:
+    """A prompt in the inbox. `seq` increases per database."""
+
+    seq: int
+    parts: tuple[Part, ...]
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some sessions, newest first; `cursor` continues, None at the end."""
+
+    rows: tuple[SessionRow, ...]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An entry found by search; `snippet` shows the place."""
+
+    entry: int
+    session: str
+    kind: str
+    snippet: str
+    created_ms: int
+
+
+class Store(Protocol):
+    """Sessions and their conversations, durable.
+
+    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`; those that name a session raise
+    :class:`~crow.domain.errors.NoSuchSession` unless said otherwise. Cancelling a caller leaves no transaction open;
+    what was about to be committed is then either whole or absent.
+    """
+
+    async def create_session(self, new: NewSession) -> SessionRow:
+        """Insert the row (and a conversation, unless it is a fork)."""
+        ...
+
+    async def session(self, session_id: str) -> SessionRow:
+        """The row now; a deleted session does not exist."""
+        ...
+
+    async def sessions(
+        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
+    ) -> Page:
+        """Sessions with a prompt, no sub-agents, newest entry first.
+
+        :raises ~crow.domain.errors.ArgumentError: a cursor that is not from here.
+        """
+        ...
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        """Touch the row only."""
+        ...
+
+    async def delete_session(self, session_id: str) -> None:
+        """Hide it at once, its sub-agents too; unknown ids are fine. What no other path needs goes on `tidy`."""
+        ...
+
+    async def open(self, session_id: str) -> Tail:
+        """The row and the tail. A session left `running` by a dead owner is repaired first, exactly once."""
+        ...
+
+    async def tail(self, session_id: str) -> Tail:
+        """The row and the tail, without repair."""
+        ...
+
+    def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+        """The whole path from its root, in batches of bounded size, oldest first; no read transaction stays open
+        between batches."""
+        ...
+
+    async def entry(self, entry_id: int) -> Entry | None:
+        """One entry."""
+        ...
+
+    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
+        """Put a prompt into the inbox; returns its seq."""
+        ...
+
+    async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
+        """The prompts that wait, in order."""
+        ...
+
+    async def take_turn(self, session_id: str, seq: int, *, leaf: int | None, cut: int | None = None) -> TurnStart:
+        """Claim the turn for this process and move the prompt from the inbox to a user entry, in one transaction.
+
+        `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the same transaction.
+
+        :raises ~crow.domain.errors.SessionBusy: another living process owns it; nothing was written.
+        """
+        ...
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        """Append a chain under `leaf` and make its last the new leaf; removes the draft; counts usage into the row.
+
+        `release` gives the turn back (state idle). May be empty together with `release`.
+
+        :raises ~crow.domain.errors.LeafMoved: the leaf is another; nothing was written.
+        """
+        ...
+
+    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        """Stand the session on another entry of its conversation, recorded in `moves`.
+
+        :raises ~crow.domain.errors.LeafMoved: the leaf is another; nothing was written.
+        """
+        ...
+
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
+        """Add a piece of the running stream."""
+        ...
+
+    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
+        """Full text over user and assistant text and titles; the query is quoted, any script. With `session_id`,
+        only entries on its path."""
+        ...
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        """Facts about an endpoint; empty if none."""
+        ...
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        """Merge facts about an endpoint (top-level keys replace)."""
+        ...
+
+    async def tidy(self) -> None:
+        """On idle: remove what deleted sessions left, in small batches; checkpoint the WAL."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections. Bounded; safe to call twice."""
+        ...
