@@ -8,13 +8,15 @@ function that stores. Knows neither the protocol nor SQL.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Entry, NewEntry
+from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, User
 from crow.domain.events import EntryStored, Event
+from crow.domain.messages import Text
 from crow.store import SessionChanges, SessionRow, Store, Tail, TurnStart
 
 __all__ = ["Branch"]
@@ -48,6 +50,28 @@ class Branch:
         """What the model would see now."""
         return self._projection.context()
 
+    @property
+    def prompt(self) -> Prompt | None:
+        """The prompt entry in force."""
+        return self._projection.prompt
+
+    @property
+    def plan(self) -> tuple[PlanItem, ...]:
+        """The newest plan."""
+        return self._projection.plan
+
+    @property
+    def checkpoint(self) -> Entry | None:
+        """The newest checkpoint that counts."""
+        return self._projection.checkpoint
+
+    def newest_user_text(self) -> str:
+        """The text of the newest prompt; "" if there is none."""
+        for entry in reversed(self.entries):
+            if isinstance(entry.body, User):
+                return "\n".join(part.text for part in entry.body.parts if isinstance(part, Text))
+        return ""
+
     async def publish(self, event: Event) -> None:
         """Tell the client."""
         await self._client.publish(event)
@@ -69,21 +93,22 @@ class Branch:
     ) -> tuple[Entry, ...]:
         """Store `entries` under the leaf without telling the client."""
         async with self._lock:
-            stored = await self._store.append(
-                self.row.id,
-                leaf=self.leaf,
-                turn=self.turn,
-                entries=entries,
-                changes=changes,
-                release=release,
-            )
-            self._extend(stored)
-            if changes is not None:
-                self.row = await self._store.session(self.row.id)
+            with anyio.CancelScope(shield=True):  # what the log holds and what is known of it stay the same
+                stored = await self._store.append(
+                    self.row.id,
+                    leaf=self.leaf,
+                    turn=self.turn,
+                    entries=entries,
+                    changes=changes,
+                    release=release,
+                )
+                self._extend(stored)
+                if changes is not None:
+                    self._take_row(await self._store.session(self.row.id))
             return stored
 
-    async def claim(self, seq: int, *, cut: int | None = None) -> TurnStart:
-        """Take the turn for the waiting prompt `seq`; a leaf that others moved is followed first."""
+    async def claim(self, seq: int | None, *, cut: int | None = None) -> TurnStart:
+        """Take the turn for the waiting prompt `seq` (None: for a command); a leaf that others moved is followed."""
         async with self._lock:
             start = await self._store.take_turn(self.row.id, seq, leaf=self.leaf, cut=cut)
             self.turn = start.turn
@@ -95,7 +120,16 @@ class Branch:
 
     async def change(self, changes: SessionChanges) -> None:
         """Touch the session's row only."""
-        self.row = await self._store.update_session(self.row.id, changes)
+        self._take_row(await self._store.update_session(self.row.id, changes))
+
+    async def step_back(self) -> None:
+        """Move the leaf before the turn that just ended; its entries stay in the log as a branch of their own."""
+        async with self._lock:
+            first = next((entry for entry in self.entries if entry.turn == self.turn), None)
+            if first is None:
+                return
+            await self._store.move_leaf(self.row.id, leaf=self.leaf, to=first.parent, reason="refusal")
+            self._stand_on(await self._store.tail(self.row.id))
 
     async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
         """Keep a piece of the running stream."""
@@ -103,10 +137,12 @@ class Branch:
             self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
         )
 
+    def _take_row(self, row: SessionRow) -> None:
+        # the leaf stays the one whose tail is in memory, wherever others may have moved the stored one
+        self.row = replace(row, leaf=self.row.leaf)
+
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
             self._projection.add(entry)
         if stored:
-            from dataclasses import replace
-
             self.row = replace(self.row, leaf=stored[-1].id)

@@ -188,7 +188,8 @@ class Checkpoint:
 
     Entries of the path before `first_kept` are covered: the model sees `summary`, `pins` and the files instead.
     `first_kept` None means that nothing before the checkpoint is kept. Token numbers are estimates of the whole
-    request. `method` says how the summary was made.
+    request. `method` says how the summary was made. `lists_cut`: when set, the model sees at most so many characters
+    of the plan and the lists of files, newest first.
     """
 
     compaction_id: str
@@ -204,6 +205,7 @@ class Checkpoint:
     tokens_before: int = 0
     tokens_after: int = 0
     model_calls: int = 0
+    lists_cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

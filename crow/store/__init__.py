@@ -218,10 +218,16 @@ class Store(Protocol):
         """The prompts that wait, in order."""
         ...
 
-    async def take_turn(self, session_id: str, seq: int, *, leaf: int | None, cut: int | None = None) -> TurnStart:
+    async def drop_prompt(self, session_id: str, seq: int) -> None:
+        """Take a prompt out of the inbox whose sender was told that it cannot run; unknown ones are fine."""
+        ...
+
+    async def take_turn(
+        self, session_id: str, seq: int | None, *, leaf: int | None, cut: int | None = None
+    ) -> TurnStart:
         """Claim the turn for this process and move the prompt from the inbox to a user entry, in one transaction.
 
-        `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the same transaction.
+        `seq` None claims it for a command: no user entry. `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the same transaction.
 
         :raises ~crow.domain.errors.SessionBusy: another living process owns it; nothing was written.
         """

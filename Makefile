@@ -1,0 +1,55 @@
+# What a developer of crow does. `make` lists the targets; each makes .venv by itself on first use.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# uv when it is there, else pip: both take the same constraints.
+INSTALL := $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format schemas build clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12 make ... picks the interpreter (3.11 or newer) that .venv is made with."
+
+setup: $(READY) ## make .venv with everything that the other targets need
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+	  rm -rf .venv; echo "$(PYTHON) cannot make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "installing into .venv ..."
+	@$(INSTALL) --constraint constraints.txt hatchling
+	@$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL)
+	@$(BIN)/crow demo
+
+test: $(READY) ## run the tests
+	$(BIN)/pytest
+
+check: $(READY) ## check format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## put every file into the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+schemas: $(READY) ## write the generated files below schemas/ anew
+	$(BIN)/python schemas/generate.py
+
+build: $(READY) ## build the source distribution and the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+clean: ## remove .venv and everything that was made
+	rm -rf .venv dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""What the model is told of its surroundings: the prompt entry, and reminders when something changed since.
+
+Strategy: at a turn's start the newest prompt entry is kept if directory, model and tools are still those it was made
+for; else a new one is written (a break). Everything else that changed becomes one reminder before the next request.
+What was told is read from the log once, then kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crow.agent.branch import Branch
+from crow.agent.prompt import MODES, ROLE, Facts, build_prompt, changes, facts_now, facts_told
+from crow.domain.entries import NewEntry, Note, Prompt
+from crow.domain.messages import ToolSpec
+from crow.tools import ServerStatus
+
+__all__ = ["Briefing"]
+
+
+class Briefing:
+    """What the model knows on one branch."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._facts: Facts | None = None
+        self.look_back()
+
+    def look_back(self) -> None:
+        """Read again what was told; after the branch was loaded or moved."""
+        self._told = facts_told(self._branch.entries)
+
+    async def begin_turn(self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus]) -> None:
+        """Look around, and write a prompt entry if the newest one no longer fits."""
+        row = self._branch.row
+        self._tools = tuple(tools)
+        self._facts = await facts_now(row.cwd, row.mode, servers)
+        newest = self._branch.prompt
+        if newest is None or (newest.cwd, newest.model, newest.tools) != (row.cwd, row.model, self._tools):
+            await self._branch.record([NewEntry(body=await self.fresh_prompt())])
+            self.look_back()
+
+    async def fresh_prompt(self) -> Prompt:
+        """The prompt entry as it would be written now; also written with each checkpoint."""
+        assert self._facts is not None, "begin_turn comes first"
+        row = self._branch.row
+        extra = row.config.get("system_prompt_append")
+        whole = row.config.get("system_prompt")
+        return await build_prompt(
+            cwd=row.cwd,
+            directories=row.additional_directories,
+            model=row.model,
+            tools=self._tools,
+            facts=self._facts,
+            extra=extra if isinstance(extra, str) else "",
+            role=whole if isinstance(whole, str) else ROLE,
+        )
+
+    def reminder(self) -> tuple[str, list[NewEntry]] | None:
+        """What is due to be told now, and notes for the log; None when the model knows everything.
+
+        The caller stores both before its next request.
+        """
+        assert self._facts is not None, "begin_turn comes first"
+        facts = self._facts.with_mode(self._branch.row.mode)
+        text = changes(self._told, facts)
+        if text is None:
+            return None
+        notes = []
+        if self._told.get("mode", MODES["ask"]) != facts.sections()["mode"]:
+            notes.append(NewEntry(body=Note(about="mode", value=facts.mode)))
+        self._told |= facts.sections()
+        return text, notes

@@ -1,0 +1,175 @@
+"""The tool calls of one step: announced, asked about, started, run, their results stored as they land.
+
+Strategy: every call is announced before anything runs. Calls that write files are barriers in call order; what stands
+between two barriers is asked about in call order and then runs at once. `started` is stored before a call runs, so
+that whatever may have touched the world is known after a crash. Knows tools, the user and the log as protocols only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from crow.agent import Client, PermissionQuestion
+from crow.agent.branch import Branch
+from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
+from crow.domain.entries import Assistant, CallRef, Entry, NewEntry, Started, ToolResult
+from crow.domain.errors import StoreError
+from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
+from crow.domain.messages import ToolCall
+from crow.store import SessionChanges
+from crow.tools import Offer, Outcome, Toolbox
+
+__all__ = ["Calls"]
+
+CLIENT_REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
+CANCELLED_SHOWN = "Cancelled."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCall:
+    """An announced call without a result."""
+
+    ref: CallRef
+    call: ToolCall
+    offer: Offer
+
+
+class Calls:
+    """Runs the calls of one turn, step by step; `ran` tells whether any call of the turn was started."""
+
+    def __init__(self, branch: Branch, client: Client, toolbox: Toolbox) -> None:
+        self.ran = False
+        self._branch = branch
+        self._client = client
+        self._toolbox = toolbox
+        self._open: dict[CallRef, OpenCall] = {}
+        self._failure: StoreError | None = None
+
+    async def run(self, entry: Entry, answer: Assistant, *, cut_chars: int) -> None:
+        """Run all calls of `answer`, which `entry` holds; a result larger than `cut_chars` is cut for the model.
+
+        :raises ~crow.domain.errors.StoreError: a result could not be stored.
+        """
+        wrote = False
+        for group in grouped(await self._announce(entry, answer)):
+            allowed = [
+                (call, why) for call in group if (why := await self._allowed(call, look_again=wrote)) is not None
+            ]
+            async with anyio.create_task_group() as tasks:
+                for call, why in allowed:
+                    tasks.start_soon(self._run_one, call, why, cut_chars)
+            if self._failure is not None:
+                raise self._failure
+            wrote = wrote or any(call.offer.is_barrier for call in group)
+
+    async def end_open(self) -> None:
+        """Tell the client that announced calls without a result are over."""
+        for call in self._open.values():
+            await self._branch.publish(CallEnded(call=call.ref, text=CANCELLED_SHOWN))
+        self._open = {}
+
+    async def _announce(self, entry: Entry, answer: Assistant) -> list[OpenCall]:
+        calls = []
+        for index, call in enumerate(answer.calls):
+            offer = await self._toolbox.offer(call)
+            opened = OpenCall(ref=CallRef(assistant=entry.id, index=index), call=call, offer=offer)
+            self._open[opened.ref] = opened
+            calls.append(opened)
+            await self._branch.publish(
+                CallAnnounced(
+                    call=opened.ref, name=call.name, arguments=call.arguments, announcement=offer.announcement
+                )
+            )
+        return calls
+
+    async def _allowed(self, opened: OpenCall, *, look_again: bool) -> str | None:
+        """Why the call may run; None when it may not and was answered so."""
+        offer = opened.offer
+        if look_again:  # an earlier call of this step wrote files: what was seen before may be out of date
+            offer = await self._toolbox.offer(opened.call)
+        if offer.fault is not None:
+            await self._answer(opened, Outcome(text=offer.fault, is_error=True))
+            return None
+        row = self._branch.row
+        rules = [rule for value in row.permissions if (rule := rule_from(value)) is not None]
+        match decide(opened.call.name, offer, row.mode, rules):
+            case Allow(why=why):
+                return why
+            case Refuse(words=words):
+                await self._answer(opened, Outcome(text=words, is_error=True))
+                return None
+            case Ask():
+                return await self._ask(opened, offer)
+
+    async def _ask(self, opened: OpenCall, offer: Offer) -> str | None:
+        always = rule_for(opened.call.name, offer, allow=True)
+        answer = await self._client.ask(
+            PermissionQuestion(
+                call=opened.ref,
+                name=opened.call.name,
+                arguments=opened.call.arguments,
+                offer=offer,
+                always=rule_words(always),
+            )
+        )
+        if answer in ("allow_always", "reject_always"):
+            await self._remember(rule_for(opened.call.name, offer, allow=answer == "allow_always"))
+        if answer in ("allow_once", "allow_always"):
+            return f"{answer.replace('_', ' ')} by the user"
+        await self._answer(opened, Outcome(text=CLIENT_REJECTED, is_error=True))
+        return None
+
+    async def _remember(self, rule: Rule) -> None:
+        known = self._branch.row.permissions
+        if rule.as_json() not in known:
+            await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
+
+    async def _run_one(self, opened: OpenCall, why: str, cut_chars: int) -> None:
+        try:
+            started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
+            await self._branch.record([NewEntry(body=started)])
+            self.ran = True
+            begun = time.monotonic()
+
+            async def progressed(text: str) -> None:
+                await self._branch.publish(CallProgressed(call=opened.ref, text=text))
+
+            outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed)
+            duration_ms = round((time.monotonic() - begun) * 1000)
+            await self._answer(opened, outcome, duration_ms=duration_ms, cut_chars=cut_chars)
+        except StoreError as error:
+            self._failure = error  # raised by run(), outside the task group that would wrap it
+
+    async def _answer(
+        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, cut_chars: int | None = None
+    ) -> None:
+        result = ToolResult(
+            call=opened.ref,
+            name=opened.call.name,
+            text=outcome.text,
+            is_error=outcome.is_error,
+            duration_ms=duration_ms,
+            announcement=outcome.announcement or opened.offer.announcement,
+            cut=cut_chars if cut_chars is not None and len(outcome.text) > cut_chars else None,
+            images=outcome.images,
+            plan=outcome.plan,
+            raw_output=outcome.raw_output,
+        )
+        # no longer open once stored, even if a cancellation keeps the client from hearing of it as a result
+        await self._branch.record([NewEntry(body=result)])
+        self._open.pop(opened.ref, None)
+
+
+def grouped(calls: Sequence[OpenCall]) -> list[list[OpenCall]]:
+    """Runs of calls that may run at once; each barrier stands alone."""
+    groups: list[list[OpenCall]] = [[]]
+    for call in calls:
+        if call.offer.is_barrier:
+            groups += [[call], []]
+        else:
+            groups[-1].append(call)
+    return [group for group in groups if group]

@@ -1,0 +1,116 @@
+"""What a checkpoint keeps beside the summary, word for word and without a model: the user's messages, and files.
+
+Strategy: whatever the checkpoint before kept is carried on, so that nothing depends on how many compactions there
+were. Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from crow.domain.entries import Announcement, Assistant, CallRef, Checkpoint, Entry, File, Pin, ToolResult, User
+from crow.domain.rendering import parts_text, user_parts
+from crow.domain.tokens import estimate_text, fit
+
+__all__ = ["files_touched", "pins_of"]
+
+READERS = frozenset({"read_file"})
+WRITERS = frozenset({"write_file", "edit_file"})
+PIN_FRAME = 14
+"""Tokens of the lines around a pinned message."""
+
+WORTH_CUTTING = 64
+"""Fewer tokens of a message than these say nothing."""
+
+
+def pins_of(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
+    """The messages of the user among `covered` and the pins before them, oldest first, within `budget` estimated
+    tokens: the first and the last always (each whole up to half of it), then newest first."""
+    known = {pin.entry: pin for pin in (previous.pins if previous else ())}
+    for entry in covered:
+        if isinstance(entry.body, User):
+            known[entry.id] = Pin(entry=entry.id, text=parts_text(user_parts(entry.body, entry.id)))
+    pins = [known[entry] for entry in sorted(known)]
+    if not pins:
+        return ()
+    half = budget // 2 - PIN_FRAME
+    chosen = {pin.entry: cut(pin, half) for pin in (pins[0], pins[-1])}
+    left = budget - sum(map(cost, chosen.values()))
+    for pin in reversed(pins[1:-1]):
+        if cost(pin) <= left:
+            chosen[pin.entry] = pin
+            left -= cost(pin)
+        elif left >= WORTH_CUTTING + PIN_FRAME:
+            chosen[pin.entry] = cut(pin, left - PIN_FRAME)
+            break
+        else:
+            break
+    return tuple(chosen[entry] for entry in sorted(chosen))
+
+
+def cost(pin: Pin) -> int:
+    return PIN_FRAME + estimate_text(pin.text)
+
+
+def cut(pin: Pin, tokens: int) -> Pin:
+    text = fit(pin.text, tokens, pin.entry)
+    return pin if text is pin.text else Pin(entry=pin.entry, text=text)
+
+
+def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Files read only, and files modified, over the whole history: those of `previous`, then what `entries` touched;
+    the latest touched last."""
+    read = dict.fromkeys(previous.files_read if previous else ())
+    modified = dict.fromkeys(previous.files_modified if previous else ())
+    arguments: dict[CallRef, str] = {}
+    for entry in entries:
+        match entry.body:
+            case Assistant(calls=calls):
+                for index, call in enumerate(calls):
+                    arguments[CallRef(assistant=entry.id, index=index)] = call.arguments
+            case File(path=path):
+                touch(modified, (path,))
+            case ToolResult() as result:
+                touch(modified, written(result, arguments.get(result.call, "{}")))
+                touch(read, seen(result, arguments.get(result.call, "{}")))
+            case _:
+                pass
+    return tuple(path for path in read if path not in modified), tuple(modified)
+
+
+def touch(files: dict[str, None], paths: Iterable[str]) -> None:
+    for path in paths:
+        files.pop(path, None)
+        files[path] = None
+
+
+def written(result: ToolResult, arguments: str) -> tuple[str, ...]:
+    """What a result says was changed. A failed call changed what it still shows a diff of, nothing else."""
+    announcement = result.announcement
+    diffs = tuple(diff.path for diff in announcement.diffs)
+    if diffs or result.is_error:
+        return diffs
+    if result.name in WRITERS:
+        return located(announcement) or named(arguments)
+    return located(announcement) if announcement.kind in ("edit", "delete", "move") else ()
+
+
+def seen(result: ToolResult, arguments: str) -> tuple[str, ...]:
+    if result.is_error or result.name not in READERS:
+        return ()
+    return located(result.announcement) or named(arguments)
+
+
+def located(announcement: Announcement) -> tuple[str, ...]:
+    return tuple(location.path for location in announcement.locations)
+
+
+def named(arguments: str) -> tuple[str, ...]:
+    """The `path` among a call's arguments."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return ()
+    path = value.get("path") if isinstance(value, dict) else None
+    return (path,) if isinstance(path, str) and path else ()

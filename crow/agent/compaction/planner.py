@@ -1,0 +1,218 @@
+"""Whether to compact, and how: a pure decision over a projection and its limits.
+
+Strategy: hide old tool outputs if that alone is enough, else choose the cut. Every candidate is rendered as the model
+would see it, with a summary as long as is allowed, and measured; so what is decided here holds whatever the model
+answers. What the model has not answered yet is kept if it fits, then less and less, at last nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from crow.agent.compaction.contents import files_touched, pins_of
+from crow.agent.compaction.limits import Limits, Measure
+from crow.domain.conversation import Context, Projection
+from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, User
+from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
+from crow.domain.rows import Rows
+
+__all__ = ["Decision", "Draft", "MaskOutputs", "Noop", "Reason", "Summarise", "TooSmall", "acceptable", "plan", "with_bodies"]
+
+from crow.agent.compaction.limits import Reason
+
+MIN_HEAD = 400
+"""A head of fewer estimated tokens is not worth a summary on command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noop:
+    """Nothing is to be done; `why` is a sentence for the user."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskOutputs:
+    """Hide the tool outputs of entries before `before`; the request then has `tokens_after`."""
+
+    before: int
+    tokens_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A checkpoint without its summary. The messages from index `start` on stay; `body.first_kept` is their entry."""
+
+    start: int
+    body: Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summarise:
+    """Summarise what stands before `drafts[0].start`. The later drafts keep less, should the first not fit."""
+
+    drafts: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooSmall:
+    """No compaction makes the request fit."""
+
+
+Decision: TypeAlias = Noop | MaskOutputs | Summarise | TooSmall
+
+
+def plan(projection: Projection, limits: Limits, found: Measure, reason: Reason) -> Decision:
+    """What to do with `projection`, measured as `found`. Only `threshold` waits until the threshold is reached."""
+    if reason == "threshold" and found.used < limits.threshold:
+        return Noop(why="There is enough room.")
+    view = View(projection)
+    if reason == "command" and not view.has_news():
+        return Noop(why="Nothing is new since the last compaction.")
+    if limits.is_too_small:
+        return TooSmall()
+    if reason != "command":
+        mask = view.mask(limits, found)
+        if mask is not None:
+            return mask
+    drafts = view.drafts(limits, found, reason)
+    if drafts:
+        return Summarise(drafts=drafts)
+    if reason == "command":
+        return Noop(why="The conversation is too short to gain by it.")
+    return TooSmall()
+
+
+def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
+    """What the model would see after `bodies` were appended to `entries`."""
+    path = list(entries)
+    for body in bodies:
+        leaf = path[-1]
+        path.append(replace(leaf, id=leaf.id + 1, parent=leaf.id, body=body, usage=None, estimate=None))
+    return Projection(path).context()
+
+
+def acceptable(tokens: int, draft: Draft, limits: Limits, count: int) -> bool:
+    """Whether a request of `tokens` after compaction is small enough; `count` is the messages there were before."""
+    return tokens <= (limits.target if draft.start < count else limits.ceiling)
+
+
+class View:
+    """A projection, looked at for cuts. Messages are named by their index; `first` is the first that can be covered."""
+
+    def __init__(self, projection: Projection) -> None:
+        self.projection = projection
+        self.context = projection.context()
+        self.count = len(self.context.messages)
+        self.checkpoint = projection.checkpoint
+        self.first = 1 if self.checkpoint is None else 2
+        self.kinds = {entry.id: type(entry.body) for entry in projection.entries}
+        self.suffix = [0] * (self.count + 1)
+        for index in reversed(range(self.count)):
+            self.suffix[index] = self.suffix[index + 1] + self.context.estimates[index]
+        self.boundaries = [index for index in range(self.first + 1, self.count) if self.is_boundary(index)]
+
+    def has_news(self) -> bool:
+        """Whether there is anything after the checkpoint."""
+        newest = max(self.context.origins[self.first :], default=0)
+        return newest > (self.checkpoint.id if self.checkpoint else 0)
+
+    def is_boundary(self, index: int) -> bool:
+        """Whether the tail may start here: at the first message of an entry, with no call open."""
+        origins = self.context.origins
+        return not isinstance(self.context.messages[index], ToolMessage) and origins[index] > max(
+            origins[self.first : index], default=0
+        )
+
+    def is_prompt(self, index: int) -> bool:
+        """Whether a message of the user starts here (or the fixed line before one)."""
+        if isinstance(self.context.messages[index], AssistantMessage):
+            index += self.kinds.get(self.context.origins[index]) is not Assistant
+        return (
+            index < self.count
+            and isinstance(self.context.messages[index], UserMessage)
+            and (
+                self.kinds.get(self.context.origins[index]) is User
+                or not isinstance(self.context.messages[index - 1], ToolMessage)
+            )
+        )
+
+    def unanswered(self) -> int:
+        """Where that starts which the model has not answered yet: the newest prompt, or the newest step."""
+        for index in reversed(self.boundaries):
+            if self.is_prompt(index) or self.kinds.get(self.context.origins[index]) is Assistant:
+                return index
+        return self.first
+
+    def tail(self, tokens: int) -> int:
+        """Where the longest tail of at most so many estimated tokens starts; `count` if there is none."""
+        return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
+
+    def preferred_tail(self, tokens: int) -> int:
+        """As `tail`, but from a message of the user on, if at least half of the tokens are then kept."""
+        start = self.tail(tokens)
+        for index in self.boundaries:
+            if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):
+                return index
+        return start
+
+    def mask(self, limits: Limits, found: Measure) -> MaskOutputs | None:
+        """The mask that reaches the target, if there is one. What was not answered yet stays in view."""
+        start = min(self.tail(int(limits.keep / found.scale)), self.unanswered())
+        if start <= self.first:
+            return None
+        before = self.context.origins[start]
+        context = with_bodies(self.projection.entries, Mask(before=before))
+        after = round(context.estimate * found.scale)
+        if after < found.used and after <= limits.target:
+            return MaskOutputs(before=before, tokens_after=after)
+        return None
+
+    def drafts(self, limits: Limits, found: Measure, reason: Reason) -> tuple[Draft, ...]:
+        """The cuts that fit with the longest summary allowed, the one that keeps most first."""
+        keep = int(limits.keep / found.scale)
+        starts = [self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count]
+        if self.first < self.unanswered() < starts[0]:
+            starts.insert(0, self.unanswered())
+        elif self.unanswered() <= self.first:
+            starts = [start for start in starts if start < self.count] or [self.count]
+        drafts: list[Draft] = []
+        filler = "x" * max(0, int(limits.summary / found.scale) * 4 - 4)
+        for start in dict.fromkeys(starts):
+            if reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
+                continue
+            if self.first >= self.count:
+                continue
+            draft = self.draft(start, limits, found, reason)
+            bodies = (replace(draft.body, summary=filler),)
+            tokens = round(with_bodies(self.projection.entries, *bodies).estimate * found.scale)
+            if acceptable(tokens, draft, limits, self.count) and (reason == "command" or tokens < found.used):
+                drafts.append(draft)
+        return tuple(drafts)
+
+    def draft(self, start: int, limits: Limits, found: Measure, reason: Reason) -> Draft:
+        """The checkpoint that keeps what stands from `start` on."""
+        entries = self.projection.entries
+        previous = self.checkpoint.body if self.checkpoint else None
+        assert previous is None or isinstance(previous, Checkpoint)
+        first_kept = self.context.origins[start] if start < self.count else None
+        covered = [entry for entry in entries if first_kept is None or entry.id < first_kept]
+        read, modified = files_touched(previous, entries)
+        return Draft(
+            start=start,
+            body=Checkpoint(
+                compaction_id="",
+                summary="",
+                first_kept=first_kept,
+                pins=pins_of(previous, covered, int(limits.pins / found.scale)),
+                files_read=read,
+                files_modified=modified,
+                mode=self.projection.mode,
+                plan=self.projection.plan,
+                reason=reason,
+                tokens_before=found.used,
+                lists_cut=int(limits.lists / found.scale) * 4,
+            ),
+        )

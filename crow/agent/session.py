@@ -1,0 +1,348 @@
+"""A session: one task that takes prompts in order and owns whatever they need.
+
+Strategy: a prompt is put into the inbox by the request that brought it; the request then only waits. The session's
+own task takes it when the turn before has ended, claims the turn, runs it inside one cancel scope, and ends it with
+one transaction, however it ended. MCP servers, commands and every write belong to that task, so that they are opened
+and closed in one place. Knows protocols only; the adapters come from above.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from crow.agent import Client, commands
+from crow.agent.branch import Branch
+from crow.agent.compaction import CompactionSettings, Compactor
+from crow.agent.briefing import Briefing
+from crow.agent.recall import BranchLog
+from crow.agent.turn import Turn, new_message_id
+from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
+from crow.domain.errors import CrowError, LeafMoved, StoreError
+from crow.domain.events import ModeChanged, TitleChanged
+from crow.domain.messages import Part, Text
+from crow.llm import Model
+from crow.store import SessionChanges, Store, Tail
+from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
+
+__all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
+
+logger = logging.getLogger(__name__)
+
+TITLE_CHARS = 80
+SERVER_GRACE_S = 1.0
+END_S = 5.0
+
+
+class WaitableToolbox(Toolbox, Protocol):
+    """A toolbox whose servers start in the background."""
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every server is ready or has failed, at most so long."""
+        ...
+
+
+class OpenToolbox(Protocol):
+    """Opens a session's tools; entered and left in the session's task."""
+
+    def __call__(
+        self, workspace: Workspace, log: Log, plan: Plan, servers: Sequence[McpServer]
+    ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What the configuration says about sessions."""
+
+    steps_per_turn: int
+    compaction: CompactionSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
+    name and never fails (see `Model.check`)."""
+
+    store: Store
+    load: Callable[[], Awaitable[None]]
+    model: Callable[[str], Model]
+    open_toolbox: OpenToolbox
+    settings: SessionSettings
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiter:
+    """A prompt that somebody waits for: in the inbox once `seq` is set."""
+
+    text: str
+    seq: int | None = None
+    stored: anyio.Event = field(default_factory=anyio.Event)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    cancelled: bool = False
+    stop: StopReason = "end_turn"
+    error: Exception | None = None
+
+
+class CurrentPlan:
+    """The plan port: the newest plan on the branch."""
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+
+    def current(self) -> tuple[PlanItem, ...]:
+        return self._branch.plan
+
+
+class Session:
+    """A session that is open in this process. `run` is its task; everything else is called from requests."""
+
+    def __init__(
+        self, adapters: Adapters, client: Client, workspace: Workspace, servers: Sequence[McpServer], tail: Tail
+    ) -> None:
+        self.id = tail.row.id
+        self.servers = tuple(servers)
+        self._adapters = adapters
+        self._client = client
+        self._workspace = workspace
+        self._branch = Branch(adapters.store, client, tail)
+        self._briefing = Briefing(self._branch)
+        self._named: set[str] = set()
+        self._queue: deque[Waiter] = deque()
+        self._wake = anyio.Event()
+        self._warm = False
+        self._closing = False
+        self._ended = anyio.Event()
+        self._scope: anyio.CancelScope | None = None
+        self._toolbox: WaitableToolbox | None = None
+
+    @property
+    def branch(self) -> Branch:
+        """Where the session stands."""
+        return self._branch
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt runs or waits."""
+        return bool(self._queue)
+
+    async def prompt(self, parts: Sequence[Part]) -> StopReason:
+        """Queue a prompt and wait for its turn to end.
+
+        :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
+        """
+        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "")
+        self._queue.append(waiter)  # before the first await, so that a cancel just behind this prompt finds it
+        try:
+            if self._closing:
+                raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
+            if commands.parse(waiter.text) is None:
+                waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
+        except BaseException:
+            self._queue.remove(waiter)
+            raise
+        finally:
+            waiter.stored.set()
+        self._wake.set()
+        await waiter.done.wait()
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.stop
+
+    def cancel(self) -> None:
+        """End the running turn and those that wait, as `cancelled`; without effect when idle."""
+        for waiter in self._queue:
+            waiter.cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def warm(self) -> None:
+        """Start what the first prompt will need (the MCP servers), if the session has not yet."""
+        self._warm = True
+        self._wake.set()
+
+    async def set_mode(self, mode: str) -> None:
+        """Change the permission mode from the next call on; stored with the session."""
+        if mode != self._branch.row.mode:
+            await self._branch.change(SessionChanges(mode=mode))
+        await self._branch.publish(ModeChanged(mode=mode))
+
+    async def set_model(self, name: str) -> None:
+        """Change the model from the next turn on; stored with the session."""
+        if name != self._branch.row.model:
+            await self._branch.change(SessionChanges(model=name))
+
+    async def close(self) -> None:
+        """Cancel, and wait until the session's task has ended."""
+        self._closing = True
+        self.cancel()
+        self._wake.set()
+        await self._ended.wait()
+
+    async def run(self) -> None:
+        """The session's task. Ends after `close`, or when cancelled."""
+        try:
+            async with AsyncExitStack() as stack, anyio.create_task_group() as background:
+                while not self._closing:
+                    if self._queue:
+                        await self._serve(self._queue[0], stack, background)
+                    elif self._warm and self._toolbox is None and self.servers:
+                        await self._open_toolbox(stack)
+                    else:
+                        self._wake = anyio.Event()
+                        await self._wake.wait()
+        finally:
+            self._closing = True
+            for waiter in self._queue:
+                waiter.stop = "cancelled"
+                waiter.done.set()
+            self._queue.clear()
+            self._ended.set()
+
+    async def _serve(self, waiter: Waiter, stack: AsyncExitStack, background: anyio.abc.TaskGroup) -> None:
+        await waiter.stored.wait()
+        if waiter not in self._queue:  # it could not be stored, and its request has said so
+            return
+        try:
+            with anyio.CancelScope() as self._scope:
+                if waiter.cancelled:
+                    self._scope.cancel()
+                await self._answer(waiter, stack)
+        except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
+            waiter.error = error
+        finally:
+            self._scope = None
+            self._queue.remove(waiter)
+            waiter.done.set()
+        background.start_soon(self._workspace.reap)
+
+    async def _answer(self, waiter: Waiter, stack: AsyncExitStack) -> None:
+        """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
+        command = commands.parse(waiter.text) if waiter.seq is None else None
+        turn: Turn | None = None
+        with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
+            moved = await self._claim(waiter)
+        try:
+            await anyio.lowlevel.checkpoint()
+            await self._begin(moved)
+            if command is not None:
+                await self._command(waiter, command, stack)
+                end = TurnEnd(stop="end_turn")
+            else:
+                turn = await self._make_turn(stack)
+                waiter.stop = await turn.run()
+                end = TurnEnd(stop=waiter.stop)
+        except anyio.get_cancelled_exc_class():
+            waiter.stop = "cancelled"
+            await self._end(turn, TurnEnd(stop="cancelled"))
+            raise
+        except CrowError as error:
+            await self._end(turn, TurnEnd(stop="error", detail=str(error)))
+            raise
+        except Exception:
+            logger.exception("The turn failed")
+            await self._end(turn, TurnEnd(stop="error", detail="Internal error"))
+            raise
+        await self._end(turn, end)
+
+    async def _claim(self, waiter: Waiter) -> bool:
+        try:
+            start = await self._branch.claim(waiter.seq)
+        except StoreError:
+            if waiter.seq is not None:  # the caller is told, and asks again
+                await self._adapters.store.drop_prompt(self.id, waiter.seq)
+            raise
+        if start.moved:
+            self._briefing.look_back()
+        return start.moved
+
+    async def _begin(self, moved: bool) -> None:
+        row = self._branch.row
+        if moved:
+            text = "This session went on elsewhere since it was opened here; what was said there is part of it now."
+            await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+        if row.title is None and (title := title_from(self._branch.newest_user_text())):
+            await self._branch.change(SessionChanges(title=title))
+            await self._branch.publish(TitleChanged(title=title))
+
+    async def _make_turn(self, stack: AsyncExitStack) -> Turn:
+        compactor, toolbox = await self._prepare(stack)
+        return Turn(
+            self._branch,
+            self._client,
+            compactor,
+            toolbox,
+            steps=self._adapters.settings.steps_per_turn,
+            briefing=self._briefing,
+        )
+
+    async def _prepare(self, stack: AsyncExitStack) -> tuple[Compactor, WaitableToolbox]:
+        """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
+        await self._adapters.load()
+        model = self._adapters.model(self._branch.row.model)
+        model.check()
+        toolbox = await self._open_toolbox(stack)
+        await toolbox.wait_ready(SERVER_GRACE_S)
+        await self._name_failed_servers(toolbox.servers())
+        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
+        return Compactor(self._branch, model, self._adapters.settings.compaction, self._briefing.fresh_prompt), toolbox
+
+    async def _open_toolbox(self, stack: AsyncExitStack) -> WaitableToolbox:
+        if self._toolbox is None:
+            await self._adapters.load()
+            self._toolbox = await stack.enter_async_context(
+                self._adapters.open_toolbox(
+                    self._workspace,
+                    BranchLog(self._adapters.store, self._branch),
+                    CurrentPlan(self._branch),
+                    self.servers,
+                )
+            )
+        return self._toolbox
+
+    async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
+        """Tell the user once of each server that failed."""
+        for server in servers:
+            if server.state == "failed" and server.name not in self._named:
+                self._named.add(server.name)
+                text = f"MCP server {server.name} is not available: {server.detail}"
+                await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+
+    async def _command(self, waiter: Waiter, command: commands.Typed, stack: AsyncExitStack) -> None:
+        match command.name:
+            case "compact":
+                compactor, _ = await self._prepare(stack)
+                answer = await compactor.on_command(command.argument)
+                await compactor.tell()
+            case _:
+                answer = commands.help_text()
+        body = Command(text=waiter.text, answer=answer, message_id=new_message_id())
+        await self._branch.record([NewEntry(body=body)])
+
+    async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
+        """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""
+        with anyio.move_on_after(END_S, shield=True):
+            left = await turn.abandon() if turn is not None else []
+            try:
+                await self._branch.record([*left, NewEntry(body=end)], release=True)
+            except LeafMoved:
+                logger.exception("Session %s was changed by others during its turn", self.id)
+            except StoreError:
+                if end.stop != "error":
+                    raise
+                logger.exception("The end of a failed turn could not be stored")
+        if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
+            await self._branch.step_back()
+
+
+def title_from(text: str) -> str:
+    """The first line of a prompt, bounded; empty if there is none."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"

@@ -1,0 +1,183 @@
+"""One turn: from a stored prompt to its stop reason.
+
+    while True:
+        make room                                   compaction, before every request
+        answer = ask the model                      streamed to the client, saved as a draft, stored whole
+        if it calls no tool: return why it stopped
+        run its calls                               announced, asked about, started, run, stored
+
+Strategy: each step is durable before its tools run, and each result before the model hears of it, so that the turn
+can end at any instant: cancelled, failed or killed. What was shown but not stored is in `leftover`. Failures of the
+model are raised; failures of tools are text for the model. Knows protocols only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from crow.agent import Client
+from crow.agent.branch import Branch
+from crow.agent.briefing import Briefing
+from crow.agent.calls import Calls
+from crow.agent.compaction import Compactor
+from crow.agent.draft import Draft
+from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
+from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
+from crow.domain.messages import Answer, Usage
+from crow.llm import ModelInfo, Request
+from crow.tools import Toolbox
+
+__all__ = ["Turn", "new_message_id"]
+
+CUT_CHARS = 48_000
+CONTINUE = (
+    "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue exactly "
+    "where it stopped, without repeating anything and without a preamble.</reminder>"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A stored model response."""
+
+    entry: Entry
+    answer: Assistant
+
+
+class Turn:
+    """A running turn. `steps` bounds the requests; beyond it the turn stops with `max_turn_requests`."""
+
+    def __init__(
+        self,
+        branch: Branch,
+        client: Client,
+        compactor: Compactor,
+        toolbox: Toolbox,
+        *,
+        steps: int,
+        briefing: Briefing,
+    ) -> None:
+        self._branch = branch
+        self._model = compactor.model
+        self._compactor = compactor
+        self._calls = Calls(branch, client, toolbox)
+        self._draft: Draft | None = None
+        self._steps = steps
+        self._briefing = briefing
+
+    async def run(self) -> StopReason:
+        """Work until the model calls no tool.
+
+        :raises ~crow.domain.errors.ModelError: the endpoint failed, retries included.
+        :raises ~crow.domain.errors.TurnError: the turn cannot go on.
+        :raises ~crow.domain.errors.StoreError: a step could not be stored.
+        """
+        for _ in range(self._steps):
+            await self._remind()
+            await self._compactor.make_room()
+            step = await self._ask()
+            if not step.answer.calls:
+                return self._stop_reason(step.answer)
+            await self._calls.run(step.entry, step.answer, cut_chars=min(CUT_CHARS, self._compactor.cut_chars()))
+        text = f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
+        await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+        return "max_turn_requests"
+
+    async def abandon(self) -> list[NewEntry]:
+        """End what is open towards the client and return what was shown but not stored, to be stored with the end."""
+        await self._calls.end_open()
+        return self._leftover()
+
+    def _leftover(self) -> list[NewEntry]:
+        draft, self._draft = self._draft, None
+        if draft is None or not (draft.text or draft.thought):
+            return []
+        return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
+
+    async def _remind(self) -> None:
+        due = self._briefing.reminder()
+        if due is not None:
+            text, notes = due
+            await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
+
+    async def _ask(self) -> Step:
+        """One model response, stored and shown. A stream that broke after text was shown is continued once, a request
+        that was too long is sent once more after a compaction."""
+        continued = compacted = False
+        while True:
+            try:
+                return await self._ask_once()
+            except ContextOverflow as error:
+                if compacted or not await self._compactor.overflowed(error):
+                    raise
+                compacted = True
+            except (NetworkError, ModelTimeout, Overloaded, ProtocolError):
+                shown = self._leftover()
+                if not shown:
+                    raise
+                await self._branch.record(shown)
+                if continued:
+                    raise
+                continued = True
+                await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
+
+    async def _ask_once(self) -> Step:
+        context = self._branch.context()
+        request = Request(
+            messages=context.messages,
+            tools=context.tools,
+            max_output_tokens=self._compactor.max_output_tokens(),
+            cache_key=self._branch.row.id,
+        )
+        self._draft = draft = Draft(self._branch, new_message_id())
+        async with self._model.stream(request) as stream:
+            answer = await draft.follow(stream)
+        (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
+        self._draft = None
+        await self._compactor.tell()
+        assert isinstance(entry.body, Assistant)
+        return Step(entry=entry, answer=entry.body)
+
+    def _assistant(self, message_id: str, answer: Answer) -> NewEntry:
+        info = self._model.info
+        return NewEntry(
+            body=Assistant(
+                text=answer.text,
+                message_id=message_id,
+                thought=answer.thought,
+                calls=answer.calls,
+                finish=answer.finish,
+                opaque=answer.opaque,
+                reasoning_field=answer.reasoning_field,
+                endpoint=info.endpoint,
+            ),
+            model=info.name,
+            usage=answer.usage,
+            cost=cost_of(answer.usage, info),
+            estimate=self._compactor.estimate(),
+        )
+
+    def _stop_reason(self, answer: Assistant) -> StopReason:
+        if answer.finish == "length":
+            return "max_tokens"
+        if answer.finish == "refusal":
+            if self._calls.ran:  # ACP drops the prompt of a refused turn; this one has changed the world
+                raise TurnError(f"The model refused to go on: {answer.text or 'it gave no reason'}")
+            return "refusal"
+        return "end_turn"
+
+
+def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
+    """USD for one request; None when usage or prices are unknown."""
+    if usage is None or info.input_price is None or info.output_price is None:
+        return None
+    cached = usage.cached_tokens or 0
+    cached_price = info.input_price if info.cached_price is None else info.cached_price
+    fresh = max(0, (usage.input_tokens or 0) - cached)
+    return (fresh * info.input_price + cached * cached_price + (usage.output_tokens or 0) * info.output_price) / 1e6
+
+
+def new_message_id() -> str:
+    """A random id for a message, the client's name for it live and in replay."""
+    return f"msg_{secrets.token_hex(12)}"

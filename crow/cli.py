@@ -1,0 +1,246 @@
+"""The command line: what a person types, and what an editor starts.
+
+Strategy: parse, load the settings, hand over. Everything heavy is imported by the command that needs it, so that
+`crow acp` pays for the protocol alone. A failure is one plain sentence on stderr: exit code 2 when the user can mend
+it, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crow import __version__
+from crow.domain.errors import CrowError, UserError
+
+if TYPE_CHECKING:
+    from crow.settings import Loaded
+    from crow.store import SessionRow
+
+__all__ = ["main"]
+
+_LISTED = 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (None: the process's own) and return the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    command: str | None = options.command
+    if command is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            parser.print_help()
+            return 0
+        command = "acp"
+    try:
+        return _COMMANDS[command](options)
+    except UserError as error:
+        return _fail(error, 2)
+    except CrowError as error:
+        return _fail(error, 1)
+    except BrokenPipeError:
+        # The reader of our output has gone (`crow sessions | head`); the interpreter must not say so at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="crow",
+        description="A coding agent for editors that speak the Agent Client Protocol.",
+        epilog="Without a command, and with stdin not a terminal, crow serves the protocol: what an editor starts.",
+    )
+    parser.add_argument("--version", action="version", version=f"crow {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    settings = argparse.ArgumentParser(add_help=False)
+    settings.add_argument("--model", metavar="NAME", help="the model to use")
+    settings.add_argument("--base-url", metavar="URL", help="the OpenAI-compatible endpoint to use")
+    settings.add_argument("--mode", metavar="MODE", help="ask, accept-edits, plan or auto")
+    settings.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+
+    commands.add_parser("acp", parents=[settings], help="serve the Agent Client Protocol on stdin and stdout")
+    commands.add_parser("demo", help="show what crow does, in a scratch directory")
+    sessions = commands.add_parser("sessions", help="list sessions, newest first")
+    sessions.add_argument("--cwd", metavar="DIR", nargs="?", const=".", help="only those of DIR (of this directory)")
+    sessions.add_argument("--all", action="store_true", help=f"every one, not just the newest {_LISTED}")
+    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
+    return parser
+
+
+def _fail(error: Exception | str, code: int) -> int:
+    print(f"crow: {error}", file=sys.stderr)
+    return code
+
+
+def _load(options: argparse.Namespace) -> Loaded:
+    from crow.settings import load_settings
+
+    given = {
+        "model.name": getattr(options, "model", None),
+        "model.base_url": getattr(options, "base_url", None),
+        "permissions.mode": getattr(options, "mode", None),
+        "log.level": getattr(options, "log_level", None),
+    }
+    return load_settings({key: text for key, text in given.items() if text}, os.environ)
+
+
+def _acp(options: argparse.Namespace) -> int:
+    import logging
+
+    from crow.app import serve
+    from crow.log import start_logging
+
+    loaded = _load(options)
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.model.secrets())
+    try:
+        return asyncio.run(serve(loaded))
+    except CrowError:
+        raise
+    except Exception as error:  # editors show stderr to their users: the traceback belongs in the log
+        logging.getLogger(__name__).exception("crow acp ended")
+        kind = type(error).__name__
+        return _fail(f"internal error: {kind}: {error}; the log {loaded.paths.log_file} says more", 1)
+
+
+def _demo(_options: argparse.Namespace) -> int:
+    from crow.demo import show
+
+    show()
+    return 0
+
+
+def _sessions(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    cwd = str(Path(options.cwd).resolve()) if options.cwd else None
+    rows: tuple[SessionRow, ...] = ()
+    if loaded.paths.database.exists():  # looking must not make one
+        rows = asyncio.run(_list(loaded, cwd, everything=options.all))
+    if options.json:
+        for row in rows:
+            print(json.dumps(_as_json(row), ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _print_table(rows, cwd)
+    else:
+        for row in rows:
+            print(*(" ".join(value.split()) for value in _as_text(row)), sep="\t")
+    return 0
+
+
+async def _list(loaded: Loaded, cwd: str | None, *, everything: bool) -> tuple[SessionRow, ...]:
+    from crow.app import open_store
+
+    store = await open_store(loaded)
+    try:
+        rows: list[SessionRow] = []
+        cursor: str | None = None
+        while True:
+            page = await store.sessions(cwd=cwd, cursor=cursor, limit=200 if everything else _LISTED)
+            rows.extend(page.rows)
+            cursor = page.cursor
+            if cursor is None or not everything:
+                return tuple(rows)
+    finally:
+        await store.close()
+
+
+def _as_json(row: SessionRow) -> Mapping[str, object]:
+    return {
+        "id": row.id,
+        "title": row.title,
+        "cwd": row.cwd,
+        "updated": _time(row.updated_ms, "seconds"),
+        "entries": row.entries,
+        "model": row.model,
+        "mode": row.mode,
+    }
+
+
+def _as_text(row: SessionRow) -> tuple[str, str, str, str, str]:
+    """Id, updated, entries, cwd, title."""
+    return row.id, _time(row.updated_ms, "minutes"), str(row.entries), row.cwd, row.title or ""
+
+
+def _time(unix_ms: int, precision: str) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=precision)
+
+
+def _print_table(rows: Sequence[SessionRow], cwd: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not rows:
+        console.print(f"No sessions{f' in {cwd}' if cwd else ''} yet.", markup=False, highlight=False)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("Id", no_wrap=True)
+    table.add_column("Updated", no_wrap=True)
+    table.add_column("Entries", justify="right")
+    table.add_column("Directory", overflow="fold")
+    table.add_column("Title", overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(" ".join(value.split())) for value in _as_text(row)))
+    console.print(table)
+
+
+def _config(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    if loaded.problem is not None:
+        raise loaded.problem
+    for line in _config_lines(loaded):
+        print(line)
+    return 0
+
+
+def _config_lines(loaded: Loaded) -> Iterator[str]:
+    """TOML, as it could stand in the file, but for the masked secrets; the comment says where a value came from."""
+    paths = loaded.paths
+    there = "" if paths.config_file.exists() else " (does not exist)"
+    yield f"# settings   {paths.config_file}{there}"
+    yield f"# sessions   {paths.database}"
+    yield f"# log        {paths.log_file}"
+    yield ""
+    width = max(len(key) for key in loaded.sources)
+    values = loaded.settings.model_dump()
+    for key, source in loaded.sources.items():
+        section, _, name = key.rpartition(".")
+        value = values[section][name] if section else values[name]
+        if value is None:
+            yield f"# {key:<{width}}  # unset"
+        else:
+            yield f"{f'{key:<{width}} = {_as_toml(value)}':<{width + 32}}  # {source}"
+
+
+def _as_toml(value: object) -> str:
+    from pydantic import SecretStr
+
+    if isinstance(value, SecretStr):
+        return json.dumps(_masked(value.get_secret_value()), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        pairs = (
+            f"{json.dumps(str(name))} = {json.dumps(_masked(str(text)), ensure_ascii=False)}"
+            for name, text in value.items()
+        )
+        return f"{{ {', '.join(pairs)} }}" if value else "{}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _masked(secret: str) -> str:
+    """Enough to tell two keys apart."""
+    return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
+
+
+_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config}

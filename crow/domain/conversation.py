@@ -1,0 +1,284 @@
+"""The two projections of a path: what the model sees of it, and what the client is shown.
+
+Strategy: a fold over the entries, which keeps the finished messages and, apart from them, the one step whose results
+still come in; an entry costs its own size, a break (checkpoint, mask, restore) one fold of what is kept. Total: any
+path, however damaged, gives a valid request, and between breaks a request is a prefix of the next one. The history for
+the client is in `replay`. Knows no clock, no store, no provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from crow.domain.entries import (
+    Assistant,
+    CallRef,
+    Checkpoint,
+    Command,
+    Entry,
+    File,
+    Mask,
+    Note,
+    PlanItem,
+    Prompt,
+    Remark,
+    Reminder,
+    Restore,
+    Skill,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.messages import (
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolSpec,
+)
+from crow.domain.rendering import (
+    added_part,
+    assistant_message,
+    checkpoint_message,
+    elided_message,
+    is_maskable,
+    tool_message,
+    user_parts,
+)
+from crow.domain.replay import Replay
+from crow.domain.rows import Rows, Step
+from crow.domain.tokens import estimate_tools
+
+__all__ = ["Context", "Projection", "Replay", "for_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What is sent to the model: `messages[0]` is the system message.
+
+    Beside each message, at the same index: the entry it comes from (0: none) and its estimated tokens, uncalibrated;
+    `tools_estimate` is the same for the tool specs.
+    """
+
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+    origins: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    estimates: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    tools_estimate: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def system(self) -> str:
+        """The text of the system message."""
+        first = self.messages[0]
+        return first.text if isinstance(first, SystemMessage) else ""
+
+    @property
+    def fixed_estimate(self) -> int:
+        """Estimated tokens of the tool specs and the system message."""
+        return self.tools_estimate + sum(self.estimates[:1])
+
+    @property
+    def estimate(self) -> int:
+        """Estimated tokens of the whole."""
+        return self.tools_estimate + sum(self.estimates)
+
+
+def for_model(entries: Sequence[Entry]) -> Context:
+    """What the model sees of a path, given oldest first. Total: there is no failing input."""
+    return Projection(entries).context()
+
+
+class Projection:
+    """What the model sees, kept up to date entry by entry.
+
+    `prompt`, `plan`, `mode` (empty: not noted) and `checkpoint` are those in force. `complete` is false after a restore
+    whose entries are not here: the tail must be loaded again.
+    """
+
+    def __init__(self, entries: Sequence[Entry] = ()) -> None:
+        self._entries: list[Entry] = list(entries)
+        self.complete = True
+        self._context: Context | None = None
+        self._stand()
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The entries that count, oldest first: from the first kept one, and before it the newest prompt entry."""
+        return self._entries
+
+    def add(self, entry: Entry) -> None:
+        """Extend the path by its new leaf."""
+        self._context = None
+        self._entries.append(entry)
+        if isinstance(entry.body, (Checkpoint, Mask, Restore)):
+            self._stand()
+            if isinstance(entry.body, Restore):
+                self.complete = self._is_chain()
+        else:
+            self._fold(entry)
+
+    def context(self) -> Context:
+        """What the model would see now. Messages of an entry are the same objects each time, between breaks."""
+        if self._context is None:
+            rows = self._settled()
+            self._context = Context(
+                tools=self.prompt.tools if self.prompt else (),
+                messages=tuple(rows.messages),
+                origins=tuple(rows.origins),
+                estimates=tuple(rows.estimates),
+                tools_estimate=self._tools_estimate,
+            )
+        return self._context
+
+    def _stand(self) -> None:
+        """Find what counts, drop what it covers, and fold the rest."""
+        restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
+        self.checkpoint: Entry | None = None
+        self._masked_before = 0
+        for entry in self._entries:
+            if entry.id in restored:
+                continue
+            if isinstance(entry.body, Checkpoint):
+                self.checkpoint = entry
+            elif isinstance(entry.body, Mask):
+                self._masked_before = max(self._masked_before, min(entry.body.before, entry.id))
+        self.prompt: Prompt | None = None
+        self.plan: tuple[PlanItem, ...] = ()
+        self.mode = ""
+        self._context = None
+        self._tools_estimate = 0
+        self._call_ids: set[str] = set()
+        self._step: Step | None = None
+        self._settled_rows: Rows | None = None
+        self._rows = Rows(SystemMessage(text=""))
+        if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
+            self._drop_covered(first_kept(self.checkpoint))
+            self._rows.push(checkpoint_message(self.checkpoint.body), self.checkpoint.id)
+        for entry in self._entries:
+            self._fold(entry)
+
+    def _drop_covered(self, first: int) -> None:
+        prompts = [entry for entry in self._entries if isinstance(entry.body, Prompt)]
+        newest = prompts[-1] if prompts else None
+        self._entries = [
+            entry for entry in self._entries if entry.id >= first or entry is newest or entry is self.checkpoint
+        ]
+
+    def _is_chain(self) -> bool:
+        """Whether nothing that counts is missing before or between the entries."""
+        if self.checkpoint is None:
+            kept = self._entries
+            parent = None
+        else:
+            first = first_kept(self.checkpoint)
+            kept = [entry for entry in self._entries if entry.id >= first]
+            parent = kept[0].parent if kept and first in (kept[0].id, self.checkpoint.id + 1) else -1
+        for entry in kept:
+            if entry.parent != parent:
+                return False
+            parent = entry.id
+        return True
+
+    def _fold(self, entry: Entry) -> None:
+        body = entry.body
+        match body:
+            case Prompt():
+                self._set_prompt(body)
+            case User():
+                self._settle()
+                self._rows.say(user_parts(body, entry.id), entry.id, entry.turn, "user")
+            case Assistant():
+                self._settle()
+                self._fold_assistant(entry, body)
+            case Started(call=call):
+                if self._step is not None and self._step.holds(call):
+                    self._step.started.add(call.index)
+                    self._settled_rows = None
+            case ToolResult():
+                self._fold_result(entry, body)
+            case Reminder() | Skill():
+                if self._step is None:
+                    self._rows.say((added_part(body),), entry.id, entry.turn, "words")
+                else:
+                    self._step.words.append((added_part(body), entry.id, entry.turn))
+                    self._settled_rows = None
+            case TurnEnd():
+                self._settle()
+                self._rows.close()
+            case Note(about="mode", value=mode):
+                self.mode = mode
+            case Checkpoint():
+                if entry is self.checkpoint:
+                    self.plan, self.mode = body.plan, body.mode
+            case Note() | File() | Remark() | Command() | Mask() | Restore():
+                pass
+            case _ as never:
+                assert_never(never)
+
+    def _set_prompt(self, body: Prompt) -> None:
+        self.prompt = body
+        self._tools_estimate = estimate_tools(body.tools)
+        self._rows.set_system(SystemMessage(text=body.system))
+        self._settled_rows = None
+
+    def _fold_assistant(self, entry: Entry, body: Assistant) -> None:
+        calls = self._unique_calls(entry.id, body.calls)
+        message = assistant_message(body, calls)
+        if message is None:
+            self._rows.close()  # a request was made here: later words are no part of it
+            return
+        self._rows.push(message, entry.id)
+        if calls:
+            self._step = Step(entry.id, calls)
+
+    def _fold_result(self, entry: Entry, body: ToolResult) -> None:
+        if body.plan is not None:
+            self.plan = body.plan
+        step = self._step
+        if step is None or not step.holds(body.call) or body.call.index in step.results:
+            return  # a stray: its call is unknown, answered, or was given up before a later request
+        call_id = step.calls[body.call.index].id
+        render = elided_message if entry.id < self._masked_before and is_maskable(body) else tool_message
+        step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
+        self._settled_rows = None
+
+    def _unique_calls(self, entry: int, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+        unique: list[ToolCall] = []
+        for index, call in enumerate(calls):
+            own = CallRef(assistant=entry, index=index).call_id
+            call_id = call.id or own
+            again = 0
+            while call_id in self._call_ids:
+                call_id = f"{own}_{again}" if again else own
+                again += 1
+            self._call_ids.add(call_id)
+            unique.append(call if call.id == call_id else replace(call, id=call_id))
+        return tuple(unique)
+
+    def _settled(self) -> Rows:
+        """The rows with the open step, as it is now."""
+        if self._step is None:
+            return self._rows
+        if self._settled_rows is None:
+            self._settled_rows = self._rows.copy()
+            self._step.render_into(self._settled_rows)
+        return self._settled_rows
+
+    def _settle(self) -> None:
+        """The step takes no more results."""
+        if self._step is None:
+            return
+        if self._settled_rows is not None:
+            self._rows = self._settled_rows  # the very messages that were sent
+        else:
+            self._step.render_into(self._rows)
+        self._step = self._settled_rows = None
+
+
+def first_kept(checkpoint: Entry) -> int:
+    """The least id of an entry that a counting checkpoint leaves in view."""
+    assert isinstance(checkpoint.body, Checkpoint)
+    first = checkpoint.body.first_kept
+    return checkpoint.id + 1 if first is None else min(first, checkpoint.id + 1)

@@ -1,0 +1,207 @@
+"""One entry, as the model sees it.
+
+Strategy: each function is a fixed rendering of one stored body, made of its bytes and the constants here, so that the
+same entry gives the same message for ever. What surrounds it (order, pairing, repair) is `conversation`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from crow.domain.entries import Assistant, Checkpoint, PlanItem, Reminder, Skill, ToolResult, User
+from crow.domain.messages import (
+    AssistantMessage,
+    Image,
+    Link,
+    Part,
+    Resource,
+    Text,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from crow.domain.tokens import head_and_tail
+
+__all__ = [
+    "EFFECTS_UNKNOWN",
+    "INTERRUPTED",
+    "NOT_RUN",
+    "NO_ANSWER",
+    "NO_QUESTION",
+    "added_part",
+    "assistant_message",
+    "checkpoint_message",
+    "elided_message",
+    "interrupted_text",
+    "is_maskable",
+    "parts_text",
+    "tool_message",
+    "user_parts",
+]
+
+INTERRUPTED = "[This answer was interrupted here.]"
+NOT_RUN = "[This call was not run.]"
+EFFECTS_UNKNOWN = "[This call was interrupted while it ran. Its effects are unknown: look before you repeat it.]"
+NO_ANSWER = "[No answer was given.]"
+NO_QUESTION = "[The conversation goes on here.]"
+EMPTY_OUTPUT = "[No output.]"
+EMPTY_PROMPT = "[An empty message.]"
+IMAGE_LEFT_OUT = "[An image.]"
+
+NEVER_MASKED = frozenset({"update_plan", "skill"})
+"""Tools whose outputs stay visible: they are what the model works by."""
+
+MASK_MIN_CHARS = 400
+"""A shorter output is worth more than the line that would stand for it."""
+
+CHECKPOINT_HEAD = (
+    "[The conversation up to here was compacted. This message stands for all of it: a summary, then messages of the "
+    "user word for word, then files and plan as recorded. Entries are numbered; recall with a number gives the whole "
+    "entry.]"
+)
+
+
+def user_parts(body: User, entry: int) -> tuple[Part, ...]:
+    """The parts of a prompt, the longest texts shortened so that all of them together have `body.cut` characters."""
+    parts = body.parts or (Text(text=EMPTY_PROMPT),)
+    if body.cut is None:
+        return parts
+    share = fair_share([len(part.text) for part in parts if isinstance(part, (Text, Resource))], body.cut)
+    return tuple(
+        replace(part, text=head_and_tail(part.text, share, entry))
+        if isinstance(part, (Text, Resource)) and len(part.text) > share
+        else part
+        for part in parts
+    )
+
+
+def fair_share(sizes: Sequence[int], total: int) -> int:
+    """The largest share so that the sizes, each capped by it, make at most `total`; short ones leave room to long."""
+    left = max(0, total)
+    waiting = sorted(sizes)
+    for index, size in enumerate(waiting):
+        share = left // (len(waiting) - index)
+        if size > share:
+            return share
+        left -= size
+    return waiting[-1] if waiting else 0
+
+
+def parts_text(parts: Sequence[Part]) -> str:
+    """A message of the user as plain text, for where only text can stand."""
+    texts: list[str] = []
+    for part in parts:
+        match part:
+            case Text(text=text):
+                texts.append(text)
+            case Resource(uri=uri, text=text):
+                texts.append(f"[{uri}]\n{text}")
+            case Link(uri=uri, name=name):
+                texts.append(f"[{name}: {uri}]")
+            case Image():
+                texts.append(IMAGE_LEFT_OUT)
+            case _ as never:
+                assert_never(never)
+    return "\n".join(texts)
+
+
+def added_part(body: Reminder | Skill) -> Text:
+    """crow's own words, as a part of a user-role message."""
+    match body:
+        case Reminder(text=text):
+            return Text(text=text)
+        case Skill(name=name, text=text):
+            return Text(text=f'<skill name="{name}">\n{text}\n</skill>')
+        case _ as never:
+            assert_never(never)
+
+
+def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
+    """The model's words with `calls`, whose ids are unique in the request; None if there is nothing to send."""
+    if not calls and not body.text.strip():
+        return None
+    interrupted = body.finish == "interrupted"
+    return AssistantMessage(
+        text=interrupted_text(body) if interrupted and body.text.strip() else body.text,
+        calls=calls,
+        thought=body.thought,
+        # Opaque fields carry signatures over the whole reasoning: half of one is refused.
+        opaque={} if interrupted else body.opaque,
+        reasoning_field=body.reasoning_field,
+        endpoint=body.endpoint,
+    )
+
+
+def interrupted_text(body: Assistant) -> str:
+    """What was shown of an interrupted answer, marked."""
+    return f"{body.text}\n\n{INTERRUPTED}"
+
+
+def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
+    """A result; head and tail of it when it was stored with a cut."""
+    text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
+    return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
+
+
+def is_maskable(body: ToolResult) -> bool:
+    """Whether hiding this output from the model is allowed and gains anything."""
+    if body.name in NEVER_MASKED or body.plan is not None:
+        return False
+    shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
+    return shown > MASK_MIN_CHARS or bool(body.images)
+
+
+def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
+    """The line that stands for a masked output."""
+    return ToolMessage(
+        call_id=call_id,
+        text=f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]",
+    )
+
+
+def checkpoint_message(body: Checkpoint) -> UserMessage:
+    """Summary, pinned messages, files and plan as one message of the user role."""
+    sections = [CHECKPOINT_HEAD, body.summary.strip()]
+    if body.pins:
+        sections.append("## Messages of the user, word for word")
+        sections += [f'<message entry="{pin.entry}">\n{pin.text}\n</message>' for pin in body.pins]
+    room = body.lists_cut
+    plan = [plan_line(item) for item in body.plan]
+    modified = list(reversed(body.files_modified))
+    read = list(reversed(body.files_read))
+    for title, lines, share in (
+        ("Plan", plan, 2),
+        ("Files modified, newest first", modified, 1),
+        ("Files read", read, 1),
+    ):
+        shown, room = bounded_list(lines, room, share)
+        if shown:
+            sections.append(f"## {title}\n{shown}")
+    if body.mode:
+        sections.append(f"Permission mode: {body.mode}")
+    return UserMessage(parts=(Text(text="\n\n".join(sections)),))
+
+
+def plan_line(item: PlanItem) -> str:
+    mark = {"pending": " ", "in_progress": "~", "completed": "x"}[item.status]
+    return f"[{mark}] {item.content}"
+
+
+def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[str, int | None]:
+    """`lines` as a list of at most `room / share` characters, and the room that is left; None is no bound."""
+    if room is None:
+        return "\n".join(f"- {line}" for line in lines), None
+    left = room // share
+    shown: list[str] = []
+    for line in lines:
+        item = f"- {line}"
+        if len(item) + 1 > left:
+            break
+        left -= len(item) + 1
+        shown.append(item)
+    used = room // share - left
+    if len(shown) < len(lines):
+        shown.append(f"- and {len(lines) - len(shown)} more")
+    return "\n".join(shown), room - used

@@ -1,0 +1,1 @@
+"""The Agent Client Protocol, from lines on stdin and stdout to calls of the agent; the only package to import acp."""

@@ -1,0 +1,100 @@
+"""The editor as one session sees it: updates out, questions out and answers back.
+
+Strategy: updates are plain dicts sent through the connection, never before the response that made the session known.
+A question is raced against cancellation by whoever asks; when it is dropped, the editor is told to close its dialog.
+Knows the protocol; not why anything is shown or asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+import anyio
+from acp import RequestError
+from acp.connection import Connection
+
+from crow.agent import PermissionQuestion
+from crow.domain.events import Event, ModeChanged, OptionsChanged
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.server import Wire
+from crow.frontend.updates import live, permission_params
+
+__all__ = ["SessionClient"]
+
+logger = logging.getLogger(__name__)
+
+
+class SessionClient:
+    """See :class:`crow.agent.Client`. `options` gives the complete list of config options."""
+
+    def __init__(
+        self,
+        session_id: str,
+        connection: Connection,
+        wire: Wire,
+        caps: ClientCapabilities,
+        options: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        self._session_id = session_id
+        self._connection = connection
+        self._wire = wire
+        self._caps = caps
+        self._options = options
+        self._known = asyncio.Event()
+
+    def open(self) -> None:
+        """The editor knows the session's id from here on."""
+        self._known.set()
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Client`."""
+        await self._known.wait()
+        for update in live(event, self._caps):
+            await self.send(update)
+        if isinstance(event, ModeChanged | OptionsChanged):
+            await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
+
+    async def send(self, update: dict[str, Any]) -> None:
+        """One update; into the void once the editor is gone."""
+        try:
+            await self._connection.send_notification(
+                "session/update", {"sessionId": self._session_id, "update": update}
+            )
+        except ConnectionError:
+            logger.debug("The editor is gone; update not sent")
+
+    async def ask(
+        self, question: PermissionQuestion
+    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]:
+        """See :class:`crow.agent.Client`."""
+        await self._known.wait()
+        try:
+            answer = await self.request("session/request_permission", permission_params(self._session_id, question))
+        except (RequestError, ConnectionError) as error:
+            logger.warning("The editor could not ask for permission: %s", error)
+            return "reject_once"
+        outcome = answer.get("outcome") if isinstance(answer, dict) else None
+        if isinstance(outcome, dict):
+            match outcome.get("outcome"), outcome.get("optionId"):
+                case "selected", ("allow_once" | "allow_always" | "reject_once" | "reject_always") as choice:
+                    return choice
+                case "cancelled", _:
+                    return "cancelled"
+        logger.warning("The editor answered a permission request with %r", answer)
+        return "reject_once"
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """A request to the editor. Cancelled, it is withdrawn with `$/cancel_request`."""
+        try:
+            answer = await self._connection.send_request(method, params)
+        except asyncio.CancelledError:
+            request_id = self._wire.asked()
+            if request_id is not None:
+                with anyio.move_on_after(1, shield=True):
+                    await self._connection.send_notification("$/cancel_request", {"requestId": request_id})
+            raise
+        self._wire.asked()
+        return answer

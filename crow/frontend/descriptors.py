@@ -1,0 +1,228 @@
+"""Bytes in and out of file descriptors of any kind, for one event loop.
+
+Strategy: where the loop can watch a descriptor it does, else a thread or a plain call takes its place. A source gives
+a chunk when one is asked for. A sink writes with one system call while the reader keeps up; what does not go waits in
+order. Knows nothing of lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Sink", "Source", "source_of"]
+
+CHUNK_BYTES = 256 * 1024
+
+
+class Source(Protocol):
+    """Where bytes come from. Read by one task."""
+
+    async def read(self) -> bytes:
+        """The next bytes, at least one; none at the end."""
+        ...
+
+    def end(self) -> None:
+        """Act as if the end had come; wakes who reads."""
+        ...
+
+
+def source_of(fd: int) -> Source:
+    """The source that suits what `fd` is. To be called inside the running loop."""
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return FileSource(fd)
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_reader(fd, lambda: None)
+        loop.remove_reader(fd)
+    except (NotImplementedError, OSError):
+        # The loop cannot watch it: Windows, or a device that is always ready.
+        return ThreadSource(fd)
+    return WatchedSource(fd)
+
+
+@dataclass(slots=True)
+class FileSource:
+    """A regular file: always ready."""
+
+    fd: int
+    ended: bool = False
+
+    async def read(self) -> bytes:
+        return b"" if self.ended else os.read(self.fd, CHUNK_BYTES)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class WatchedSource:
+    """A pipe, socket or terminal. Read when it is ready, so it never has to be made non-blocking: that flag would
+    show in every process that shares it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] | None = None
+        self._ended = False
+
+    async def read(self) -> bytes:
+        if self._ended:
+            return b""
+        self._ready = self._loop.create_future()
+        self._loop.add_reader(self._fd, self._wake)
+        try:
+            await self._ready
+        finally:
+            self._loop.remove_reader(self._fd)
+            self._ready = None
+        if self._ended:
+            return b""
+        try:
+            return os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return await self.read()  # whoever gave us the descriptor had made it non-blocking
+        except OSError:
+            return b""  # a reset socket or a terminal that hung up: nothing more will come
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+
+class ThreadSource:
+    """What the loop cannot watch: a daemon thread blocks in `read`, one chunk for each that is asked."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._wanted = threading.Semaphore(0)
+        self._chunk: asyncio.Future[bytes] | None = None
+        self._ended = False
+        threading.Thread(target=self._run, name="crow-stdin", daemon=True).start()
+
+    async def read(self) -> bytes:
+        if self._ended:
+            return b""
+        self._chunk = self._loop.create_future()
+        self._wanted.release()
+        return await self._chunk
+
+    def end(self) -> None:
+        self._ended = True
+        self._give(b"")
+        self._wanted.release()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.acquire()
+            if self._ended:
+                return
+            try:
+                data = os.read(self._fd, CHUNK_BYTES)
+            except OSError:
+                data = b""
+            # The loop may have closed while this thread was blocked.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._give, data)
+            if not data:
+                return
+
+    def _give(self, data: bytes) -> None:
+        if self._chunk is not None and not self._chunk.done():
+            self._chunk.set_result(data)
+
+
+class Sink:
+    """Lines out, whole and in order."""
+
+    def __init__(self, fd: int, *, on_gone: Callable[[], None]) -> None:
+        self._fd = fd
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[memoryview, asyncio.Future[None]]] = deque()
+        self.is_gone = False
+        mode = os.fstat(fd).st_mode
+        # A terminal may share its state with the shell and a file never blocks: both are written to as they are.
+        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and _can_watch(self._loop, fd)
+        if self._was_blocking:
+            self._was_blocking = os.get_blocking(fd)
+            os.set_blocking(fd, False)
+
+    def write(self, line: bytes) -> asyncio.Future[None] | None:
+        """Write `line` now (None), or take it and say when it has left."""
+        if self.is_gone:
+            return None
+        rest = memoryview(line)
+        if not self._waiting:
+            rest = self._push(rest)
+            if not rest:
+                return None
+            self._loop.add_writer(self._fd, self._drain)
+        left: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((rest, left))
+        return left
+
+    async def close(self, *, timeout_s: float) -> None:
+        if self._waiting:
+            await asyncio.wait([self._waiting[-1][1]], timeout=timeout_s)
+        self._give_up()
+        if self._was_blocking:
+            self._was_blocking = False
+            with contextlib.suppress(OSError):
+                os.set_blocking(self._fd, True)
+
+    def _push(self, rest: memoryview) -> memoryview:
+        """Write as much as goes; what is left of it."""
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                return rest
+            except OSError:
+                self._give_up()
+                self._on_gone()
+                return rest[len(rest) :]
+        return rest
+
+    def _drain(self) -> None:
+        while self._waiting:
+            rest, left = self._waiting[0]
+            rest = self._push(rest)
+            if self.is_gone:
+                return
+            if rest:
+                self._waiting[0] = (rest, left)
+                return
+            self._waiting.popleft()
+            if not left.done():
+                left.set_result(None)
+        self._loop.remove_writer(self._fd)
+
+    def _give_up(self) -> None:
+        self.is_gone = True
+        if self._waiting:
+            self._loop.remove_writer(self._fd)
+        for _, left in self._waiting:
+            if not left.done():
+                left.set_result(None)
+        self._waiting.clear()
+
+
+def _can_watch(loop: asyncio.AbstractEventLoop, fd: int) -> bool:
+    try:
+        loop.add_writer(fd, lambda: None)
+        loop.remove_writer(fd)
+    except (NotImplementedError, OSError):
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""Permission modes and config options, as the client chooses among them.
+
+Strategy: the mode is shown twice, as `modes` and as an option of category "mode", since clients read one or the
+other; every answer carries the complete list. Values come back as text and are checked here. Knows what can be
+chosen, not what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from crow.agent.permission import MODES as MODE_IDS
+from crow.agent.permission import Mode as ModeId
+from crow.domain.errors import ArgumentError
+
+__all__ = [
+    "MODES",
+    "Choice",
+    "Mode",
+    "config_options",
+    "mode_named",
+    "mode_state",
+    "option_chosen",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A permission mode as it is offered."""
+
+    id: ModeId
+    name: str
+    description: str
+
+
+MODES: tuple[Mode, ...] = (
+    Mode(id="ask", name="Ask", description="Reading is free; writing, commands, fetching and other servers' tools ask"),
+    Mode(
+        id="accept-edits",
+        name="Accept edits",
+        description="Like Ask, but files inside the workspace are written without asking",
+    ),
+    Mode(id="plan", name="Plan", description="Look and plan only: nothing is written, run or fetched"),
+    Mode(id="auto", name="Auto", description="Nothing asks, except what lies outside the workspace"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A checked value of `session/set_config_option`."""
+
+    option: Literal["mode", "model"]
+    value: str
+
+
+def mode_state(current: str) -> dict[str, Any]:
+    """The `modes` of a session's answers."""
+    return {
+        "currentModeId": current,
+        "availableModes": [{"id": mode.id, "name": mode.name, "description": mode.description} for mode in MODES],
+    }
+
+
+def config_options(*, mode: str, model: str, models: Sequence[str]) -> list[dict[str, Any]]:
+    """The complete `configOptions`. The current model is offered also where `models` does not name it; without any
+    model there is no option for it."""
+    options = [
+        {
+            "id": "mode",
+            "name": "Mode",
+            "description": "What crow may do without asking",
+            "category": "mode",
+            "type": "select",
+            "currentValue": mode,
+            "options": [{"value": one.id, "name": one.name, "description": one.description} for one in MODES],
+        }
+    ]
+    names = _offered(model, models)
+    if names:
+        options.append(
+            {
+                "id": "model",
+                "name": "Model",
+                "description": "The model that answers from the next prompt on",
+                "category": "model",
+                "type": "select",
+                "currentValue": model or names[0],
+                "options": [{"value": name, "name": name} for name in names],
+            }
+        )
+    return options
+
+
+def mode_named(value: object) -> ModeId:
+    """The mode with this id. :raises ArgumentError: there is none."""
+    for mode in MODE_IDS:
+        if value == mode:
+            return mode
+    raise ArgumentError(f"No mode {_shown(value)}; choose one of {', '.join(MODE_IDS)}.")
+
+
+def option_chosen(option: object, value: object, *, model: str, models: Sequence[str]) -> Choice:
+    """What `session/set_config_option` chose. :raises ArgumentError: no such option, or no such value."""
+    match option:
+        case "mode":
+            return Choice(option="mode", value=mode_named(value))
+        case "model":
+            names = _offered(model, models)
+            if isinstance(value, str) and value in names:
+                return Choice(option="model", value=value)
+            choices = f"choose one of {', '.join(names)}" if names else "no model is configured; set CROW_MODEL"
+            raise ArgumentError(f"No model {_shown(value)}; {choices}.")
+        case _:
+            raise ArgumentError(f"No config option {_shown(option)}; there are mode and model.")
+
+
+def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in (*models, model) if name))
+
+
+def _shown(value: object) -> str:
+    return f'"{value[:80]}"' if isinstance(value, str) else repr(value)[:80]

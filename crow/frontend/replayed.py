@@ -1,0 +1,145 @@
+"""A stored history as `session/update` payloads.
+
+Strategy: the events of :class:`crow.domain.replay.Replay` become the same updates as live ones, but each call only one,
+with its final status, and nothing that was passing. Sends nothing.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from crow.domain.entries import (
+    Assistant,
+    CallRef,
+    Checkpoint,
+    Command,
+    Entry,
+    File,
+    Mask,
+    Note,
+    Prompt,
+    Remark,
+    Reminder,
+    Restore,
+    Skill,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    CallProgressed,
+    CommandsChanged,
+    CompactionChanged,
+    ContextMeasured,
+    EntryStored,
+    Event,
+    ModeChanged,
+    NoticeShown,
+    OptionsChanged,
+    TextShown,
+    ThoughtShown,
+    TitleChanged,
+)
+from crow.frontend.bounds import head_and_tail
+from crow.frontend.content import blocks
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.tool_calls import call_fields, raw_output, result_contents, text_content
+from crow.frontend.updates import Update, agent_text, agent_thought, chunk, compaction, mask_id, plan, tool_call
+
+__all__ = ["Replayed"]
+
+
+class Replayed:
+    """A stored history towards one client: give it every event of :class:`crow.domain.replay.Replay` in order.
+
+    A call becomes one update with its final status: its announcement waits here for the result or the end that follows.
+    """
+
+    def __init__(self, caps: ClientCapabilities) -> None:
+        self._caps = caps
+        self._announced: dict[CallRef, CallAnnounced] = {}
+
+    def updates(self, event: Event) -> tuple[Update, ...]:
+        """What `event` showed."""
+        match event:
+            case EntryStored(entry=entry):
+                return self._stored(entry)
+            case TextShown(message_id=message_id, text=text):
+                return agent_text(message_id, text)
+            case ThoughtShown(message_id=message_id, text=text):
+                return agent_thought(message_id, text)
+            case CallAnnounced(call=call):
+                self._announced[call] = event
+                return ()
+            case CallEnded():
+                return self._ended(event)
+            # What was passing is over, and the answer to the load tells what holds now.
+            case (
+                CallProgressed()
+                | ContextMeasured()
+                | CompactionChanged()
+                | NoticeShown()
+                | TitleChanged()
+                | ModeChanged()
+                | OptionsChanged()
+                | CommandsChanged()
+            ):
+                return ()
+            case _:
+                assert_never(event)
+
+    def _stored(self, entry: Entry) -> tuple[Update, ...]:
+        match entry.body:
+            case User(parts=parts, message_id=message_id):
+                return tuple(chunk("user", message_id, block) for part in parts for block in blocks(part))
+            case ToolResult() as result:
+                return self._finished(result)
+            case Remark(text=text, message_id=message_id):
+                return agent_text(message_id, text)
+            case Command(text=text, answer=answer, message_id=message_id):
+                typed = chunk("user", f"{message_id}_typed", {"type": "text", "text": head_and_tail(text)})
+                return (typed, *agent_text(message_id, answer))
+            case Checkpoint(compaction_id=compaction_id, summary=summary):
+                return (compaction(compaction_id, "completed", summary),) if self._caps.compaction else ()
+            case Mask():
+                return (compaction(mask_id(entry)),) if self._caps.compaction else ()
+            case TurnEnd() as end:
+                return told_end(entry, end)
+            case Assistant() | Started() | Prompt() | File() | Restore() | Skill() | Reminder() | Note():
+                return ()
+            case _:
+                assert_never(entry.body)
+
+    def _finished(self, result: ToolResult) -> tuple[Update, ...]:
+        announced = self._announced.pop(result.call, None)
+        arguments = None if announced is None else announced.arguments
+        update = tool_call("failed" if result.is_error else "completed")
+        update |= call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
+        update["content"] = result_contents(result)
+        output = raw_output(result)
+        if output is not None:
+            update["rawOutput"] = output
+        return (update, *plan(result.plan))
+
+    def _ended(self, event: CallEnded) -> tuple[Update, ...]:
+        announced = self._announced.pop(event.call, None)
+        if announced is None:
+            return ()
+        fields = call_fields(
+            event.call.call_id, announced.announcement, name=announced.name, arguments=announced.arguments
+        )
+        return (tool_call("failed") | fields | {"content": [text_content(head_and_tail(event.text))]},)
+
+
+def told_end(entry: Entry, end: TurnEnd) -> tuple[Update, ...]:
+    match end.stop:
+        case "interrupted":
+            words = end.detail or "The turn was interrupted."
+        case "error":
+            words = end.detail or "The turn ended with an error."
+        case _:
+            return ()
+    return agent_text(f"turn_end_{entry.id}", f"({words})")

@@ -1,0 +1,163 @@
+"""The protocol's two file descriptors, as the SDK's connection wants them: messages in, messages out.
+
+Strategy: stdin and stdout are moved to private descriptors first, so that neither a stray print nor a child process
+can touch the protocol. Reading is on demand: a chunk when a message is asked for. A line that is no message is answered
+here and goes no further; behind a slow editor each sender waits for its own line, which slows the turn instead of
+growing memory. Knows JSON-RPC ids, no method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeAlias
+
+from crow.domain.errors import EditorError
+from crow.frontend.descriptors import Sink, source_of
+from crow.frontend.frames import MAX_LINE_BYTES, Fault, LineSplitter, Message, Oversized, encode, parse
+
+__all__ = ["Observer", "StdioTransport", "claim_stdio"]
+
+Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
+"""Told every line of either direction, without its newline, before it is acted on; must not raise."""
+
+FAIR_S = 0.005
+"""A task that sends without ever waiting gives the others a turn this often."""
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def claim_stdio(*, stray_output: int | None = None) -> Iterator[tuple[int, int]]:
+    """Move stdin and stdout to private descriptors, closed at the end and never inherited: (read, write).
+
+    From here on descriptor 0 is empty and descriptor 1 goes to `stray_output`, a descriptor such as the log file's, or
+    nowhere; so does `sys.stdout` with all that it still holds back.
+
+    :raises EditorError: stdin or stdout is closed.
+    """
+    try:
+        source, sink = os.dup(0), os.dup(1)
+    except OSError as error:
+        raise EditorError(
+            "stdin or stdout is closed; crow acp is started by an editor, which talks to it there."
+        ) from error
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing if stray_output is None else stray_output, 1)
+        os.close(nothing)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        yield source, sink
+    finally:
+        os.close(source)
+        os.close(sink)
+
+
+class StdioTransport:
+    """The SDK's `Transport` over two descriptors: pipes, sockets, terminals and files alike.
+
+    Neither is closed here. To be made and used inside the running event loop.
+    """
+
+    def __init__(
+        self, source: int, sink: int, *, max_line_bytes: int = MAX_LINE_BYTES, observe: Observer | None = None
+    ) -> None:
+        self._source = source_of(source)
+        self._sink = Sink(sink, on_gone=self._source.end)
+        self._observe = observe
+        self._splitter = LineSplitter(limit=max_line_bytes)
+        self._lines: deque[bytes | Oversized] = deque()
+        self._at_end = False
+        self._stopped = False
+        self._asked: set[int | str] = set()
+        self._sent_at = time.monotonic()
+
+    async def receive(self) -> Message | None:
+        """The next message; None when stdin has ended or the editor stopped reading. Malformed lines are answered on
+        the way and never raise."""
+        while True:
+            while self._lines and not self._stopped:
+                message = await self._look_at(self._lines.popleft())
+                if message is not None:
+                    return message
+            if self._at_end or self._stopped or self._sink.is_gone:
+                return None
+            data = await self._source.read()
+            self._lines.extend(self._splitter.feed(data) if data else self._splitter.finish())
+            self._at_end = not data
+
+    def stop(self) -> None:
+        """Read no more, as if stdin had ended; what is written still leaves. Callable from a signal handler of the
+        loop."""
+        self._stopped = True
+        self._source.end()
+
+    async def send(self, message: Message) -> None:
+        """Write one line; returns when it has left. After the editor vanished, notifications and responses go nowhere.
+
+        Cancelled while it waits, the line is still written whole.
+
+        :raises ConnectionError: a request to an editor that has vanished.
+        """
+        if "method" in message and "id" in message:
+            if self._sink.is_gone:
+                raise ConnectionError("The editor has closed the connection.")
+            self._asked.add(message["id"])
+        line = _line(message)
+        if self._observe is not None:
+            self._observe("out", line[:-1])
+        waiting = self._sink.write(line)
+        if waiting is not None:
+            await waiting
+        elif (now := time.monotonic()) - self._sent_at > FAIR_S:
+            self._sent_at = now
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Write what waits, for at most 200 ms, and let go of the descriptors; both are left open and blocking."""
+        self._source.end()
+        await self._sink.close(timeout_s=0.2)
+
+    async def _look_at(self, line: bytes | Oversized) -> Message | None:
+        if isinstance(line, Oversized):
+            await self.send(line.fault().response())
+            return None
+        if self._observe is not None:
+            self._observe("in", line)
+        message = parse(line)
+        if isinstance(message, dict) and "method" not in message:
+            message = self._expected(message)
+        if isinstance(message, Fault):
+            await self.send(message.response())
+            return None
+        return message
+
+    def _expected(self, response: Message) -> Message | Fault | None:
+        """The response under the id that was asked; some clients send numbers back as strings."""
+        given = response["id"]
+        for asked in (given, int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given):
+            if asked in self._asked:
+                self._asked.discard(asked)
+                return response | {"id": asked}
+        if "result" in response or "error" in response:
+            return None
+        return Fault(code=-32600, words="The object has no method.", id=given)
+
+
+def _line(message: Message) -> bytes:
+    try:
+        return encode(message)
+    except (TypeError, RecursionError):
+        if "method" in message or "id" not in message:
+            raise
+        # A request is always answered, even where our answer has a fault.
+        log.exception("The response to request %r has no JSON", message["id"])
+        return encode(Fault(code=-32603, words="Internal error: see crow's log.", id=message["id"]).response())

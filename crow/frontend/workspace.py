@@ -1,0 +1,187 @@
+"""A workspace whose files the editor has open.
+
+Strategy: the editor serves text, the disk everything else. A file must exist on disk to be read; its text comes from
+the editor, in the disk's own line endings; whatever looks wrong there falls back to the disk. A write goes through the
+editor and through nothing else: its refusal is final. After it the file is read again, as editors format on save.
+Knows two requests of the protocol; not which tool asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+from acp import RequestError
+
+from crow.frontend.params import ClientCapabilities
+from crow.tools import FileStat, OnOutput, Workspace
+
+__all__ = ["Ask", "EditorWorkspace"]
+
+Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Sends a request to the editor and gives its result. Raises RequestError for its error, ConnectionError without it."""
+
+EDITOR_TIMEOUT_S = 30.0
+METHOD_NOT_FOUND = -32601
+_BOM = "\ufeff"
+_REFUSAL = re.compile(
+    r"\b(denied|refus\w*|reject\w*|declin\w*|forbidden|not allowed|not permitted|outside allowed)\b", re.I
+)
+
+
+class EditorWorkspace:
+    """See :class:`crow.tools.Workspace`. `disk` is the workspace without the editor."""
+
+    def __init__(
+        self,
+        disk: Workspace,
+        session_id: str,
+        ask: Ask,
+        caps: ClientCapabilities,
+        *,
+        timeout_s: float = EDITOR_TIMEOUT_S,
+    ) -> None:
+        self._disk = disk
+        self._session_id = session_id
+        self._ask = ask
+        self._reads = caps.reads_files
+        self._writes = caps.writes_files
+        self._timeout_s = timeout_s
+
+    @property
+    def cwd(self) -> Path:
+        """See :class:`crow.tools.Workspace`."""
+        return self._disk.cwd
+
+    def resolve(self, path: str) -> Path:
+        """See :class:`crow.tools.Workspace`."""
+        return self._disk.resolve(path)
+
+    def contains(self, path: Path) -> bool:
+        """See :class:`crow.tools.Workspace`."""
+        return self._disk.contains(path)
+
+    async def stat(self, path: Path) -> FileStat:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._disk.stat(path)
+
+    async def read_bytes(self, path: Path, limit: int | None = None) -> bytes:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._disk.read_bytes(path, limit)
+
+    async def read_text(self, path: Path) -> str:
+        """See :class:`crow.tools.Workspace`. An unsaved buffer of a file that is not on disk is not seen."""
+        saved = await self._disk.read_text(path)
+        if not self._reads:
+            return saved
+        buffer = await self._buffer(path)
+        # Some editors answer an empty text for what they could not read.
+        if buffer is None or (not buffer and saved):
+            return saved
+        return _like(saved, buffer)
+
+    async def write_text(self, path: Path, text: str) -> str:
+        """See :class:`crow.tools.Workspace`.
+
+        :raises PermissionError: the editor refused, or failed, which is taken for a refusal.
+        :raises TimeoutError: the editor did not answer; whether it wrote is not known.
+        """
+        if not self._writes:
+            return await self._disk.write_text(path, text)
+        made = await anyio.to_thread.run_sync(_make_parents, path.parent)
+        written = False
+        try:
+            await self._request("fs/write_text_file", path, content=text)
+            written = True
+        except RequestError as error:
+            raise PermissionError(f"The editor did not write {path}: {_words(error)}") from error
+        except TimeoutError as error:
+            words = f"The editor did not answer the request to write {path} within {self._timeout_s:g} s"
+            raise TimeoutError(f"{words}; whether it was written is not known.") from error
+        except ConnectionError as error:
+            raise PermissionError(f"The editor is gone; {path} was not written.") from error
+        finally:
+            if not written:
+                _remove_empty(made)
+        return await self._after_write(path, text)
+
+    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
+
+    async def reap(self) -> None:
+        """See :class:`crow.tools.Workspace`."""
+        await self._disk.reap()
+
+    async def _after_write(self, path: Path, text: str) -> str:
+        """What the file holds: as saved, or the editor's buffer where that was formatted or is not saved yet."""
+        try:
+            saved = await self._disk.read_text(path)
+        except FileNotFoundError:
+            return text
+        if saved == text or not self._reads:
+            return saved
+        buffer = await self._buffer(path)
+        return saved if buffer is None or not buffer else _like(saved, buffer)
+
+    async def _buffer(self, path: Path) -> str | None:
+        """The editor's text; None where the disk must do. :raises PermissionError: the editor refused."""
+        try:
+            answer = await self._request("fs/read_text_file", path)
+        except RequestError as error:
+            words = _words(error)
+            if _REFUSAL.search(words):
+                raise PermissionError(f"The editor did not give {path}: {words}") from error
+            self._reads = self._reads and error.code != METHOD_NOT_FOUND
+            return None
+        except TimeoutError:
+            # It offered to read and does not answer: asking again would cost as much each time.
+            self._reads = False
+            return None
+        except ConnectionError:
+            return None
+        content = answer.get("content") if isinstance(answer, dict) else None
+        return content if isinstance(content, str) else None
+
+    async def _request(self, method: str, path: Path, **params: str) -> Any:
+        with anyio.fail_after(self._timeout_s):
+            return await self._ask(method, {"sessionId": self._session_id, "path": str(path)} | params)
+
+
+def _like(saved: str, buffer: str) -> str:
+    """The buffer's text with the byte order mark and line endings of the file, which editors keep apart from text."""
+    if "\r\n" in saved and "\r\n" not in buffer:
+        buffer = buffer.replace("\n", "\r\n")
+    if saved.startswith(_BOM) and not buffer.startswith(_BOM):
+        buffer = _BOM + buffer
+    return buffer
+
+
+def _words(error: RequestError) -> str:
+    """What the editor says: some put the sentence into `data`, under a message that says nothing."""
+    match error.data:
+        case {"details": str(words)} | {"error": str(words)} | str(words) if words:
+            return words
+        case _:
+            return str(error)
+
+
+def _make_parents(directory: Path) -> list[Path]:
+    """Make what is missing of `directory`; gives what was made, outermost first."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
+    return missing[::-1]
+
+
+def _remove_empty(directories: list[Path]) -> None:
+    for directory in reversed(directories):
+        with suppress(OSError):
+            directory.rmdir()

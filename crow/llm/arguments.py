@@ -1,0 +1,175 @@
+"""The arguments of one tool call, from the text that was streamed to an object, or to a sentence why there is none.
+
+Strategy: read whole text only (a parsable beginning is not a call), mend only what has one meaning: empty is `{}`, JSON in
+a string is decoded, fences and model markup around an object fall away. Two different objects are never made one, and
+whatever is left unclear is a fault for the model to read. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from crow.domain.messages import JsonObject
+from crow.llm.surrogates import mended
+
+__all__ = ["Fault", "begins_object", "fits", "is_whole", "json_text", "read_arguments"]
+
+# Control characters inside strings are common and have one meaning.
+_DECODER = json.JSONDecoder(strict=False)
+_LEADING = re.compile(r"\A(?:`{3,}[ \t]*(?:json)?\s*|json\s*(?=[{\[]))", re.IGNORECASE)
+_TRAILING = re.compile(r"(?:\s|`{3,}|<\|[^|<>]{1,40}\|>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>|[}\]])*\Z")
+_EMPTY = frozenset({"", "null", "None", '""'})
+
+
+class Fault(ValueError):
+    """Why arguments cannot be used, in words for the model."""
+
+
+def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[str, object]]:
+    """The object of a call; several, where the arguments of different calls ran together and each fits `schema`.
+
+    `schema` is that of the offered tool, None if there is none. :raises Fault:
+    """
+    text = mended("".join(pieces)).strip()
+    if text in _EMPTY:
+        return [{}]
+    try:
+        objects = _objects_in(text)
+    except Fault:
+        newest = _last_snapshot(pieces)
+        if newest is None:
+            raise
+        objects = [newest]
+    if len(objects) > 1:
+        # `{}` is how some gateways open a call; the real object follows.
+        objects = [each for each in objects if each] or objects[:1]
+    if len(objects) > 1 and all(each == objects[0] for each in objects):
+        objects = objects[:1]
+    if len(objects) > 1 and not all(fits(each, schema) for each in objects):
+        raise Fault(f"the arguments hold {len(objects)} objects, run together; send one object per call")
+    return [_decoded_members(each, schema) for each in objects]
+
+
+def json_text(arguments: Mapping[str, object]) -> str:
+    """The object as JSON text that any reader takes. :raises Fault: it holds a number that JSON has no word for."""
+    try:
+        return mended(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        raise Fault("the arguments hold NaN or an infinite number, which JSON does not have") from None
+    except RecursionError:
+        raise Fault("the arguments are nested too deeply") from None
+
+
+def begins_object(text: str) -> bool:
+    """Whether `text` looks like the beginning of an object."""
+    return text.lstrip().startswith("{")
+
+
+def is_whole(pieces: list[str]) -> bool:
+    """Whether the text so far is one whole object, so that more cannot belong to it."""
+    if not pieces or not pieces[-1].rstrip().endswith("}"):
+        return False
+    try:
+        return isinstance(_DECODER.decode("".join(pieces)), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
+    """Whether the object can be meant for a tool: no unknown member, none missing."""
+    properties = schema.get("properties") if schema is not None else None
+    if schema is None or not isinstance(properties, Mapping):
+        return False
+    required = schema.get("required")
+    needed = required if isinstance(required, (list, tuple)) else ()
+    return all(key in properties for key in arguments) and all(key in arguments for key in needed)
+
+
+def _objects_in(text: str) -> list[dict[str, object]]:
+    """The objects that make up `text`, at least one. :raises Fault:"""
+    try:
+        return [_object(_DECODER.decode(text))]
+    except RecursionError:
+        raise Fault("the arguments are nested too deeply") from None
+    except Fault:
+        raise
+    except ValueError as error:
+        broken = error
+    text = _LEADING.sub("", text, count=1)
+    objects: list[dict[str, object]] = []
+    at = 0
+    while text.startswith("{", at):
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except RecursionError:
+            raise Fault("the arguments are nested too deeply") from None
+        except ValueError as error:
+            raise Fault(_why(error, text)) from None
+        objects.append(value)
+        while at < len(text) and text[at].isspace():
+            at += 1
+    if not objects:
+        raise Fault(_why(broken, text))
+    if not _TRAILING.match(text, at):
+        raise Fault("the arguments go on after their object; send one JSON object and nothing else")
+    return objects
+
+
+def _object(value: object) -> dict[str, object]:
+    if isinstance(value, str):
+        if value.strip() in _EMPTY:
+            return {}
+        try:
+            value = _DECODER.decode(value)
+        except (ValueError, RecursionError):
+            raise Fault("the arguments are a text; send a JSON object") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else "a single value"
+        raise Fault(f"the arguments are {kind}; send a JSON object")
+    return value
+
+
+def _why(error: ValueError, text: str) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        if error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated"):
+            return "the arguments break off; send the whole JSON object again"
+        return f"the arguments are no valid JSON ({error.msg} at character {error.pos}); send one JSON object"
+    return "the arguments are no valid JSON; send one JSON object"
+
+
+def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
+    """The last piece, where every piece repeats the one before and goes on: whole states instead of additions."""
+    spoken = [piece for piece in pieces if piece]
+    if len(spoken) < 2 or not begins_object(spoken[0]):
+        return None
+    if not all(later.startswith(earlier) for earlier, later in zip(spoken, spoken[1:], strict=False)):
+        return None
+    try:
+        value = _DECODER.decode(spoken[-1])
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
+    """Members that are JSON in a string, where the schema wants a list or an object and cannot mean a string."""
+    properties = schema.get("properties") if schema is not None else None
+    if not isinstance(properties, Mapping):
+        return arguments
+    decoded = dict(arguments)
+    for key, value in arguments.items():
+        member = properties.get(key)
+        wanted = member.get("type") if isinstance(member, Mapping) else None
+        if not isinstance(value, str) or wanted not in {"array", "object"}:
+            continue
+        try:
+            inner = _DECODER.decode(value.strip())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(inner, list if wanted == "array" else dict):
+            decoded[key] = inner
+    return decoded

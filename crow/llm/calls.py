@@ -1,0 +1,251 @@
+"""Tool calls, put together from the fragments of a stream.
+
+Strategy: fragments are sorted to calls by what they carry (a new id with a name opens a call; else the index; else the
+call opened last), because no single key can be relied on; nothing is decided about arguments before the end. At the end
+each call gets a name, an id of its own and either an object or a fault. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+
+from crow.domain.messages import ToolCall, ToolSpec
+from crow.llm.arguments import Fault, begins_object, is_whole, json_text, read_arguments
+from crow.llm.surrogates import mended
+
+__all__ = ["CallAssembler", "new_call_id", "tool_name"]
+
+_LETTERS = string.ascii_letters + string.digits
+_KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", "arguments"})
+_NO_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+_DECORATION = re.compile(r"\s+json\Z")
+_PREFIXES = ("functions.", "function.", "tools.", "default_api.")
+_PARALLEL = "multi_tool_use.parallel"
+_MOST_CALLS = 1000
+
+
+def new_call_id() -> str:
+    """Nine letters or digits: the form that every endpoint takes back."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(9))
+
+
+def tool_name(name: str, offered: Mapping[str, ToolSpec]) -> str:
+    """`name` as the offered tool that it can only mean, else in characters that a request may hold.
+
+    Decoration falls away (`functions.x`, `x<|channel|>commentary`, `x json`), letter case does not count where only one
+    tool fits. Nothing similar is guessed.
+    """
+    name = name.strip()
+    if name in offered:
+        return name
+    name = _DECORATION.sub("", name.split("<|")[0].strip()).strip("`\"' ")
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    plain = _NO_NAME_CHARACTER.sub("_", name)[:64]
+    for candidate in (name, plain):
+        if candidate in offered:
+            return candidate
+    alike = [each for each in offered if each.lower() == plain.lower()]
+    return alike[0] if len(alike) == 1 else plain
+
+
+class _Call:
+    """A call being put together."""
+
+    __slots__ = ("extra", "function_extra", "id", "name", "pieces")
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name = ""
+        self.pieces: list[str] = []
+        self.extra: dict[str, object] = {}
+        self.function_extra: dict[str, object] = {}
+
+
+class CallAssembler:
+    """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`."""
+
+    def __init__(self, tools: Sequence[ToolSpec], *, mint: Callable[[], str] = new_call_id) -> None:
+        self._offered = {tool.name: tool for tool in tools}
+        self._mint = mint
+        self._calls: list[_Call] = []
+        self._by_index: dict[object, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, fragment: object) -> None:
+        """Take one fragment, whatever it looks like."""
+        if not isinstance(fragment, Mapping):
+            return
+        function = fragment.get("function")
+        function = function if isinstance(function, Mapping) else {}
+        name = _text(function.get("name")) or _text(fragment.get("name"))
+        arguments = _arguments_text(function.get("arguments", fragment.get("arguments")))
+        call_id = _text(fragment.get("id")).strip()
+        index = fragment.get("index")
+        index = index if isinstance(index, (int, str)) and not isinstance(index, bool) else None
+        call = self._call_for(index, call_id, name.strip(), arguments)
+        if call is None:
+            if len(self._calls) >= _MOST_CALLS:
+                return
+            call = _Call()
+            self._calls.append(call)
+        if index is not None:
+            self._by_index[index] = call
+        if call_id:
+            call.id = call.id or call_id
+            self._by_id.setdefault(call_id, call)
+        if name.strip():
+            call.name = _joined_name(call.name, name)
+        if arguments:
+            call.pieces.append(arguments)
+        call.extra.update({key: fragment[key] for key in fragment.keys() - _KNOWN_KEYS if fragment[key] is not None})
+        call.function_extra.update(
+            {key: function[key] for key in function.keys() - _KNOWN_KEYS if function[key] is not None}
+        )
+
+    def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
+        """The calls in order of arrival. `is_cut`: the output limit ended the stream, so the last one is not to run."""
+        finished: list[ToolCall] = []
+        # A call of which nothing came but an id or an index is noise.
+        calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
+        for call in calls:
+            finished.extend(self._finished(call, is_cut=is_cut and call is calls[-1]))
+        return self._with_own_ids(finished)
+
+    def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _Call | None:
+        """The call that a fragment continues, None if it opens one."""
+        known = self._by_id.get(call_id) if call_id else None
+        at_index = self._by_index.get(index) if index is not None else None
+        if known is not None:
+            return None if name and self._opens_anew(known, name, arguments, same_index=at_index is known) else known
+        if index is not None:
+            call = at_index
+            if call is None:
+                return None
+        elif self._calls:
+            call = self._calls[-1]
+        else:
+            return None
+        if not name:
+            if not call_id or not call.id:
+                return call
+            # A random id on each fragment: what is unfinished goes on; an id after the end opens the next call.
+            goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
+            return call if goes_on or (index is not None and not arguments.strip()) else None
+        if call_id and call.id:
+            is_same = name == call.name and not begins_object(arguments) and bool(arguments) and index is not None
+            return call if is_same and call.pieces and not is_whole(call.pieces) else None
+        return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
+
+    def _opens_anew(self, call: _Call, name: str, arguments: str, *, same_index: bool) -> bool:
+        """Whether a named fragment, which id or index give to `call`, is really another call."""
+        if not call.name:
+            return False
+        if name != call.name.strip():
+            if call.pieces:
+                return is_whole(call.pieces) or name in self._offered
+            return name in self._offered and call.name.strip() in self._offered and not name.startswith(call.name)
+        if not same_index and not arguments:
+            return is_whole(call.pieces)
+        if not begins_object(arguments) or not is_whole(call.pieces):
+            return False
+        # A whole call said twice is one call; `{}` is how some gateways open one.
+        so_far = "".join(call.pieces).strip()
+        return so_far not in {arguments.strip(), "{}"}
+
+    def _finished(self, call: _Call, *, is_cut: bool) -> list[ToolCall]:
+        name = tool_name(mended(call.name), self._offered)
+        extra = dict(call.extra)
+        if call.function_extra:
+            extra["function"] = call.function_extra
+        tool = self._offered.get(name)
+        raw = mended("".join(call.pieces))
+        if not name:
+            return [ToolCall(id=call.id, name="unnamed", arguments="{}", fault="the call has no name", raw=raw, extra=extra)]
+        fault = "the answer reached its output limit within this call" if is_cut else None
+        try:
+            objects = read_arguments(call.pieces, tool.input_schema if tool is not None else None)
+            texts = [json_text(each) for each in objects]
+        except Fault as error:
+            fault = f"{fault}: {error}" if fault else str(error)
+            return [ToolCall(id=call.id, name=name, arguments="{}", fault=fault, raw=raw, extra=extra)]
+        if call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault:
+            unpacked = self._unpacked(objects[0])
+            if unpacked:
+                return unpacked
+        return [
+            ToolCall(
+                id=call.id if position == 0 else "",
+                name=name,
+                arguments=text,
+                fault=fault,
+                raw=raw if fault else None,
+                extra=extra if position == 0 else {},
+            )
+            for position, text in enumerate(texts)
+        ]
+
+    def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
+        """The calls inside `multi_tool_use.parallel`; none if one of them is unclear."""
+        uses = wrapped.get("tool_uses")
+        if not isinstance(uses, list):
+            return []
+        calls: list[ToolCall] = []
+        for use in uses:
+            name = use.get("recipient_name") if isinstance(use, Mapping) else None
+            parameters = use.get("parameters") if isinstance(use, Mapping) else None
+            if not isinstance(name, str) or not isinstance(parameters, Mapping):
+                return []
+            calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=json_text(parameters)))
+        return calls
+
+    def _with_own_ids(self, calls: list[ToolCall]) -> tuple[ToolCall, ...]:
+        seen: set[str] = set()
+        own: list[ToolCall] = []
+        for call in calls:
+            call_id = mended(call.id)
+            while not call_id or call_id in seen:
+                call_id = self._mint()
+            seen.add(call_id)
+            own.append(
+                ToolCall(
+                    id=call_id,
+                    name=call.name,
+                    arguments=call.arguments,
+                    fault=call.fault,
+                    raw=call.raw,
+                    extra=call.extra,
+                )
+            )
+        return tuple(own)
+
+
+def _joined_name(name: str, piece: str) -> str:
+    """A name that comes whole again, grows, or comes in pieces."""
+    if not name or piece.startswith(name):
+        return piece
+    return name if name.strip() == piece.strip() else name + piece
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
+
+
+def _arguments_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "["

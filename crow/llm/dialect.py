@@ -1,0 +1,144 @@
+"""How one endpoint wants its requests, and what its refusals teach.
+
+Strategy: a dialect is a frozen value that starts from what the base URL tells and changes only when the endpoint refuses
+a part of a request by name. What was refused is kept as plain names, so that it can be remembered across processes.
+Pure: knows neither how a request is encoded nor how it is sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+from urllib.parse import urlsplit
+
+from crow.llm.failures import Complaint
+
+__all__ = ["Dialect", "dialect_of", "most_output_tokens", "refused_part"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What goes into a request, and how. `refused` names what this endpoint did not take, in the order it was learned.
+
+    `limit_field`: what the output limit is called. `usage_option`: `stream_options.include_usage` is sent.
+    `empty_content`: what stands beside calls where there is no text. `reasoning`: the thought goes back under the field
+    it came in; `always` also where there was none (as ''), which some endpoints demand; `inline` writes it into the
+    content again. `parallel_calls` None leaves it to the endpoint.
+    """
+
+    limit_field: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
+    usage_option: bool = True
+    tool_choice: bool = True
+    parallel_calls: bool | None = None
+    empty_content: Literal["null", "omitted", "blank"] = "null"
+    reasoning: Literal["none", "own", "always", "inline"] = "own"
+    system_role: Literal["system", "developer", "user"] = "system"
+    takes_images: bool = True
+    cache_key: bool = False
+    opaque: bool = True
+    refused: tuple[str, ...] = ()
+
+    def refusing(self, part: str) -> Dialect:
+        """The dialect of an endpoint that refused `part`; the same one if nothing can be changed about it."""
+        changed = self._changed(part)
+        return self if changed == self else replace(changed, refused=(*self.refused, part))
+
+    def refusing_all(self, parts: Iterable[str]) -> Dialect:
+        """As `refusing`, one after the other."""
+        dialect = self
+        for part in parts:
+            dialect = dialect.refusing(part)
+        return dialect
+
+    def _changed(self, part: str) -> Dialect:  # noqa: PLR0911 - a table of cases
+        match part:
+            case "stream_options":
+                return replace(self, usage_option=False)
+            case "max_tokens" if self.limit_field == "max_tokens":
+                tried = "max_completion_tokens" in self.refused
+                return replace(self, limit_field=None if tried else "max_completion_tokens")
+            case "max_completion_tokens" if self.limit_field == "max_completion_tokens":
+                tried = "max_tokens" in self.refused
+                return replace(self, limit_field=None if tried else "max_tokens")
+            case "tool_choice":
+                return replace(self, tool_choice=False)
+            case "parallel_tool_calls":
+                return replace(self, parallel_calls=None)
+            case "prompt_cache_key":
+                return replace(self, cache_key=False)
+            case "null_content" if self.empty_content == "null":
+                return replace(self, empty_content="omitted")
+            case "no_content" if self.empty_content == "omitted":
+                return replace(self, empty_content="blank")
+            case "no_reasoning":
+                return replace(self, reasoning="always")
+            case "reasoning":
+                return replace(self, reasoning="none")
+            case "opaque":
+                return replace(self, opaque=False)
+            case "images":
+                return replace(self, takes_images=False)
+            case "system_role" if self.system_role == "system":
+                return replace(self, system_role="developer")
+            case "developer_role" | "system_role" if self.system_role != "user":
+                return replace(self, system_role="user")
+            case _:
+                return self
+
+
+def dialect_of(base_url: str, *, takes_images: bool = True) -> Dialect:
+    """What is known of an endpoint before the first request."""
+    if (urlsplit(base_url).hostname or "") == "api.openai.com":
+        # Its newer models take no `max_tokens`; it routes by the cache key.
+        return Dialect(limit_field="max_completion_tokens", cache_key=True, takes_images=takes_images)
+    return Dialect(takes_images=takes_images)
+
+
+_REFUSED = (
+    r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
+    r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only"
+)
+_PARTS = tuple(
+    (part, re.compile(wording, re.IGNORECASE | re.DOTALL))
+    for part, wording in (
+        ("stream_options", r"stream_options|include_usage"),
+        ("max_completion_tokens", rf"(?:{_REFUSED}).{{0,60}}max_completion_tokens|^\W*max_completion_tokens.{{0,60}}(?:{_REFUSED})"),
+        ("max_tokens", rf"(?:{_REFUSED}).{{0,60}}\bmax_tokens|\bmax_tokens.{{0,80}}(?:{_REFUSED})"),
+        ("prompt_cache_key", r"prompt_cache_key"),
+        ("parallel_tool_calls", rf"parallel_tool_calls|parallel tool calls?.{{0,40}}(?:{_REFUSED})"),
+        ("tool_choice", rf"(?:{_REFUSED}).{{0,60}}tool_choice|tool_choice.{{0,80}}(?:{_REFUSED})"),
+        ("no_reasoning", r"missing.{0,20}\breasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)"),
+        ("reasoning", rf"(?:{_REFUSED}).{{0,80}}\breasoning(?:_content|_text)?\b|\breasoning(?:_content|_text)?\b.{{0,80}}(?:{_REFUSED})"),
+        ("opaque", rf"(?:extra_content|reasoning_details|thought_signature).{{0,80}}(?:{_REFUSED})"),
+        ("developer_role", rf"developer.{{0,60}}(?:{_REFUSED})|(?:{_REFUSED}).{{0,60}}developer"),
+        ("system_role", rf"(?:system (?:role|message|prompt)|['\"`]system['\"`]).{{0,60}}(?:{_REFUSED})|(?:{_REFUSED}).{{0,60}}['\"`]system['\"`]"),
+        ("images", rf"image(?:_url|s)?\b.{{0,80}}(?:{_REFUSED})|(?:{_REFUSED}).{{0,60}}\bimage(?:_url|s| input)?\b|not a multimodal"),
+        ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content"),
+        ("no_content", r"content.{0,40}(?:required|missing)|missing.{0,40}content"),
+    )
+)
+_MOST_OUTPUT = re.compile(
+    r"at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
+    r"|max_(?:completion_)?tokens\W.{0,60}(?:less than or equal to|<=|at most|maximum(?: value)? (?:is|of)|exceed)\D{0,20}(\d[\d,]*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def refused_part(complaint: Complaint, dialect: Dialect) -> str | None:
+    """The part of the request that the endpoint refused, if leaving it out would change the next request."""
+    if complaint.status not in {400, 404, 415, 422, 500, 501}:
+        return None
+    for part, wording in _PARTS:
+        if wording.search(complaint.searched) and dialect.refusing(part) != dialect:
+            return part
+    return None
+
+
+def most_output_tokens(complaint: Complaint) -> int | None:
+    """The largest output limit that the endpoint takes, if it refused ours and said so."""
+    match = _MOST_OUTPUT.search(complaint.searched) if complaint.status in {400, 422} else None
+    if match is None:
+        return None
+    return int(next(group for group in match.groups() if group).replace(",", "")) or None

@@ -1,0 +1,117 @@
+"""Server-sent events: response bytes in, the `data` of each event out.
+
+Strategy: the decoding rules of WHATWG HTML 9.2.6, incrementally: whole lines are cut out of what arrived (C speed,
+linear time), a rest without its line end waits. Bytes are decoded per event, invalid UTF-8 becomes U+FFFD. Event
+names, ids and retry times carry nothing for chat completions and are dropped. Knows nothing of JSON or of models.
+"""
+
+from __future__ import annotations
+
+from crow.domain.errors import ProtocolError
+
+__all__ = ["EventTooLarge", "SseDecoder"]
+
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventTooLarge(ProtocolError):
+    """One event (or one line) is larger than the decoder's bound."""
+
+
+class SseDecoder:
+    """Feed bytes as they arrive; every call gives the events that became whole.
+
+    Events without data are not events. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
+    """
+
+    __slots__ = ("_at_start", "_data", "_data_bytes", "_max_bytes", "_rest", "_rest_bytes", "_skip_lf")
+
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_event_bytes
+        self._at_start = True
+        self._skip_lf = False
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    def feed(self, piece: bytes) -> list[str]:
+        """The events that `piece` completes. :raises EventTooLarge: one grew beyond the bound."""
+        if self._at_start:
+            piece = self._without_bom(piece)
+        if self._skip_lf and piece:
+            self._skip_lf = False
+            if piece.startswith(b"\n"):
+                piece = piece[1:]
+        if not piece:
+            return []
+        end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+        if not end:
+            self._keep(piece)
+            return []
+        if end == len(piece):
+            # A CR ends its line at once; should an LF follow in the next piece, it belongs to that CR.
+            self._skip_lf = piece.endswith(b"\r")
+            rest = b""
+        else:
+            rest = piece[end:]
+            piece = piece[:end]
+        if self._rest:
+            piece = b"".join((*self._rest, piece))
+            self._rest.clear()
+            self._rest_bytes = 0
+        events = self._events_of(piece.splitlines())
+        if rest:
+            self._keep(rest)
+        return events
+
+    def finish(self) -> list[str]:
+        """The bytes have ended: the last event, if its blank line never came (it may be cut anywhere)."""
+        lines = [b"".join(self._rest), b""] if self._rest else [b""]
+        self._rest.clear()
+        self._rest_bytes = 0
+        return self._events_of(lines)
+
+    def _without_bom(self, piece: bytes) -> bytes:
+        piece = b"".join((*self._rest, piece))
+        self._rest.clear()
+        self._rest_bytes = 0
+        if len(piece) < len(_BOM) and _BOM.startswith(piece):
+            if piece:
+                self._keep(piece)
+            return b""
+        self._at_start = False
+        return piece.removeprefix(_BOM)
+
+    def _keep(self, rest: bytes) -> None:
+        self._rest.append(rest)
+        self._rest_bytes += len(rest)
+        self._check_size()
+
+    def _events_of(self, lines: list[bytes]) -> list[str]:
+        events: list[str] = []
+        data = self._data
+        for line in lines:
+            if line.startswith(b"data:"):
+                value = line[6:] if line.startswith(b"data: ") else line[5:]
+                data.append(value)
+                self._data_bytes += len(value)
+                if self._data_bytes > self._max_bytes:
+                    self._check_size()
+            elif not line:
+                if data:
+                    text = (data[0] if len(data) == 1 else b"\n".join(data)).decode("utf-8", "replace")
+                    data.clear()
+                    self._data_bytes = 0
+                    if text:
+                        events.append(text)
+            elif line == b"data":
+                data.append(b"")
+        return events
+
+    def _check_size(self) -> None:
+        if self._rest_bytes + self._data_bytes > self._max_bytes:
+            raise EventTooLarge(
+                f"The endpoint sent one event of more than {self._max_bytes:,} bytes; that is no chat completion."
+            )

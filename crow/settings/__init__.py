@@ -1,0 +1,30 @@
+"""What the user decides: one frozen `Settings` from flag, environment, the user's `config.toml` and defaults.
+
+A setting that cannot be used is reported as a `problem` beside the defaults, so that an editor can still open sessions
+and show the words at the first prompt. Nothing in a workspace is ever read here.
+"""
+
+from crow.settings.gather import Loaded, load_settings
+from crow.settings.paths import Paths
+from crow.settings.values import (
+    OFFLINE,
+    CompactionSettings,
+    LimitSettings,
+    LogSettings,
+    ModelSettings,
+    PermissionSettings,
+    Settings,
+)
+
+__all__ = [
+    "OFFLINE",
+    "CompactionSettings",
+    "LimitSettings",
+    "Loaded",
+    "LogSettings",
+    "ModelSettings",
+    "Paths",
+    "PermissionSettings",
+    "Settings",
+    "load_settings",
+]

@@ -1,0 +1,211 @@
+"""Gathers the settings from flags, environment, the user's file and the defaults.
+
+Strategy: values are collected under dotted keys, weakest source first, with the origin of each beside it; then all are
+checked at once, and an error names the origin, the key and the value. Reads the user's file and nothing else; a
+workspace is never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from crow.domain.errors import ConfigError
+from crow.settings.paths import Paths, find_paths
+from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Expect, Section, Settings
+
+__all__ = ["Loaded", "load_settings"]
+
+_FROM_ENVIRONMENT = {"model.name": "CROW_MODEL", "model.base_url": "OPENAI_BASE_URL", "log.level": "CROW_LOG"}
+_FLAGS = {
+    "model.name": "--model",
+    "model.base_url": "--base-url",
+    "permissions.mode": "--mode",
+    "log.level": "--log-level",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Settings, and where each came from: `sources` maps every dotted key to `flag --model`, `environment CROW_MODEL`,
+    the name of the user's file, or `default`.
+
+    With a `problem`, `settings` are the defaults and no prompt may run: its words go to the user.
+    """
+
+    settings: Settings
+    sources: Mapping[str, str]
+    paths: Paths
+    problem: ConfigError | None = None
+
+
+def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
+    """Gather the settings. `flags` maps dotted keys (`model.name`) to texts; an empty text counts as not given.
+
+    What stands in the user's file raises nothing: see `Loaded.problem`.
+    """
+    paths = find_paths(env)
+    try:
+        gathered = _gather(flags, env, paths.config_file)
+        settings = _check(gathered)
+    except ConfigError as problem:
+        return Loaded(settings=Settings(), sources=dict.fromkeys(_KEYS, "default"), paths=paths, problem=problem)
+    sources = {key: gathered[key].source if key in gathered else "default" for key in _KEYS}
+    return Loaded(settings=settings, sources=sources, paths=paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that somebody gave: `source` for a table, `origin` for an error."""
+
+    value: object
+    source: str
+    origin: str
+
+
+def _gather(flags: Mapping[str, str], env: Mapping[str, str], file: Path) -> dict[str, Given]:
+    stronger: dict[str, Given] = {}
+    for key, variable in _FROM_ENVIRONMENT.items():
+        if text := env.get(variable, "").strip():
+            stronger[key] = Given(text, f"environment {variable}", f"environment {variable}")
+    for key, text in flags.items():
+        if text:
+            flag = f"flag {_FLAGS.get(key, key)}"
+            stronger[key] = Given(_from_text(key, text), flag, flag)
+
+    values = dict(_flat(_read_file(file, named=bool(env.get("CROW_CONFIG")))))
+    _refuse_unknown(values, file)
+    _drop_what_belongs_elsewhere(values, stronger)
+    gathered = {key: Given(value, file.name, str(file)) for key, value in values.items()}
+
+    key_variable = values.get("model.api_key_env", "OPENAI_API_KEY")
+    if isinstance(key_variable, str) and (secret := env.get(key_variable, "").strip()):
+        named = f"environment {key_variable}"
+        gathered["model.api_key"] = Given(SecretStr(secret), named, named)
+    return gathered | stronger
+
+
+def _read_file(file: Path, *, named: bool) -> Mapping[str, object]:
+    try:
+        text = file.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        if named:
+            raise ConfigError(f"environment CROW_CONFIG: {file} does not exist; name a file, or unset it") from None
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    import tomllib  # 2 ms at start that only those with a file pay
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted keys and values; a table that is itself a value (headers) stays whole."""
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, Mapping) and key not in _KEYS and (value or key in _SECTIONS):
+            yield from _flat(value, key + ".")
+        else:
+            yield key, value
+
+
+def _refuse_unknown(values: Mapping[str, object], file: Path) -> None:
+    for key, value in values.items():
+        if key in _SECTIONS:
+            raise ConfigError(f"{file}: {key} is {_shown(key, value)}; expected a table: [{key}]")
+        if key not in _KEYS:
+            import difflib  # for this sentence alone
+
+            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_KEYS)}"
+            raise ConfigError(f"{file}: there is no setting {key}; {hint}")
+
+
+def _drop_what_belongs_elsewhere(in_file: dict[str, object], stronger: Mapping[str, Given]) -> None:
+    """What the file says of one endpoint or model must not be used with another: least of all the key."""
+    for selector, names in (("model.base_url", ABOUT_THE_ENDPOINT), ("model.name", ABOUT_THE_MODEL)):
+        if selector in in_file and selector in stronger:
+            chosen, written = str(stronger[selector].value), str(in_file[selector])
+            if chosen.rstrip("/") != written.rstrip("/"):
+                for name in names:
+                    in_file.pop(f"model.{name}", None)
+
+
+def _from_text(key: str, text: str) -> object:
+    """Flags hold text; where no text is wanted (a number, a switch), it is read as JSON."""
+    if key not in _KEYS or str in _leaf_types(_KEYS[key].annotation):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _leaf_types(annotation: object) -> tuple[object, ...]:
+    """The types that a value may have: those within a union, those of a literal's values."""
+    inside = getattr(annotation, "__args__", None)
+    if inside is None:
+        return (type(annotation),) if isinstance(annotation, str) else (annotation,)
+    return tuple(leaf for part in inside for leaf in _leaf_types(part))
+
+
+def _check(gathered: Mapping[str, Given]) -> Settings:
+    nested: dict[str, dict[str, object]] = {}
+    for key, given in gathered.items():
+        section, _, name = key.rpartition(".")
+        nested.setdefault(section, {})[name] = given.value
+    try:
+        return Settings.model_validate({**nested.pop("", {}), **nested})
+    except ValidationError as error:
+        # The error's own text shows values, secrets too.
+        wrong = dict.fromkeys(_key_at(detail["loc"]) for detail in error.errors())
+    raise ConfigError(
+        "\n".join(
+            f"{gathered[key].origin}: {key} is {_shown(key, gathered[key].value)}; expected {_expectation(_KEYS[key])}"
+            for key in wrong
+        )
+    )
+
+
+def _key_at(location: tuple[int | str, ...]) -> str:
+    first = str(location[0])
+    return first if first in _KEYS else f"{first}.{location[1]}"
+
+
+def _expectation(setting: FieldInfo) -> str:
+    return next(item.words for item in setting.metadata if isinstance(item, Expect))
+
+
+def _shown(key: str, value: object) -> str:
+    """The value as a sentence may show it."""
+    if key in {"model.api_key", "model.headers"}:
+        return "something else (not shown: it may be secret)"
+    if key == "model.base_url" and isinstance(value, str) and ("@" in value or "?" in value):
+        return "one that may hold a secret (not shown)"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+_SECTIONS: Mapping[str, type[Section]] = {
+    name: setting.annotation
+    for name, setting in Settings.model_fields.items()
+    if isinstance(setting.annotation, type) and issubclass(setting.annotation, Section)
+}
+_KEYS: Mapping[str, FieldInfo] = {
+    **{name: setting for name, setting in Settings.model_fields.items() if name not in _SECTIONS},
+    **{
+        f"{section}.{name}": setting
+        for section, table in _SECTIONS.items()
+        for name, setting in table.model_fields.items()
+    },
+}

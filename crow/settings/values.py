@@ -1,0 +1,190 @@
+"""Everything that can be set, with its bounds, its default and its meaning.
+
+Strategy: one frozen model per table of `config.toml`; each field says in `Expect` how an error sentence about it ends,
+and in its description what it does (`schemas/config.schema.json` is made from both the types and these). Knows
+nothing of files, flags and variables: `gather` does.
+"""
+
+# No postponed annotations here: evaluating them again would double what this module costs at every start.
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+__all__ = [
+    "ABOUT_THE_ENDPOINT",
+    "ABOUT_THE_MODEL",
+    "OFFLINE",
+    "CompactionSettings",
+    "Expect",
+    "LimitSettings",
+    "LogSettings",
+    "ModelSettings",
+    "PermissionSettings",
+    "Section",
+    "Settings",
+]
+
+OFFLINE = "offline"
+"""The model name that stands for the built-in model, which needs no endpoint."""
+
+ABOUT_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
+"""Settings of `[model]` that mean nothing at another base URL."""
+
+ABOUT_THE_MODEL = (
+    "context_window",
+    "max_output_tokens",
+    "takes_images",
+    "input_price",
+    "cached_price",
+    "output_price",
+)
+"""Settings of `[model]` that mean nothing for a model of another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """What a setting takes: the end of the sentence `expected ...`."""
+
+    words: str
+
+
+Switch = Annotated[bool, Expect("true or false")]
+Tokens = Annotated[int | None, Field(ge=1), Expect("a whole number of tokens, such as 4000")]
+Price = Annotated[float | None, Field(ge=0, allow_inf_nan=False), Expect("US dollars per million tokens, such as 2.5")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
+
+
+class Section(BaseModel):
+    """A table of `config.toml`: fixed once read; a number is not taken for a text, nor a text for a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+class ModelSettings(Section):
+    """The model and the endpoint that serves it."""
+
+    name: Annotated[str | None, Field(min_length=1), Expect('a model name, such as "gpt-5.2", or "offline"')] = Field(
+        default=None,
+        description='The model, as its endpoint calls it; "offline" is the built-in one. Environment: CROW_MODEL.',
+    )
+    base_url: Annotated[
+        str, Expect("an http or https URL without user name and query, such as http://localhost:11434/v1")
+    ] = Field(
+        default="https://api.openai.com/v1",
+        description="The endpoint, without `/chat/completions`. Environment: OPENAI_BASE_URL.",
+    )
+    api_key: Annotated[SecretStr | None, Expect("the key alone, in plain ASCII without spaces")] = Field(
+        default=None, description="The endpoint's key; better left to the environment: see api_key_env."
+    )
+    api_key_env: Annotated[str, Field(min_length=1), Expect('the name of a variable, such as "OPENROUTER_API_KEY"')] = (
+        Field(default="OPENAI_API_KEY", description="The environment variable that holds the key.")
+    )
+    context_window: Annotated[int | None, Field(ge=2000), Expect("a whole number of tokens, such as 128000")] = Field(
+        default=None,
+        description="Size of the context window in tokens; unset: as the endpoint tells, or as learned from it.",
+    )
+    max_output_tokens: Tokens = Field(
+        default=None, description="Limit of one answer in tokens; unset: a quarter of the context window at most."
+    )
+    takes_images: Switch = Field(default=True, description="Whether the model can see images.")
+    input_price: Price = Field(
+        default=None, description="US dollars per million input tokens, to show what sessions cost."
+    )
+    cached_price: Price = Field(
+        default=None, description="US dollars per million input tokens that the provider had cached."
+    )
+    output_price: Price = Field(default=None, description="US dollars per million output tokens.")
+    headers: Annotated[Mapping[str, str], Expect('a table of texts, such as { "X-Title" = "crow" }')] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Further HTTP headers for the endpoint; their values are kept as secrets.",
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+            raise ValueError
+        return url.rstrip("/")
+
+    @field_validator("api_key")
+    @classmethod
+    def _sendable(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not all("!" <= character <= "~" for character in key.get_secret_value()):
+            raise ValueError
+        return key
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must appear in no log, error or export."""
+        key = () if self.api_key is None else (self.api_key.get_secret_value(),)
+        return (*key, *self.headers.values())
+
+    def named(self, name: str) -> Self:
+        """The same endpoint with another model: what was set for this model alone (sizes, prices) is unset."""
+        if name == self.name:
+            return self
+        unset = {field: type(self).model_fields[field].default for field in ABOUT_THE_MODEL}
+        return self.model_copy(update=unset | {"name": name})
+
+
+class CompactionSettings(Section):
+    """When and how a long conversation is made shorter."""
+
+    auto: Switch = Field(
+        default=True, description="Whether crow compacts by itself; false means never, but on `/compact`."
+    )
+    threshold: Annotated[
+        float, Field(ge=0.1, le=0.95), Expect("a part of the window from 0.1 to 0.95, such as 0.85")
+    ] = Field(default=0.85, description="The part of the context window at which compaction starts.")
+    keep_tokens: Annotated[int, Field(ge=0), Expect("a whole number of tokens, such as 20000")] = Field(
+        default=20_000, description="How many of the newest tokens stay as they are, at most."
+    )
+    target: Annotated[float, Field(ge=0.1, le=0.9), Expect("a part of the room from 0.1 to 0.9, such as 0.5")] = Field(
+        default=0.5,
+        description="The part of the room (the threshold less tools and system message) that compaction aims at.",
+    )
+
+
+class PermissionSettings(Section):
+    """What runs without asking."""
+
+    mode: Annotated[
+        Literal["ask", "accept-edits", "plan", "auto"], Expect('"ask", "accept-edits", "plan" or "auto"')
+    ] = Field(default="ask", description="The mode in which a session starts.")
+
+
+class LimitSettings(Section):
+    """Bounds on what could go on for ever."""
+
+    steps_per_turn: Annotated[int, Field(ge=1), Expect("a whole number above 0, such as 500")] = Field(
+        default=500, description="Model answers in one turn."
+    )
+    mcp_start_timeout_s: Seconds = Field(default=10.0, description="Seconds that an MCP server may take to start.")
+    first_byte_timeout_s: Seconds = Field(default=300.0, description="Seconds until an answer begins.")
+    idle_timeout_s: Seconds = Field(default=120.0, description="Seconds of silence within an answer.")
+
+
+class LogSettings(Section):
+    """The log file."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Expect('"debug", "info", "warning" or "error"')] = (
+        Field(default="warning", description="The least that is logged. Environment: CROW_LOG.")
+    )
+
+
+class Settings(Section):
+    """Everything that can be set in crow's config.toml."""
+
+    models: Annotated[
+        tuple[str, ...], Field(strict=False), Expect('a list of model names, such as ["small", "large"]')
+    ] = Field(default=(), description="Further models of the same endpoint, offered for choice in the editor.")
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    compaction: CompactionSettings = Field(default_factory=CompactionSettings)
+    permissions: PermissionSettings = Field(default_factory=PermissionSettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    log: LogSettings = Field(default_factory=LogSettings)

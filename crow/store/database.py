@@ -1,0 +1,323 @@
+"""The database file: made, opened, migrated, locked, checkpointed.
+
+Strategy: one connection writes, another only reads, so that lists and replays never wait for a step. WAL where it is
+granted, every commit flushed to disk. Checkpoints are made here and only here, since SQLite before 3.51.3 can corrupt
+a WAL that two connections reset and commit to at the same instant: there a file lock surrounds everything that writes,
+and it also makes processes take turns. Nothing but SQLite ever opens the file, because closing any other handle of it
+would drop SQLite's locks. Knows no tables beyond the schema's version.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import anyio
+
+from crow.domain.errors import StoreTooNew, StoreUnavailable
+from crow.store.connection import Connection, explained
+from crow.store.migrations import APPLICATION_ID, VERSION, migrate
+
+__all__ = ["Database", "JournalMode"]
+
+T = TypeVar("T")
+
+JournalMode = Literal["wal", "delete"]
+
+logger = logging.getLogger(__name__)
+
+_CHECKPOINT_BYTES = 16 * 1024 * 1024
+_JOURNAL_LIMIT_BYTES = 64 * 1024 * 1024
+_CLOSE_S = 5.0
+_VACUUM_PAGES = 500
+_OLDEST_SQLITE = (3, 34, 0)  # the trigram tokenizer
+_HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
+
+
+class Database:
+    """The file at `path` and the connections to it."""
+
+    def __init__(self, path: Path, writer: Connection, lock: _FileLock, *, busy_timeout_s: float) -> None:
+        self.path = path
+        self.journal_mode = ""
+        self._writer = writer
+        self._reader: Connection | None = None
+        self._reader_lock = anyio.Lock()
+        self._lock = lock
+        self._busy_timeout_s = busy_timeout_s
+        self._checkpoint_at_bytes = _CHECKPOINT_BYTES
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
+        """Make or open the file and bring its schema up to date.
+
+        :raises StoreUnavailable: it cannot be made, read or written, or is not crow's.
+        :raises StoreTooNew: a newer crow wrote it.
+        """
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
+        writer = await Connection.open(path, prepare=lambda: _prepare(path), busy_timeout_s=busy_timeout_s)
+        database = cls(path, writer, _FileLock(path, timeout_s=busy_timeout_s), busy_timeout_s=busy_timeout_s)
+        try:
+            database.journal_mode = await database._run(writer, lambda connection: database._set_up(connection, journal_mode))
+        except BaseException:  # whoever fails to open closes what was opened
+            await database.close()
+            raise
+        return database
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives, called in a transaction of its own, which is on disk when this returns.
+
+        Anything `work` raises rolls it back. Cancelled before it began: nothing is written. Cancelled later: it is
+        finished first, and its result returned, so that the caller never has to wonder; a task cancelled natively
+        (`asyncio.Task.cancel`) does not learn the result, but the transaction is whole all the same.
+        """
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        with anyio.CancelScope(shield=True):
+            return await self._run(self._writer, lambda connection: self._transaction(connection, work))
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives, called on one snapshot of the database."""
+        return await self._run(await self._open_reader(), lambda connection: _snapshot(connection, work))
+
+    async def checkpoint(self) -> None:
+        """Move the WAL into the database, as far as no reader holds it."""
+        await self._run(self._writer, self._checkpoint)
+
+    async def vacuum(self) -> bool:
+        """Give some free pages back to the file system; whether there may be more."""
+        return await self._run(self._writer, self._vacuum)
+
+    async def close(self) -> None:
+        """Finish what waits and close both connections, in at most a few seconds; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
+            try:
+                if self._reader is not None:
+                    await self._reader.close()
+                await self._writer.run(self._before_close)
+            finally:
+                await self._writer.close()
+        if scope.cancelled_caught:
+            logger.warning("%s: closing took longer than %g s and was given up", self.path, _CLOSE_S)
+
+    async def _run(self, connection: Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await connection.run(work)
+        except sqlite3.Error as error:
+            explanation = explained(error, self.path, self._busy_timeout_s)
+            if explanation is error:
+                raise
+            raise explanation from error
+
+    async def _open_reader(self) -> Connection:
+        """The reader, opened when first needed: a new session does not read."""
+        if self._reader is not None:
+            return self._reader
+        async with self._reader_lock:
+            if self._reader is None:
+                if self._is_closed:
+                    raise StoreUnavailable(f"{self.path} is closed.")
+                reader = await Connection.open(
+                    self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s
+                )
+                self._reader = reader
+                await self._run(reader, lambda connection: connection.execute("PRAGMA query_only = ON").close())
+            return self._reader
+
+    def _set_up(self, connection: sqlite3.Connection, wanted: JournalMode) -> str:
+        """In the writer's thread: the checks that must leave the file untouched, then what may change it."""
+        version = _version(connection, self.path)
+        journal_mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        if version < VERSION or journal_mode != wanted:
+            with self._lock.held():
+                if _version(connection, self.path) == 0:
+                    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                journal_mode = str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
+                migrate(connection)
+        if wanted == "wal" and journal_mode != "wal":
+            logger.warning("%s: WAL is not available here (a network disk?); using %s", self.path, journal_mode)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT_BYTES}")
+        return journal_mode
+
+    def _transaction(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._writing():
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:  # no transaction may stay open, whatever happened
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
+                self._empty_wal(connection)
+        return result
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if _HAS_WAL_RESET_BUG:
+            with self._lock.held():
+                yield
+        else:
+            yield
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        if self.journal_mode == "wal" and self._wal_bytes() > 0:
+            with self._writing():
+                self._empty_wal(connection)
+
+    def _before_close(self, connection: sqlite3.Connection) -> None:
+        # The last connection to close checkpoints once more by itself: that, too, belongs under the lock.
+        try:
+            self._checkpoint(connection)
+        except StoreUnavailable as error:
+            logger.warning("%s", error)
+
+    def _vacuum(self, connection: sqlite3.Connection) -> bool:
+        with self._writing():
+            connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        return bool(connection.execute("PRAGMA freelist_count").fetchone()[0] > 0)
+
+    def _empty_wal(self, connection: sqlite3.Connection) -> None:
+        """The transaction before is on disk already, so nothing here may fail it."""
+        try:
+            connection.execute("PRAGMA busy_timeout = 0")
+            is_busy = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+        except sqlite3.Error as error:
+            logger.warning("%s: the checkpoint failed (%s); the WAL goes on growing", self.path, error)
+            is_busy = True
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+        # While somebody reads, the file cannot shrink: try again after as much again.
+        self._checkpoint_at_bytes = _CHECKPOINT_BYTES + (self._wal_bytes() if is_busy else 0)
+
+    def _wal_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except OSError:
+            return 0
+
+
+class _FileLock:
+    """An advisory lock beside the database, held by one writer of all processes at a time. Used in one thread."""
+
+    def __init__(self, path: Path, *, timeout_s: float) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._file: int | None = None
+        self._is_supported = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for the lock, hold it, give it back.
+
+        :raises StoreUnavailable: somebody else held it for too long.
+        """
+        if not self._is_supported:
+            yield
+            return
+        lock_path = f"{self._path}.lock"
+        try:
+            file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{lock_path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
+                " another directory."
+            ) from error
+        try:
+            self._acquire(file)
+            yield
+        finally:
+            os.close(file)
+
+    def _acquire(self, file: int) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = 0.0002
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno == errno.EINTR:
+                    continue
+                self._is_supported = False
+                logger.warning("%s: no file locks here (%s)", self._path, error.strerror)
+                return
+            else:
+                return
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"{self._path} is locked by another program (waited {self._timeout_s:g} s). End that program, then"
+                    " try again."
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.005)
+
+
+def _snapshot(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    connection.execute("BEGIN")
+    try:
+        return work(connection)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema's version, 0 for an empty file.
+
+    :raises StoreTooNew: a newer crow wrote it.
+    :raises StoreUnavailable: it belongs to another program.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    is_empty = not version and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not is_empty and application_id != APPLICATION_ID:
+        raise StoreUnavailable(
+            f"{path} is the database of another program. Move it away, or set CROW_HOME to another directory."
+        )
+    if version > VERSION:
+        raise StoreTooNew(
+            f"{path} was written by a newer crow: its schema is version {version}, this crow knows {VERSION}. Upgrade"
+            " crow, or set CROW_HOME to another directory."
+        )
+    return version
+
+
+def _prepare(path: Path) -> None:
+    """The directory (0700) and an empty file (0600), if there is none: SQLite itself would make it readable by all.
+
+    :raises StoreUnavailable: they cannot be made.
+    """
+    try:
+        _make_directory(path.parent)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if path.stat().st_mode & 0o077 and path.is_file():
+            path.chmod(0o600)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{path} cannot be made ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
+            " write to."
+        ) from error
+
+
+def _make_directory(path: Path) -> None:
+    if not path.is_dir():
+        _make_directory(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)

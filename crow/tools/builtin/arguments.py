@@ -1,0 +1,141 @@
+"""Arguments of a built-in call, checked against the tool's schema.
+
+Strategy: the few keywords of JSON Schema that crow's own schemas use, and words that name the argument, show the value
+and say what is expected. Numbers and booleans written as text are taken, null stands for an absent optional argument:
+many models send both. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from crow.domain.errors import ArgumentError
+
+__all__ = ["check", "parse"]
+
+SHOWN_CHARS = 80
+
+
+def parse(tool: str, text: str) -> dict[str, Any]:
+    """The object in a call's JSON text. :raises ~crow.domain.errors.ArgumentError: it is none."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ArgumentError(f"{tool}: the arguments are not valid JSON: {error}") from None
+    except RecursionError:
+        raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{tool}: the arguments are {shown(value)}; expected a JSON object")
+    return value
+
+
+def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the schema's types, absent ones left out.
+
+    :raises ~crow.domain.errors.ArgumentError: one is missing, unknown or of another type.
+    """
+    return checked_object(tool, "", schema, given)
+
+
+def checked_object(tool: str, where: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    properties: Mapping[str, Any] = schema["properties"]
+    required = schema.get("required", ())
+    for name in given:
+        if name not in properties:
+            raise ArgumentError(f"{tool}: {where}{name} is no argument; expected {', '.join(properties)}")
+    taken = {}
+    for name, expected in properties.items():
+        value = given.get(name)
+        if value is None and name not in required:
+            continue
+        if name not in given:
+            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {words(expected)}")
+        taken[name] = checked(tool, where + name, expected, value)
+    return taken
+
+
+def checked(tool: str, where: str, schema: Mapping[str, Any], value: Any) -> Any:
+    taken = coerced(schema["type"], value)
+    if taken is None or not fits(schema, taken):
+        raise ArgumentError(f"{tool}: {where} is {shown(value)}; expected {words(schema)}")
+    match taken:
+        case str():
+            check_encodable(tool, where, taken)
+        case list():
+            return [checked(tool, f"{where}[{index}]", schema["items"], item) for index, item in enumerate(taken)]
+        case dict():
+            return checked_object(tool, f"{where}.", schema, taken)
+    return taken
+
+
+def coerced(kind: str, value: Any) -> Any:
+    """`value` as the wanted type, None if it is of another."""
+    match kind, value:
+        case ("string", str()) | ("array", list()) | ("object", dict()) | ("boolean", bool()):
+            return value
+        case "boolean", "true" | "True":
+            return True
+        case "boolean", "false" | "False":
+            return False
+        case "integer", bool():
+            return None
+        case "integer", int():
+            return value
+        case "integer", float() if value.is_integer():
+            return int(value)
+        case "integer", str() if value.strip().lstrip("-").isdecimal() and len(value) < 20:
+            return int(value)
+    return None
+
+
+def fits(schema: Mapping[str, Any], value: Any) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    match value:
+        case bool():
+            return True
+        case int():
+            return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+        case str():
+            return len(value) >= schema.get("minLength", 0)
+        case list():
+            return len(value) <= schema.get("maxItems", len(value))
+    return True
+
+
+def check_encodable(tool: str, where: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"{tool}: {where} holds half a surrogate pair, \\u{ord(text[error.start]):04x}, at character "
+            f"{error.start}; expected text that UTF-8 can hold"
+        ) from None
+
+
+def words(schema: Mapping[str, Any]) -> str:
+    """What a schema expects, in words."""
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    match schema["type"]:
+        case "integer":
+            limits = f" from {schema['minimum']}" if "minimum" in schema else ""
+            return "a whole number" + limits + (f" to {schema['maximum']}" if "maximum" in schema else "")
+        case "string":
+            return "text that is not empty" if schema.get("minLength") else "text"
+        case "boolean":
+            return "true or false"
+        case "array":
+            most = f"at most {schema['maxItems']} of them, " if "maxItems" in schema else ""
+            return f"a list ({most}each {words(schema['items'])})"
+    return "an object with " + ", ".join(schema["properties"])
+
+
+def shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
+    except RecursionError:
+        return "nested too deeply to show"
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"

@@ -1,0 +1,92 @@
+"""`shell`: one command line, run to its end or its timeout.
+
+Strategy: the workspace runs it in a process group of its own, without a terminal or input; this module only words the
+result. A command that fails is an error for the model, with its output.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from crow.domain.entries import Announcement
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import ToolSpec
+from crow.tools import Offer, Outcome, Workspace
+from crow.tools.builtin.tool import Arguments, Builtin, Running
+
+__all__ = ["SHELL"]
+
+DEFAULT_TIMEOUT_S = 120
+MAX_TIMEOUT_S = 3_600
+TITLE_CHARS = 300
+
+
+async def look(_workspace: Workspace, args: Arguments) -> Offer:
+    command: str = args["command"]
+    title = " ".join(command.split())
+    return Offer(
+        announcement=Announcement(
+            title=title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…", kind="execute"
+        ),
+        access="execute",
+        argument=command,
+        fault="shell: command holds a NUL character; expected a command line" if "\0" in command else None,
+        is_barrier=True,
+    )
+
+
+async def run(running: Running, args: Arguments) -> Outcome:
+    timeout_s: int = args.get("timeout_s", DEFAULT_TIMEOUT_S)
+    try:
+        code, output = await running.workspace.run(args["command"], timeout_s=timeout_s, on_output=running.on_output)
+    except ValueError:
+        raise ArgumentError("shell: command holds a NUL character; expected a command line") from None
+    words = verdict(code, timeout_s)
+    return Outcome(
+        text="\n".join(filter(None, [output.removesuffix("\n"), words])) or "(no output)",
+        is_error=bool(words),
+        raw_output={"exit_code": code, "timed_out": code is None},
+    )
+
+
+def verdict(code: int | None, timeout_s: int) -> str:
+    """What is to be said about the end of the command; nothing if it succeeded."""
+    if code is None:
+        return f"[timed out after {timeout_s} s; it and all it started were ended. timeout_s may be up to {MAX_TIMEOUT_S}]"
+    if code < 0:
+        try:
+            return f"[ended by {signal.Signals(-code).name}]"
+        except ValueError:
+            return f"[ended by signal {-code}]"
+    return f"[exit code {code}]" if code else ""
+
+
+SHELL = Builtin(
+    spec=ToolSpec(
+        name="shell",
+        description=(
+            "Run a command line with bash in the working directory. There is no terminal and no input, each call "
+            "starts anew, and what it leaves in the background is ended with it. Gives output and errors as they "
+            "came, and the exit code if it is not 0."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "minLength": 1, "description": "The command line."},
+                "timeout_s": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MAX_TIMEOUT_S,
+                    "description": f"Seconds after which it is ended. Default {DEFAULT_TIMEOUT_S}.",
+                },
+                "description": {"type": "string", "description": "What it is for, in a few words."},
+            },
+            "required": ["command"],
+        },
+    ),
+    kind="execute",
+    access="execute",
+    look=look,
+    run=run,
+    is_barrier=True,
+)

@@ -1,0 +1,60 @@
+"""What a built-in tool is: a spec, a way to look at a call, a way to run it.
+
+Strategy: one frozen value per tool, made once. Looking announces a call and finds its faults without changing
+anything; running reaches the world through the workspace and the session through the ports. What cannot be done is an
+`ArgumentError` whose words go to the model as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from crow.domain.entries import CallKind
+from crow.domain.messages import ToolSpec
+from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
+
+__all__ = ["Arguments", "Builtin", "Running", "shown_name", "shown_path"]
+
+Arguments: TypeAlias = Mapping[str, Any]
+"""Checked against the tool's schema; optional ones may be absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """What a running call reaches: the world, the session, and whoever watches."""
+
+    workspace: Workspace
+    log: Log
+    plan: Plan
+    call_id: str
+    on_output: OnOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builtin:
+    """A built-in tool. `kind`, `access` and `is_barrier` hold for every call of it, faulty ones too.
+
+    `look` may leave a fault in its offer, or raise :class:`~crow.domain.errors.ArgumentError` with the same meaning.
+    """
+
+    spec: ToolSpec
+    kind: CallKind
+    access: Access
+    look: Callable[[Workspace, Arguments], Awaitable[Offer]]
+    run: Callable[[Running, Arguments], Awaitable[Outcome]]
+    is_barrier: bool = False
+
+
+def shown_path(workspace: Workspace, path: Path) -> str:
+    """A resolved path as the client knows it: below the cwd that it gave, even if links lead there."""
+    root = workspace.resolve(".")
+    return str(workspace.cwd / path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def shown_name(workspace: Workspace, path: Path) -> str:
+    """A resolved path for words and titles: relative to cwd where it lies below it."""
+    root = workspace.resolve(".")
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -1,0 +1,184 @@
+"""A child process and the process group it leads.
+
+Strategy: asyncio's subprocess protocol, whose callbacks tell the end of the process and of its pipes apart: a
+grandchild that holds a pipe open delays nobody. Every child leads a session of its own, so that signals reach all it
+started and no terminal can be asked for anything. Standard input is /dev/null unless the child is spoken to. Knows
+nothing of what runs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+
+__all__ = ["Process", "start"]
+
+KILL_S = 0.3  # for the loop to hear of a killed child; only an unkillable one takes so long
+POLL_S = 0.01
+
+
+class Process(asyncio.SubprocessProtocol):
+    """A running child. Made by :func:`start`; whoever starts it must see `end` through."""
+
+    def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
+        self.pid = 0
+        self.exited = anyio.Event()
+        self.output_ended = anyio.Event()
+        self._on_output = on_output
+        self._on_errors = on_errors
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the signal that ended it, or None while it runs."""
+        return self._opened().get_returncode()
+
+    def write(self, data: bytes) -> int:
+        """Send to standard input without waiting; returns how many bytes the child has not taken yet."""
+        pipe = self._opened().get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        if not pipe.is_closing():
+            pipe.write(data)
+        return pipe.get_write_buffer_size()
+
+    def close_input(self) -> None:
+        """Close standard input once what was written is through."""
+        pipe = self._opened().get_pipe_transport(0)
+        if pipe is not None:
+            pipe.close()
+
+    def pause(self) -> None:
+        """Take no more output until `resume`."""
+        pipe = self._opened().get_pipe_transport(1)
+        if isinstance(pipe, asyncio.ReadTransport) and not pipe.is_closing():
+            pipe.pause_reading()
+
+    def resume(self) -> None:
+        """Take output again."""
+        pipe = self._opened().get_pipe_transport(1)
+        if isinstance(pipe, asyncio.ReadTransport) and not pipe.is_closing():
+            pipe.resume_reading()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the whole group; one that is gone is fine."""
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # gone, or become somebody else's by a set-uid program
+
+    async def is_alive(self) -> bool:
+        """Whether anything of the group still runs."""
+        if not self.exited.is_set():
+            return True
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return await anyio.to_thread.run_sync(has_running_member, self.pid)
+
+    async def end(self, grace_s: float) -> None:
+        """SIGTERM, SIGKILL after `grace_s` to what is left, and the pipes closed. Takes at most 0.3 s longer."""
+        self.signal(signal.SIGTERM)
+        gone = False
+        try:
+            with anyio.move_on_after(grace_s):
+                await self._wait_gone()
+                gone = True
+        finally:
+            if not gone:
+                self.signal(signal.SIGKILL)
+                with anyio.move_on_after(KILL_S, shield=True):
+                    await self.exited.wait()
+            self.close()
+
+    async def _wait_gone(self) -> None:
+        await self.exited.wait()
+        while await self.is_alive():
+            await anyio.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Close the pipes. A child that still runs is killed."""
+        self._opened().close()
+
+    def _opened(self) -> asyncio.SubprocessTransport:
+        assert self._transport is not None, "start() connects before it returns"
+        return self._transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio's: the child runs."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+        self.pid = transport.get_pid()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """asyncio's: a piece of standard output (1) or error (2)."""
+        if fd == 1:
+            self._on_output(data)
+        elif self._on_errors is not None:
+            self._on_errors(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
+        """asyncio's: a pipe ended."""
+        if fd == 1:
+            self.output_ended.set()
+
+    def process_exited(self) -> None:
+        """asyncio's: the child is over and reaped."""
+        self.exited.set()
+
+
+async def start(
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    on_output: Callable[[bytes], None],
+    on_errors: Callable[[bytes], None] | None = None,
+    takes_input: bool = False,
+) -> Process:
+    """Start `argv` in a process group of its own. Without `on_errors`, errors go where output goes, in order.
+
+    :raises OSError: no such program, no such directory, too long a command line.
+    :raises ValueError: a NUL in an argument.
+    """
+    loop = asyncio.get_running_loop()
+    _, process = await loop.subprocess_exec(
+        lambda: Process(on_output, on_errors),
+        *argv,
+        stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT if on_errors is None else asyncio.subprocess.PIPE,
+        cwd=cwd,
+        env=dict(env),
+        start_new_session=True,
+    )
+    return process
+
+
+def has_running_member(group: int) -> bool:
+    """Whether a process of the group is more than a zombie that its parent has not collected; True where the system
+    cannot tell."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return True
+    if "self" not in names:
+        return True
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                state, _parent, process_group = file.read().rpartition(b")")[2].split()[:3]
+        except OSError:
+            continue  # it ended meanwhile
+        if int(process_group) == group and state not in (b"Z", b"X"):
+            return True
+    return False

@@ -1,0 +1,211 @@
+"""The local disk and the local processes as a workspace.
+
+Strategy: paths are judged after resolving links and `..`. Files are read and replaced in worker threads; a write goes
+to a temporary file beside the target and takes its place in one step. Commands lead a process group each, see no
+terminal, and are never waited for once cancelled: `reap` ends what is left. Knows nothing of tools or the protocol.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import secrets
+import shutil
+import signal
+import stat as modes
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from crow.domain.errors import ArgumentError
+from crow.tools import FileStat, OnOutput
+from crow.tools.process import Process, start
+from crow.tools.truncate import Retained
+
+__all__ = ["DiskWorkspace"]
+
+RETAINED_CHARS = 10_000_000
+SHOWN_CHARS = 65_536
+SHOWN_EVERY_S = 0.1
+TERM_S = 2.0
+DRAIN_S = 0.2
+SECRETS = ("OPENAI_API_KEY",)
+QUIET = {
+    "DEBIAN_FRONTEND": "noninteractive",
+    "GIT_PAGER": "cat",
+    "GIT_TERMINAL_PROMPT": "0",
+    "MANPAGER": "cat",
+    "NO_COLOR": "1",
+    "PAGER": "cat",
+    "PIP_NO_INPUT": "1",
+    "TERM": "dumb",
+}
+LEFT_RUNNING = "\n[processes that it left in the background were ended with it]\n"
+
+
+class DiskWorkspace:
+    """A :class:`crow.tools.Workspace` on this machine.
+
+    `hidden_variables` are environment variables that commands do not get: crow's own keys.
+    """
+
+    def __init__(
+        self,
+        cwd: str | Path,
+        additional_directories: Sequence[str | Path] = (),
+        *,
+        hidden_variables: Sequence[str] = SECRETS,
+    ) -> None:
+        self._cwd = Path(cwd)
+        self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
+        self._hidden = frozenset(hidden_variables)
+        self._left: list[tuple[Process, float]] = []
+
+    @property
+    def cwd(self) -> Path:
+        """Where relative paths and commands start, as it was given."""
+        return self._cwd
+
+    def resolve(self, path: str) -> Path:
+        """See :meth:`crow.tools.Workspace.resolve`."""
+        if not path or "\0" in path:
+            raise ArgumentError(f"path is {path!r}; expected the path of a file or directory")
+        return Path(os.path.realpath(self._cwd / path))
+
+    def contains(self, path: Path) -> bool:
+        """See :meth:`crow.tools.Workspace.contains`."""
+        return any(path.is_relative_to(root) for root in self._roots)
+
+    async def stat(self, path: Path) -> FileStat:
+        """See :meth:`crow.tools.Workspace.stat`."""
+        return await anyio.to_thread.run_sync(file_stat, path)
+
+    async def read_bytes(self, path: Path, limit: int | None = None) -> bytes:
+        """See :meth:`crow.tools.Workspace.read_bytes`."""
+        return await anyio.to_thread.run_sync(read_file, path, limit)
+
+    async def read_text(self, path: Path) -> str:
+        """See :meth:`crow.tools.Workspace.read_text`."""
+        return (await self.read_bytes(path)).decode("utf-8", "replace")
+
+    async def write_text(self, path: Path, text: str) -> str:
+        """See :meth:`crow.tools.Workspace.write_text`."""
+        await anyio.to_thread.run_sync(replace_file, path, text.encode("utf-8"))
+        return text
+
+    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+        """See :meth:`crow.tools.Workspace.run`. The command is read by bash, or by sh where there is no bash.
+
+        What it leaves running in the background is ended with it. `on_output` gets the newest 64 K characters.
+
+        :raises OSError: it could not be started (no such directory, too long a command line).
+        """
+        retained = Retained(RETAINED_CHARS)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        process = await start(
+            [shell(), "-c", command],
+            cwd=self._cwd,
+            env=self._environment(),
+            on_output=lambda data: retained.feed(decoder.decode(data)),
+        )
+        ended = False
+        try:
+            with anyio.move_on_after(timeout_s) as timeout:
+                await follow(process, retained, on_output)
+            if timeout.cancelled_caught:
+                await process.end(TERM_S)
+            ended = True
+        finally:
+            if not ended:
+                self._leave(process)
+        retained.feed(decoder.decode(b"", final=True))
+        if timeout.cancelled_caught:
+            return None, retained.text()
+        return process.returncode, retained.text() + await self._end_background(process)
+
+    async def reap(self) -> None:
+        """See :meth:`crow.tools.Workspace.reap`."""
+        left, self._left = self._left, []
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for process, signalled in left:
+                    tasks.start_soon(process.end, max(0.0, TERM_S - (time.monotonic() - signalled)))
+
+    def _leave(self, process: Process) -> None:
+        """Tell it to end, and leave the waiting to `reap`."""
+        process.signal(signal.SIGTERM)
+        self._left.append((process, time.monotonic()))
+
+    async def _end_background(self, process: Process) -> str:
+        """End what the finished command left in its group; words about it, if there was anything."""
+        if not await process.is_alive():
+            process.close()
+            return ""
+        self._leave(process)
+        return LEFT_RUNNING
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in self._hidden}
+        return kept | QUIET | {"PWD": str(self._cwd)}
+
+
+def shell() -> str:
+    """What reads command lines; models write for bash."""
+    return shutil.which("bash") or "/bin/sh"
+
+
+async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:
+    """Show the output while it grows, at most ten times a second, until the process has ended and its output with it;
+    one who holds the pipe open after that is waited for 0.2 s."""
+    shown = 0
+    while not process.exited.is_set():
+        with anyio.move_on_after(SHOWN_EVERY_S):
+            await process.exited.wait()
+        if retained.total_chars > shown and not process.exited.is_set():
+            shown = retained.total_chars
+            await on_output(retained.newest(SHOWN_CHARS))
+    with anyio.move_on_after(DRAIN_S):
+        await process.output_ended.wait()
+
+
+def file_stat(path: Path) -> FileStat:
+    """What is at `path`. :raises OSError:"""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return FileStat(path=path, kind="missing")
+    if modes.S_ISDIR(found.st_mode):
+        return FileStat(path=path, kind="directory", mtime_ns=found.st_mtime_ns)
+    kind = "file" if modes.S_ISREG(found.st_mode) else "other"
+    return FileStat(path=path, kind=kind, size=found.st_size, mtime_ns=found.st_mtime_ns)
+
+
+def read_file(path: Path, limit: int | None) -> bytes:
+    """At most `limit` bytes. :raises OSError:"""
+    with path.open("rb") as file:
+        return file.read() if limit is None else file.read(limit)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path` in one step, with its mode, making parent directories. :raises OSError:"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        mode = modes.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        mode = None
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(handle, "wb") as file:  # noqa: PTH123
+            file.write(data)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

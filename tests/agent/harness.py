@@ -1,0 +1,163 @@
+"""A session on a real store, with a scripted model, function-sized tools and a client that takes notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+
+from crow.agent import PermissionQuestion
+from crow.agent.compaction import CompactionSettings
+from crow.agent.session import Adapters, Session, SessionSettings
+from crow.domain.entries import Announcement, Body, Entry
+from crow.domain.events import EntryStored, Event, TextShown
+from crow.domain.messages import Text, ToolCall, ToolSpec
+from crow.llm import Model
+from crow.store import NewSession
+from crow.store.sqlite import SqliteStore
+from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus
+from crow.tools.workspace import DiskWorkspace
+
+__all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
+
+PermissionAnswer = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
+
+
+def text(words: str) -> tuple[Text, ...]:
+    return (Text(text=words),)
+
+
+class NoteTaker:
+    """A client: notes every event, answers every question in order (then allows)."""
+
+    def __init__(self, *answers: PermissionAnswer) -> None:
+        self.events: list[Event] = []
+        self.questions: list[PermissionQuestion] = []
+        self.never_answers = False
+        self.asked = anyio.Event()
+        self._answers = list(answers)
+
+    async def publish(self, event: Event) -> None:
+        self.events.append(event)
+
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
+        self.questions.append(question)
+        self.asked.set()
+        if self.never_answers:
+            await anyio.sleep_forever()
+        return self._answers.pop(0) if self._answers else "allow_once"
+
+    def shown(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, TextShown))
+
+    def stored(self, kind: type[Body]) -> list[Any]:
+        return [e.entry.body for e in self.events if isinstance(e, EntryStored) and isinstance(e.entry.body, kind)]
+
+
+class Tool:
+    """A tool: what it does to the world, and the function that is it."""
+
+    def __init__(
+        self, access: Access, function: Callable[..., Awaitable[str]], *, is_barrier: bool = False, fault: str = ""
+    ) -> None:
+        self.access, self.function, self.is_barrier, self.fault = access, function, is_barrier, fault
+
+
+class Tools:
+    """A toolbox of functions."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self.tools = tools
+        self.order: list[str] = []
+        self.statuses: tuple[ServerStatus, ...] = ()
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(ToolSpec(name=name, description=name, input_schema={"type": "object"}) for name in self.tools)
+
+    def servers(self) -> tuple[ServerStatus, ...]:
+        return self.statuses
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Always ready."""
+
+    async def offer(self, call: ToolCall) -> Offer:
+        tool = self.tools.get(call.name)
+        announcement = Announcement(title=f"{call.name} {call.arguments}")
+        if tool is None:
+            return Offer(announcement=announcement, access="none", fault=f"No tool {call.name}.")
+        return Offer(
+            announcement=announcement,
+            access=tool.access,
+            fault=call.fault or tool.fault or None,
+            is_barrier=tool.is_barrier,
+        )
+
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+        self.order.append(f"{call.name} begins")
+        words = await self.tools[call.name].function(**json.loads(call.arguments))
+        self.order.append(f"{call.name} ends")
+        return Outcome(text=words)
+
+
+class Opened:
+    """A running session and everything around it."""
+
+    def __init__(self, session: Session, store: SqliteStore, client: NoteTaker, tools: Tools) -> None:
+        self.session, self.store, self.client, self.tools = session, store, client, tools
+
+    async def log(self) -> list[Entry]:
+        """The stored path."""
+        return [entry async for batch in self.store.history(self.session.id) for entry in batch]
+
+    async def kinds(self) -> list[str]:
+        """The kinds on the stored path, without the prompt entry."""
+        names = [type(entry.body).__name__ for entry in await self.log()]
+        return [name for name in names if name != "Prompt"]
+
+
+@asynccontextmanager
+async def opened(
+    directory: Path,
+    model: Model,
+    *,
+    tools: Mapping[str, Tool] | None = None,
+    client: NoteTaker | None = None,
+    steps: int = 50,
+    mode: str = "ask",
+    session_id: str | None = None,
+    servers: Sequence[McpServer] = (),
+) -> AsyncIterator[Opened]:
+    """A session in `directory`; `session_id` opens a stored one."""
+    client, toolbox = client or NoteTaker(), Tools(tools or {})
+
+    @asynccontextmanager
+    async def open_toolbox(*_: object) -> AsyncIterator[Tools]:
+        yield toolbox
+
+    async def load() -> None:
+        """Nothing is heavy here."""
+
+    store = await SqliteStore.open(directory / "crow.db")
+    try:
+        if session_id is None:
+            session_id = "s1"
+            await store.create_session(NewSession(id=session_id, cwd=str(directory), model="scripted", mode=mode))
+        adapters = Adapters(
+            store=store,
+            load=load,
+            model=lambda _: model,
+            open_toolbox=open_toolbox,
+            settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
+        )
+        session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open(session_id))
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.run)
+                yield Opened(session, store, client, toolbox)
+                await session.close()
+    finally:
+        await store.close()

@@ -1,0 +1,128 @@
+"""The running stream as it is shown and saved."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from crow.agent.draft import Draft, merged
+from crow.domain.errors import NetworkError, StoreUnavailable
+from crow.domain.events import Event, NoticeShown, TextShown, ThoughtShown
+from crow.llm import Retrying, TextDelta, ThoughtDelta
+from tests.support.scripted_model import Say, ScriptedStream
+
+
+class Branch:
+    """What a draft needs of a branch: it notes what is published and saved."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.saved: list[tuple[str, str]] = []
+        self.gate: anyio.Event | None = None
+        self.failure: Exception | None = None
+
+    async def publish(self, event: Event) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        self.events.append(event)
+
+    async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
+        assert message_id == "m"
+        if self.failure is not None:
+            raise self.failure
+        self.saved.append((text, thought))
+
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, TextShown))
+
+
+def draft_on(branch: Branch) -> Draft:
+    return Draft(branch, "m")  # type: ignore[arg-type]
+
+
+async def test_everything_is_shown_in_order_and_the_answer_is_whole() -> None:
+    branch = Branch()
+    pieces = [f"t{n} " for n in range(500)]
+    answer = await draft_on(branch).follow(ScriptedStream(Say(text=pieces, thought="hm")))
+    assert answer.text == "".join(pieces)
+    assert branch.text() == "".join(pieces)
+    assert branch.events[0] == ThoughtShown(message_id="m", text="hm")
+
+
+async def test_the_first_piece_is_shown_and_saved_while_the_stream_still_runs() -> None:
+    branch, hold = Branch(), anyio.Event()
+    draft = draft_on(branch)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(Say(text=["first"], hold=hold)))
+            while not branch.saved:
+                await anyio.lowlevel.checkpoint()
+            assert branch.text() == "first"
+            assert branch.saved == [("first", "")]
+            hold.set()
+
+
+async def test_pieces_behind_a_slow_client_are_joined() -> None:
+    branch = Branch()
+    branch.gate = anyio.Event()
+    draft = draft_on(branch)
+    say = Say(text=["a"] * 1000)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(say))
+            await say.reached.wait()
+            branch.gate.set()
+    assert branch.text() == "a" * 1000
+    assert len(branch.events) <= 3
+
+
+async def test_the_reader_waits_for_a_client_that_does_not_read() -> None:
+    branch = Branch()
+    branch.gate = anyio.Event()
+    draft = draft_on(branch)
+    say = Say(text=["x" * 300_000] * 10)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(say))
+            await anyio.wait_all_tasks_blocked()
+            assert not say.reached.is_set()
+            branch.gate.set()
+    assert len(branch.text()) == 3_000_000
+
+
+async def test_what_was_read_before_a_break_is_shown_before_the_error_is_raised() -> None:
+    branch = Branch()
+    draft = draft_on(branch)
+    with pytest.raises(NetworkError, match="gone"):
+        await draft.follow(ScriptedStream(Say(text=["so ", "far"], error=NetworkError("gone"))))
+    assert branch.text() == draft.text == "so far"
+
+
+async def test_a_draft_that_cannot_be_saved_fails_the_stream_with_its_own_error() -> None:
+    branch = Branch()
+    branch.failure = StoreUnavailable("disk full")
+    with anyio.fail_after(5), pytest.raises(StoreUnavailable, match="disk full"):
+        await draft_on(branch).follow(ScriptedStream(Say(text=["a"], hold=anyio.Event())))
+
+
+async def test_a_retry_is_told_before_the_text_that_follows_it() -> None:
+    branch = Branch()
+
+    class Stream(ScriptedStream):
+        async def __aiter__(self):  # type: ignore[no-untyped-def]
+            yield Retrying(reason="Busy.", wait_s=2.0)
+            async for delta in super().__aiter__():
+                yield delta
+
+    await draft_on(branch).follow(Stream(Say(text=["ok"])))
+    assert branch.events == [
+        NoticeShown(severity="warning", title="Busy. Trying again in 2 s."),
+        TextShown(message_id="m", text="ok"),
+    ]
+
+
+def test_neighbours_of_one_kind_are_merged_and_nothing_changes_place() -> None:
+    retry = Retrying(reason="r", wait_s=0)
+    given = [TextDelta(text="a"), TextDelta(text="b"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
+    assert merged(given) == [TextDelta(text="ab"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]

@@ -1,0 +1,249 @@
+"""Where settings come from, what they may be, and what the user is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crow.settings import Loaded, Settings, load_settings
+from crow.settings.gather import _KEYS
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def load(home: Path, toml: str = "", flags: dict[str, str] | None = None, **env: str) -> Loaded:
+    if toml:
+        (home / "config.toml").write_text(toml, "utf-8")
+    return load_settings(flags or {}, {"CROW_HOME": str(home), **env})
+
+
+def problem(home: Path, toml: str = "", flags: dict[str, str] | None = None, **env: str) -> str:
+    loaded = load(home, toml, flags, **env)
+    assert loaded.problem is not None
+    assert loaded.settings == Settings()
+    return str(loaded.problem)
+
+
+def test_without_anything_the_defaults_hold(home: Path) -> None:
+    loaded = load(home)
+    assert loaded.problem is None
+    assert loaded.settings == Settings()
+    assert set(loaded.sources.values()) == {"default"}
+
+
+def test_flag_beats_environment_beats_file_beats_default(home: Path) -> None:
+    toml = 'model.name = "from-file"\nlog.level = "error"\nmodel.base_url = "http://file/v1"\ncompaction.auto = false'
+    loaded = load(home, toml, {"model.name": "from-flag"}, CROW_MODEL="from-env", CROW_LOG="debug")
+    settings = loaded.settings
+    assert (settings.model.name, settings.log.level, settings.model.base_url, settings.compaction.auto) == (
+        "from-flag",
+        "debug",
+        "http://file/v1",
+        False,
+    )
+    assert {key: source for key, source in loaded.sources.items() if source != "default"} == {
+        "model.name": "flag --model",
+        "log.level": "environment CROW_LOG",
+        "model.base_url": "config.toml",
+        "compaction.auto": "config.toml",
+    }
+
+
+def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
+    loaded = load(home, 'model.name = "x"', {"model.name": ""}, CROW_MODEL=" ", OPENAI_BASE_URL="", OPENAI_API_KEY="")
+    assert (loaded.problem, loaded.settings.model.name, loaded.settings.model.api_key) == (None, "x", None)
+
+
+def test_a_flag_for_a_number_is_read_as_one(home: Path) -> None:
+    assert load(home, flags={"limits.steps_per_turn": "3"}).settings.limits.steps_per_turn == 3
+    assert "limits.steps_per_turn is" in problem(home, flags={"limits.steps_per_turn": "three"})
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ('[model]\ncontext_window = "128k"', 'model.context_window is "128k"; expected a whole number of tokens'),
+        ("[model]\ncontext_window = true", "model.context_window is true; expected a whole number of tokens"),
+        ("[model]\ncontext_window = 10", "model.context_window is 10; expected a whole number of tokens"),
+        ("[model]\nname = 5", "model.name is 5; expected a model name"),
+        ('[model]\nbase_url = "localhost:1"', 'model.base_url is "localhost:1"; expected an http or https URL'),
+        ("[model]\ninput_price = -1", "model.input_price is -1; expected US dollars per million tokens"),
+        ("[compaction]\nthreshold = 85", "compaction.threshold is 85; expected a part of the window from 0.1 to 0.95"),
+        (
+            '[permissions]\nmode = "yolo"',
+            'permissions.mode is "yolo"; expected "ask", "accept-edits", "plan" or "auto"',
+        ),
+        ("[limits]\nidle_timeout_s = 0", "limits.idle_timeout_s is 0; expected a number of seconds above 0"),
+        ("[limits]\nsteps_per_turn = 2026-01-01", 'limits.steps_per_turn is "2026-01-01"; expected a whole number'),
+        ('models = "large"', 'models is "large"; expected a list of model names'),
+        ("models = [1]", "models is [1]; expected a list of model names"),
+        ("model = 3", "model is 3; expected a table: [model]"),
+        ("[model]\ncontxt_window = 3", "there is no setting model.contxt_window; did you mean model.context_window?"),
+        ('[modle]\nname = "x"', "there is no setting modle.name; did you mean model.name?"),
+        ("[zzz]", "there is no setting zzz; there are models, model.name, "),
+        ("name =", "not valid TOML: "),
+    ],
+)
+def test_an_error_names_file_key_value_and_what_would_work(home: Path, toml: str, words: str) -> None:
+    assert problem(home, toml).startswith(f"{home / 'config.toml'}: {words}")
+
+
+def test_all_wrong_settings_are_named_at_once(home: Path) -> None:
+    words = problem(home, "[model]\nname = 1\n[log]\nlevel = 2", CROW_MODEL="").splitlines()
+    assert [line.split(";")[0].removeprefix(str(home)) for line in words] == [
+        "/config.toml: model.name is 1",
+        "/config.toml: log.level is 2",
+    ]
+
+
+def test_an_error_outside_the_file_names_the_variable_or_flag(home: Path) -> None:
+    assert problem(home, OPENAI_BASE_URL="nowhere").startswith(
+        'environment OPENAI_BASE_URL: model.base_url is "nowhere";'
+    )
+    assert problem(home, flags={"permissions.mode": "x"}).startswith('flag --mode: permissions.mode is "x"; expected')
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        '[model]\napi_key = "sk-sécret"',
+        "[model]\napi_key = 1234567890",
+        '[model]\nheaders = { Authorization = ["sk-secret"] }',
+        '[model]\nbase_url = "https://user:sk-secret@host/v1"',
+        '[model]\nbase_url = "https://host/v1?key=sk-secret"',
+    ],
+)
+def test_an_error_shows_no_secret(home: Path, toml: str) -> None:
+    words = problem(home, toml)
+    assert "secret)" in words or "secret (" in words
+    assert "sk-s" not in words
+    assert "1234567890" not in words
+
+
+def test_settings_show_no_key_when_printed(home: Path) -> None:
+    settings = load(home, '[model]\nheaders = { A = "hidden-1" }', OPENAI_API_KEY="hidden-2").settings
+    assert "hidden" not in repr(settings)
+    assert settings.model.secrets() == ("hidden-2", "hidden-1")
+
+
+def test_a_broken_encoding_an_unreadable_file_and_a_missing_named_file_are_named(home: Path) -> None:
+    file = home / "config.toml"
+    file.write_bytes(b"\xff")
+    assert problem(home) == f"{file}: byte 0 is not UTF-8; save the file as UTF-8"
+    file.unlink()
+    file.mkdir()
+    assert problem(home).startswith(f"{file}: cannot be read: ")
+    elsewhere = home / "other.toml"
+    assert problem(home, CROW_CONFIG=str(elsewhere)).startswith(f"environment CROW_CONFIG: {elsewhere} does not exist")
+    elsewhere.write_text('model.name = "x"')
+    loaded = load(home, CROW_CONFIG=str(elsewhere))
+    assert (loaded.settings.model.name, loaded.sources["model.name"]) == ("x", "other.toml")
+
+
+def test_the_key_comes_from_the_variable_that_the_file_names(home: Path) -> None:
+    toml = '[model]\napi_key_env = "OTHER_KEY"'
+    loaded = load(home, toml, OTHER_KEY=" other \n", OPENAI_API_KEY="wrong")
+    assert loaded.settings.model.secrets() == ("other",)
+    assert loaded.sources["model.api_key"] == "environment OTHER_KEY"
+    assert load(home, toml, OPENAI_API_KEY="wrong").settings.model.api_key is None
+
+
+def test_a_key_of_the_file_does_not_go_to_another_endpoint(home: Path) -> None:
+    toml = '[model]\nbase_url = "https://one/v1"\napi_key = "k"\nheaders = { A = "h" }'
+    assert load(home, toml).settings.model.secrets() == ("k", "h")
+    assert load(home, toml, OPENAI_BASE_URL="https://one/v1/").settings.model.secrets() == ("k", "h")
+    assert load(home, toml, OPENAI_BASE_URL="https://two/v1").settings.model.secrets() == ()
+    assert load(home, toml, {"model.base_url": "https://two/v1"}, OPENAI_API_KEY="e").settings.model.secrets() == ("e",)
+
+
+def test_sizes_and_prices_of_the_file_do_not_go_to_another_model(home: Path) -> None:
+    toml = '[model]\nname = "a"\ncontext_window = 9000\ninput_price = 1.5\nheaders = { A = "h" }'
+    assert load(home, toml, CROW_MODEL="a").settings.model.context_window == 9000
+    other = load(home, toml, CROW_MODEL="b").settings.model
+    assert (other.name, other.context_window, other.input_price, other.headers) == ("b", None, None, {"A": "h"})
+
+
+def test_another_model_of_the_endpoint_keeps_the_endpoint_alone(home: Path) -> None:
+    toml = '[model]\nname = "a"\nbase_url = "http://h/v1/"\napi_key = "k"\ncontext_window = 9000\ntakes_images = false'
+    model = load(home, toml).settings.model
+    assert model.named("a") is model
+    other = model.named("b")
+    assert (other.name, other.base_url, other.secrets()) == ("b", "http://h/v1", ("k",))
+    assert (other.context_window, other.takes_images) == (None, True)
+
+
+def test_crow_home_holds_everything_and_is_made_absolute(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    paths = load_settings({}, {"CROW_HOME": "here"}).paths
+    here = home / "here"
+    assert (paths.config_file, paths.data_dir, paths.database, paths.log_file) == (
+        here / "config.toml",
+        here,
+        here / "crow.db",
+        here / "crow.log",
+    )
+    assert not here.exists()
+
+
+def test_without_crow_home_the_platform_says_where(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    paths = load_settings({}, os.environ | {"CROW_HOME": ""}).paths
+    assert {paths.config_file.name, paths.database.name, paths.log_file.name} == {"config.toml", "crow.db", "crow.log"}
+    assert all(home in path.parents for path in (paths.config_file, paths.database, paths.log_file))
+    assert list(home.iterdir()) == []
+
+
+def test_without_a_home_a_private_directory_is_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    own = home / f"crow-{os.getuid()}"
+    for _ in range(2):
+        paths = load_settings({}, {"HOME": ""}).paths
+        assert paths.config_file == own / "config.toml"
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    own.chmod(0o777)  # as somebody else might have made it
+    (own / "config.toml").write_text('model.base_url = "http://theirs/v1"')
+    loaded = load_settings({}, {"HOME": ""})
+    assert loaded.paths.data_dir != own
+    assert loaded.settings == Settings()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ),
+    st.sampled_from(sorted(_KEYS)),
+)
+def test_any_value_of_any_setting_is_taken_or_named(
+    tmp_path_factory: pytest.TempPathFactory, value: object, key: str
+) -> None:
+    home = tmp_path_factory.mktemp("home", numbered=True)
+    toml = _toml(value)
+    loaded = load(home, f"{key} = {toml}")
+    assert loaded.problem is None or key in str(loaded.problem) or "not valid TOML" in str(loaded.problem)
+
+
+def _toml(value: object) -> str:
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{json.dumps(name)} = {_toml(inner)}" for name, inner in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case None:
+            return '""'
+        case float():
+            return repr(value)
+        case _:
+            return json.dumps(value)
