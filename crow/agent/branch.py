@@ -51,6 +51,11 @@ class Branch:
         return self._projection.context()
 
     @property
+    def projection(self) -> Projection:
+        """What the model sees, and what is in force; not to be changed."""
+        return self._projection
+
+    @property
     def prompt(self) -> Prompt | None:
         """The prompt entry in force."""
         return self._projection.prompt
@@ -59,11 +64,6 @@ class Branch:
     def plan(self) -> tuple[PlanItem, ...]:
         """The newest plan."""
         return self._projection.plan
-
-    @property
-    def checkpoint(self) -> Entry | None:
-        """The newest checkpoint that counts."""
-        return self._projection.checkpoint
 
     def newest_user_text(self) -> str:
         """The text of the newest prompt; "" if there is none."""
@@ -103,6 +103,8 @@ class Branch:
                     release=release,
                 )
                 self._extend(stored)
+                if not self._projection.complete:  # a restore needs entries that were not kept in memory
+                    self._stand_on(await self._store.tail(self.row.id))
                 if changes is not None:
                     self._take_row(await self._store.session(self.row.id))
             return stored

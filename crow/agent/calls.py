@@ -39,10 +39,14 @@ class OpenCall:
 
 
 class Calls:
-    """Runs the calls of one turn, step by step; `ran` tells whether any call of the turn was started."""
+    """Runs the calls of one turn, step by step.
+
+    `ran` tells whether any call of the turn was started, `dismissed` that the user was asked and cancelled the turn.
+    """
 
     def __init__(self, branch: Branch, client: Client, toolbox: Toolbox) -> None:
         self.ran = False
+        self.dismissed = False
         self._branch = branch
         self._client = client
         self._toolbox = toolbox
@@ -116,6 +120,9 @@ class Calls:
                 always=rule_words(always),
             )
         )
+        if answer == "cancelled":
+            self.dismissed = True
+            return None
         if answer in ("allow_always", "reject_always"):
             await self._remember(rule_for(opened.call.name, offer, allow=answer == "allow_always"))
         if answer in ("allow_once", "allow_always"):

@@ -20,12 +20,13 @@ from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.calls import Calls
+from crow.agent.cost import cost_of
 from crow.agent.compaction import Compactor
 from crow.agent.draft import Draft
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
-from crow.domain.messages import Answer, Usage
-from crow.llm import ModelInfo, Request
+from crow.domain.messages import Answer
+from crow.llm import Request
 from crow.tools import Toolbox
 
 __all__ = ["Turn", "new_message_id"]
@@ -80,6 +81,8 @@ class Turn:
             if not step.answer.calls:
                 return self._stop_reason(step.answer)
             await self._calls.run(step.entry, step.answer, cut_chars=min(CUT_CHARS, self._compactor.cut_chars()))
+            if self._calls.dismissed:
+                return "cancelled"
         text = f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
         await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
         return "max_turn_requests"
@@ -166,16 +169,6 @@ class Turn:
                 raise TurnError(f"The model refused to go on: {answer.text or 'it gave no reason'}")
             return "refusal"
         return "end_turn"
-
-
-def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """USD for one request; None when usage or prices are unknown."""
-    if usage is None or info.input_price is None or info.output_price is None:
-        return None
-    cached = usage.cached_tokens or 0
-    cached_price = info.input_price if info.cached_price is None else info.cached_price
-    fresh = max(0, (usage.input_tokens or 0) - cached)
-    return (fresh * info.input_price + cached * cached_price + (usage.output_tokens or 0) * info.output_price) / 1e6
 
 
 def new_message_id() -> str:

@@ -33,7 +33,7 @@ from crow.frontend.content import parts_from
 from crow.frontend.options import config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
 from crow.frontend.server import Wire
-from crow.frontend.updates import replayed
+from crow.frontend.replayed import Replayed
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.tools import McpServer, Workspace
@@ -200,18 +200,19 @@ class AcpAgent:
     async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
         opened = await self._reopen(params)
         store = await self._opened_store()
-        replay = Replay()
+        history, replayed = Replay(), Replayed(self._caps)
+
+        async def tell(events: Sequence[Event]) -> None:
+            for event in events:
+                for update in replayed.updates(event):
+                    await opened.client.send(update)
+
         async for batch in store.history(opened.session.id):
             for entry in batch:
-                await self._replay(opened.client, replay.feed(entry))
-        await self._replay(opened.client, replay.end())
+                await tell(history.feed(entry))
+        await tell(history.end())
         self._wire.after_response(lambda: self._introduce(opened.client))
         return self._state(opened.session)
-
-    async def _replay(self, client: SessionClient, events: Sequence[Event]) -> None:
-        for event in events:
-            for update in replayed(event, self._caps):
-                await client.send(update)
 
     async def _resume(self, params: dict[str, Any]) -> dict[str, Any]:
         opened = await self._reopen(params)
@@ -280,7 +281,7 @@ class AcpAgent:
         live = self._sessions.get(params["sessionId"])
         if live is not None and live.session.busy:
             return live
-        tail = await store.open(params["sessionId"])
+        tail = await store.open_session(params["sessionId"])
         if live is not None:
             await live.session.close()
         if (tail.row.cwd, tail.row.additional_directories) != (cwd, directories):
@@ -291,7 +292,7 @@ class AcpAgent:
     def _start(self, tail: Tail, servers: Sequence[McpServer]) -> Opened:
         assert self._adapters is not None, "the store is open"
         row = tail.row
-        client = SessionClient(row.id, self._connection, self._wire, self._caps, lambda: self._options(opened.session))
+        client = SessionClient(row.id, self._connection, self._wire, self._caps, row.cwd, lambda: self._options(opened.session))
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         if self._caps.reads_files or self._caps.writes_files:
             workspace = EditorWorkspace(workspace, row.id, client.request, self._caps)

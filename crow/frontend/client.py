@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 from acp import RequestError
@@ -20,7 +20,8 @@ from crow.agent import PermissionQuestion
 from crow.domain.events import Event, ModeChanged, OptionsChanged
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.server import Wire
-from crow.frontend.updates import live, permission_params
+from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
+from crow.frontend.updates import Live
 
 __all__ = ["SessionClient"]
 
@@ -36,12 +37,13 @@ class SessionClient:
         connection: Connection,
         wire: Wire,
         caps: ClientCapabilities,
+        cwd: str,
         options: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self._session_id = session_id
         self._connection = connection
         self._wire = wire
-        self._caps = caps
+        self._live = Live(caps, cwd=cwd)
         self._options = options
         self._known = asyncio.Event()
 
@@ -52,7 +54,7 @@ class SessionClient:
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""
         await self._known.wait()
-        for update in live(event, self._caps):
+        for update in self._live.updates(event):
             await self.send(update)
         if isinstance(event, ModeChanged | OptionsChanged):
             await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
@@ -66,9 +68,7 @@ class SessionClient:
         except ConnectionError:
             logger.debug("The editor is gone; update not sent")
 
-    async def ask(
-        self, question: PermissionQuestion
-    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]:
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
         await self._known.wait()
         try:
@@ -76,15 +76,7 @@ class SessionClient:
         except (RequestError, ConnectionError) as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "reject_once"
-        outcome = answer.get("outcome") if isinstance(answer, dict) else None
-        if isinstance(outcome, dict):
-            match outcome.get("outcome"), outcome.get("optionId"):
-                case "selected", ("allow_once" | "allow_always" | "reject_once" | "reject_always") as choice:
-                    return choice
-                case "cancelled", _:
-                    return "cancelled"
-        logger.warning("The editor answered a permission request with %r", answer)
-        return "reject_once"
+        return permission_answer(answer)
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """A request to the editor. Cancelled, it is withdrawn with `$/cancel_request`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -91,7 +91,7 @@ class Handler(Protocol):
         ...
 
 
-async def serve(transport: Transport, handler: Handler, started: Callable[[], Awaitable[None]]) -> None:
+async def serve(transport: Transport, handler: Handler, started: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Serve until stdin ends or a signal asks to stop. `started` runs beside it and may take its time."""
     wire = Wire(transport)
     connection = Connection(handler.handle, wire, listening=False)

@@ -1,8 +1,8 @@
 """The arguments of one tool call, from the text that was streamed to an object, or to a sentence why there is none.
 
-Strategy: read whole text only (a parsable beginning is not a call), mend only what has one meaning: empty is `{}`, JSON in
-a string is decoded, fences and model markup around an object fall away. Two different objects are never made one, and
-whatever is left unclear is a fault for the model to read. Pure.
+Strategy: read whole text only (a parsable beginning is not a call), mend only what has one meaning: empty is `{}`,
+JSON in a string is decoded, fences and model markup around an object fall away. Two different objects are never made
+one, and whatever is left unclear is a fault for the model to read. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from crow.domain.messages import JsonObject
 from crow.llm.surrogates import mended
@@ -19,7 +20,7 @@ __all__ = ["Fault", "begins_object", "fits", "is_whole", "json_text", "read_argu
 # Control characters inside strings are common and have one meaning.
 _DECODER = json.JSONDecoder(strict=False)
 _LEADING = re.compile(r"\A(?:`{3,}[ \t]*(?:json)?\s*|json\s*(?=[{\[]))", re.IGNORECASE)
-_TRAILING = re.compile(r"(?:\s|`{3,}|<\|[^|<>]{1,40}\|>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>|[}\]])*\Z")
+_TRAILING = re.compile(r"(?:[\s`}\]]|<\|[^|<>]{1,40}\|>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>)*\Z")
 _EMPTY = frozenset({"", "null", "None", '""'})
 
 
@@ -146,7 +147,7 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
     spoken = [piece for piece in pieces if piece]
     if len(spoken) < 2 or not begins_object(spoken[0]):
         return None
-    if not all(later.startswith(earlier) for earlier, later in zip(spoken, spoken[1:], strict=False)):
+    if not all(later.startswith(earlier) for earlier, later in pairwise(spoken)):
         return None
     try:
         value = _DECODER.decode(spoken[-1])

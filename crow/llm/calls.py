@@ -12,10 +12,11 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.llm.arguments import Fault, begins_object, is_whole, json_text, read_arguments
-from crow.llm.surrogates import mended
+from crow.llm.surrogates import mended, mended_members
 
 __all__ = ["CallAssembler", "new_call_id", "tool_name"]
 
@@ -101,7 +102,7 @@ class CallAssembler:
         if call_id:
             call.id = call.id or call_id
             self._by_id.setdefault(call_id, call)
-        if name.strip():
+        if name.strip() and not (call.name and call.pieces):
             call.name = _joined_name(call.name, name)
         if arguments:
             call.pieces.append(arguments)
@@ -123,8 +124,15 @@ class CallAssembler:
         """The call that a fragment continues, None if it opens one."""
         known = self._by_id.get(call_id) if call_id else None
         at_index = self._by_index.get(index) if index is not None else None
+        if known is not None and at_index is not None and at_index.id == call_id:
+            known = at_index
         if known is not None:
-            return None if name and self._opens_anew(known, name, arguments, same_index=at_index is known) else known
+            if not name:
+                return known
+            if index is not None and at_index is None:
+                # One id on parallel calls: the new index tells them apart.
+                return None
+            return None if self._opens_anew(known, name, arguments, same_index=at_index is known) else known
         if index is not None:
             call = at_index
             if call is None:
@@ -162,13 +170,16 @@ class CallAssembler:
 
     def _finished(self, call: _Call, *, is_cut: bool) -> list[ToolCall]:
         name = tool_name(mended(call.name), self._offered)
-        extra = dict(call.extra)
+        extra: dict[str, object] = dict(call.extra)
         if call.function_extra:
             extra["function"] = call.function_extra
+        extra = mended_members(extra)
         tool = self._offered.get(name)
         raw = mended("".join(call.pieces))
         if not name:
-            return [ToolCall(id=call.id, name="unnamed", arguments="{}", fault="the call has no name", raw=raw, extra=extra)]
+            return [
+                ToolCall(id=call.id, name="unnamed", arguments="{}", fault="the call has no name", raw=raw, extra=extra)
+            ]
         fault = "the answer reached its output limit within this call" if is_cut else None
         try:
             objects = read_arguments(call.pieces, tool.input_schema if tool is not None else None)
@@ -203,7 +214,11 @@ class CallAssembler:
             parameters = use.get("parameters") if isinstance(use, Mapping) else None
             if not isinstance(name, str) or not isinstance(parameters, Mapping):
                 return []
-            calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=json_text(parameters)))
+            try:
+                arguments = json_text(parameters)
+            except Fault:
+                return []
+            calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=arguments))
         return calls
 
     def _with_own_ids(self, calls: list[ToolCall]) -> tuple[ToolCall, ...]:
@@ -214,16 +229,7 @@ class CallAssembler:
             while not call_id or call_id in seen:
                 call_id = self._mint()
             seen.add(call_id)
-            own.append(
-                ToolCall(
-                    id=call_id,
-                    name=call.name,
-                    arguments=call.arguments,
-                    fault=call.fault,
-                    raw=call.raw,
-                    extra=call.extra,
-                )
-            )
+            own.append(call if call.id == call_id else replace(call, id=call_id))
         return tuple(own)
 
 

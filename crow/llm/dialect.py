@@ -1,8 +1,8 @@
 """How one endpoint wants its requests, and what its refusals teach.
 
-Strategy: a dialect is a frozen value that starts from what the base URL tells and changes only when the endpoint refuses
-a part of a request by name. What was refused is kept as plain names, so that it can be remembered across processes.
-Pure: knows neither how a request is encoded nor how it is sent.
+Strategy: a dialect is a frozen value that starts from what the base URL tells and changes only when the endpoint
+refuses a part of a request by name. What was refused is kept as plain names, so that it can be remembered across
+processes. Pure: knows neither how a request is encoded nor how it is sent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Dialect:
             dialect = dialect.refusing(part)
         return dialect
 
-    def _changed(self, part: str) -> Dialect:  # noqa: PLR0911 - a table of cases
+    def _changed(self, part: str) -> Dialect:
         match part:
             case "stream_options":
                 return replace(self, usage_option=False)
@@ -96,32 +96,43 @@ def dialect_of(base_url: str, *, takes_images: bool = True) -> Dialect:
     return Dialect(takes_images=takes_images)
 
 
-_REFUSED = (
-    r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
-    r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only"
+_NO = (
+    r"(?:unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
+    r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
 )
+
+
+def _refusal_of(name: str) -> str:
+    """A wording in which the name and the refusal stand close to each other, in either order."""
+    return rf"{_NO}.{{0,60}}(?:{name})|(?:{name}).{{0,80}}{_NO}"
+
+
 _PARTS = tuple(
     (part, re.compile(wording, re.IGNORECASE | re.DOTALL))
     for part, wording in (
         ("stream_options", r"stream_options|include_usage"),
-        ("max_completion_tokens", rf"(?:{_REFUSED}).{{0,60}}max_completion_tokens|^\W*max_completion_tokens.{{0,60}}(?:{_REFUSED})"),
-        ("max_tokens", rf"(?:{_REFUSED}).{{0,60}}\bmax_tokens|\bmax_tokens.{{0,80}}(?:{_REFUSED})"),
+        ("max_completion_tokens", _refusal_of(r"\bmax_completion_tokens")),
+        ("max_tokens", _refusal_of(r"\bmax_tokens")),
         ("prompt_cache_key", r"prompt_cache_key"),
-        ("parallel_tool_calls", rf"parallel_tool_calls|parallel tool calls?.{{0,40}}(?:{_REFUSED})"),
-        ("tool_choice", rf"(?:{_REFUSED}).{{0,60}}tool_choice|tool_choice.{{0,80}}(?:{_REFUSED})"),
-        ("no_reasoning", r"missing.{0,20}\breasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)"),
-        ("reasoning", rf"(?:{_REFUSED}).{{0,80}}\breasoning(?:_content|_text)?\b|\breasoning(?:_content|_text)?\b.{{0,80}}(?:{_REFUSED})"),
-        ("opaque", rf"(?:extra_content|reasoning_details|thought_signature).{{0,80}}(?:{_REFUSED})"),
-        ("developer_role", rf"developer.{{0,60}}(?:{_REFUSED})|(?:{_REFUSED}).{{0,60}}developer"),
-        ("system_role", rf"(?:system (?:role|message|prompt)|['\"`]system['\"`]).{{0,60}}(?:{_REFUSED})|(?:{_REFUSED}).{{0,60}}['\"`]system['\"`]"),
-        ("images", rf"image(?:_url|s)?\b.{{0,80}}(?:{_REFUSED})|(?:{_REFUSED}).{{0,60}}\bimage(?:_url|s| input)?\b|not a multimodal"),
+        ("parallel_tool_calls", r"parallel_tool_calls|" + _refusal_of("parallel tool calls?")),
+        ("tool_choice", _refusal_of("tool_choice")),
+        (
+            "no_reasoning",
+            r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
+        ),
+        ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
+        ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
+        ("developer_role", _refusal_of("developer")),
+        ("system_role", _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")),
+        ("images", _refusal_of(r"\bimage(?:_url|s)?\b") + "|not a multimodal"),
         ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content"),
         ("no_content", r"content.{0,40}(?:required|missing)|missing.{0,40}content"),
     )
 )
 _MOST_OUTPUT = re.compile(
     r"at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
-    r"|max_(?:completion_)?tokens\W.{0,60}(?:less than or equal to|<=|at most|maximum(?: value)? (?:is|of)|exceed)\D{0,20}(\d[\d,]*)",
+    r"|max_(?:completion_)?tokens\W.{0,60}"
+    r"(?:less than or equal to|<=|at most|maximum(?: value)? (?:is|of)|exceed)\D{0,20}(\d[\d,]*)",
     re.IGNORECASE | re.DOTALL,
 )
 

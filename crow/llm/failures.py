@@ -10,6 +10,7 @@ from __future__ import annotations
 import email.utils
 import html
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +46,9 @@ _NO_CREDIT = re.compile(
     r"|payment required|billing (?:hard )?limit|余额不足|欠费",
     re.IGNORECASE,
 )
-_QUOTA = re.compile(r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)", re.IGNORECASE)
+_QUOTA = re.compile(
+    r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)", re.IGNORECASE
+)
 _BAD_KEY = re.compile(
     r"invalid[_ ](?:api[_ ])?key|incorrect api key|api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)"
     r"|invalid[_ ]authentication|authentication[_ ]error|unauthori[sz]ed|no api key|invalid bearer|api_key_invalid",
@@ -152,7 +155,9 @@ def failure(complaint: Complaint, origin: Origin, *, wait_s: float | None = None
     # "Quota exceeded ... retry in 17 s" is a rate limit by another name.
     is_quota = _NO_CREDIT.search(searched) or (wait_s is None and _QUOTA.search(searched))
     if status == 402 or (is_quota and (status is None or status < 500)):
-        return QuotaExceeded(f"{who} has no credit left for this key: {words}. Waiting does not help; check the account.")
+        return QuotaExceeded(
+            f"{who} has no credit left for this key: {words}. Waiting does not help; check the account."
+        )
     if status == 413 or not (status == 429 or _THROTTLED.search(searched)):
         # A 413 that speaks of tokens per minute is one request larger than a whole minute's share: waiting is in vain.
         if status == 413 or is_overflow(searched):
@@ -201,7 +206,8 @@ def _other(complaint: Complaint, origin: Origin, *, words: str, wait_s: float | 
     if status in {401, 403} or (is_refusal and _BAD_KEY.search(searched)):
         refused = "access" if status == 403 else "the key"
         return AuthError(
-            f"{who} refused {refused}: {words}. Set OPENAI_API_KEY (or the endpoint's own variable) to a key it accepts."
+            f"{who} refused {refused}: {words}. Set OPENAI_API_KEY (or the variable that api_key_env names) to a key "
+            "that it accepts."
         )
     if is_refusal and _NO_MODEL.search(searched):
         return ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
@@ -280,7 +286,9 @@ def _code_of(error: Mapping[str, object]) -> tuple[str, int | None]:
         value = error.get(key)
         if isinstance(value, bool) or value is None:
             continue
-        number = value if isinstance(value, int) else int(value) if isinstance(value, str) and value.isdecimal() else None
+        number = (
+            value if isinstance(value, int) else int(value) if isinstance(value, str) and value.isdecimal() else None
+        )
         if number is not None and 400 <= number < 600:
             status = status or number
         elif isinstance(value, (str, int)):
@@ -317,7 +325,7 @@ def _number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    return number if number == number and abs(number) < 1e9 else None  # noqa: PLR0124 - NaN alone differs from itself
+    return number if math.isfinite(number) else None
 
 
 def _span(text: str, now_s: float) -> float | None:

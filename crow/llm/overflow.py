@@ -57,8 +57,7 @@ _NUMBERED = tuple(
         r"n_prompt_tokens\W{1,4}SIZE.{0,80}?n_ctx\W{1,4}LIMIT",
         r"n_ctx\W{1,4}LIMIT.{0,80}?n_prompt_tokens\W{1,4}SIZE",
         r"request \(SIZE tokens?\) exceeds the available context size \(LIMIT",
-        r"maximum context length (?:is |of |\()?\s*LIMIT.{0,120}?(?:requested|resulted in|contains?|has)"
-        r"\s+(?:about |at least )?SIZE",
+        r"maximum context length\D{0,5}LIMIT.{0,120}?(?:requested|resulted in|contains?|has)\s+(?:at least )?SIZE",
         r"requested (?P<more>\d[\d,]*) output tokens and your prompt contains at least SIZE",
         r"input token count\W{0,3}\(?SIZE\)?\s*exceeds\D{0,80}LIMIT",
         r"maximum prompt length is LIMIT.{0,80}?contains SIZE",

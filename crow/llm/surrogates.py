@@ -6,9 +6,11 @@ mended where text enters and, once more, where requests leave.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 
-__all__ = ["Joiner", "mended"]
+__all__ = ["Joiner", "mended", "mended_members"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -20,6 +22,18 @@ def mended(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def mended_members(members: Mapping[str, object]) -> dict[str, object]:
+    """As `mended`, for everything in an object of JSON. What no JSON text can hold is left out."""
+    kept: dict[str, object] = {}
+    for key, value in members.items():
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
+            continue
+        kept[mended(key)] = value if text.isascii() else json.loads(mended(text))
+    return kept
+
+
 class Joiner:
     """Mends a text that arrives in pieces: a high half at the end of one piece waits for the next."""
 
@@ -27,6 +41,11 @@ class Joiner:
 
     def __init__(self) -> None:
         self._high = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a high half waits for its low one."""
+        return bool(self._high)
 
     def feed(self, piece: str) -> str:
         """What of the text can be given out now."""

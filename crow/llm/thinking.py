@@ -47,16 +47,14 @@ class ThinkSplitter:
 
     def feed(self, piece: str) -> tuple[str, str]:
         """`(thought, text)`, either may be empty."""
-        if self._state == "text":
+        if self.in_text:
             return "", piece
         thought: list[str] = []
         self._held += piece
-        while self._state != "text":
-            if self._state == "thought":
-                if not self._read_thought(thought):
-                    return "".join(thought), ""
-            elif not self._read_start():
-                return "".join(thought), ""
+        while self._read_thought(thought) if self._state == "thought" else self._read_start():
+            pass
+        if not self.in_text:
+            return "".join(thought), ""
         text, self._held = self._held, ""
         return "".join(thought), text
 
@@ -68,7 +66,7 @@ class ThinkSplitter:
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the answer starts with; False while that is open."""
+        """Decide what the answer starts with; True if that is a thought."""
         begun = self._held.lstrip()
         if not begun:
             if self._state == "after":
@@ -86,10 +84,10 @@ class ThinkSplitter:
         if self._state == "after":
             self._held = begun
         self._state = "text"
-        return True
+        return False
 
     def _read_thought(self, thought: list[str]) -> bool:
-        """Move the certain part of the thought out; False while its end has not come."""
+        """Move the certain part of the thought out; True once its end has come."""
         if not self._spoken:
             self._held = self._held.lstrip()
         end = self._held.find(self._close)

@@ -193,7 +193,7 @@ class Store(Protocol):
         """Hide it at once, its sub-agents too; unknown ids are fine. What no other path needs goes on `tidy`."""
         ...
 
-    async def open(self, session_id: str) -> Tail:
+    async def open_session(self, session_id: str) -> Tail:
         """The row and the tail. A session left `running` by a dead owner is repaired first, exactly once."""
         ...
 

@@ -173,9 +173,7 @@ _PLAN = many(
 _ANNOUNCEMENT = record(
     Announcement,
     title=TEXT,
-    kind=one_of(
-        "read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other", otherwise="other"
-    ),
+    kind=one_of("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other", otherwise="other"),
     locations=many(record(Location, path=TEXT, line=MAYBE_INT)),
     diffs=many(record(Diff, path=TEXT, old_text=MAYBE_TEXT, new_text=TEXT)),
 )

@@ -9,7 +9,6 @@ would drop SQLite's locks. Knows no tables beyond the schema's version.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.connection import Connection, explained
@@ -68,7 +68,9 @@ class Database:
         writer = await Connection.open(path, prepare=lambda: _prepare(path), busy_timeout_s=busy_timeout_s)
         database = cls(path, writer, _FileLock(path, timeout_s=busy_timeout_s), busy_timeout_s=busy_timeout_s)
         try:
-            database.journal_mode = await database._run(writer, lambda connection: database._set_up(connection, journal_mode))
+            database.journal_mode = await database._run(
+                writer, lambda connection: database._set_up(connection, journal_mode)
+            )
         except BaseException:  # whoever fails to open closes what was opened
             await database.close()
             raise
@@ -81,7 +83,7 @@ class Database:
         finished first, and its result returned, so that the caller never has to wonder; a task cancelled natively
         (`asyncio.Task.cancel`) does not learn the result, but the transaction is whole all the same.
         """
-        await anyio.lowlevel.checkpoint_if_cancelled()
+        await checkpoint_if_cancelled()
         with anyio.CancelScope(shield=True):
             return await self._run(self._writer, lambda connection: self._transaction(connection, work))
 
@@ -129,9 +131,7 @@ class Database:
             if self._reader is None:
                 if self._is_closed:
                     raise StoreUnavailable(f"{self.path} is closed.")
-                reader = await Connection.open(
-                    self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s
-                )
+                reader = await Connection.open(self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
                 self._reader = reader
                 await self._run(reader, lambda connection: connection.execute("PRAGMA query_only = ON").close())
             return self._reader
@@ -181,11 +181,17 @@ class Database:
                 self._empty_wal(connection)
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        # The last connection to close checkpoints once more by itself: that, too, belongs under the lock.
+        """Close in here: the last connection to close checkpoints by itself, which belongs under the lock too."""
+        if self.journal_mode != "wal":
+            return
         try:
-            self._checkpoint(connection)
+            with self._writing():
+                self._empty_wal(connection)
+                connection.close()
         except StoreUnavailable as error:
-            logger.warning("%s", error)
+            logger.warning("closing without a checkpoint: %s", error)
+        finally:
+            self._lock.close()
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
         with self._writing():
@@ -225,24 +231,34 @@ class _FileLock:
     def held(self) -> Iterator[None]:
         """Wait for the lock, hold it, give it back.
 
-        :raises StoreUnavailable: somebody else held it for too long.
+        :raises StoreUnavailable: it cannot be made, or somebody else held it for too long.
         """
-        if not self._is_supported:
-            yield
-            return
-        lock_path = f"{self._path}.lock"
-        try:
-            file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreUnavailable(
-                f"{lock_path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
-                " another directory."
-            ) from error
-        try:
+        if self._file is None:
+            self._file = self._open()
+        file = self._file
+        if self._is_supported:
             self._acquire(file)
+        try:
             yield
         finally:
-            os.close(file)
+            if self._is_supported:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close its file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> int:
+        path = f"{self._path}.lock"
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
+                " another directory."
+            ) from error
 
     def _acquire(self, file: int) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -251,20 +267,17 @@ class _FileLock:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pass
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(
+                        f"{self._path} is locked by another program (waited {self._timeout_s:g} s). End that program,"
+                        " then try again."
+                    ) from None
             except OSError as error:
-                if error.errno == errno.EINTR:
-                    continue
                 self._is_supported = False
-                logger.warning("%s: no file locks here (%s)", self._path, error.strerror)
+                logger.warning("%s: there are no file locks here (%s)", self._path, error.strerror)
                 return
             else:
                 return
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(
-                    f"{self._path} is locked by another program (waited {self._timeout_s:g} s). End that program, then"
-                    " try again."
-                )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.005)
 
@@ -283,10 +296,15 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     :raises StoreTooNew: a newer crow wrote it.
     :raises StoreUnavailable: it belongs to another program.
     """
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    is_empty = not version and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not is_empty and application_id != APPLICATION_ID:
+
+    def look(connection: sqlite3.Connection) -> tuple[int, int, int]:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+        (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return version, application_id, objects
+
+    version, application_id, objects = _snapshot(connection, look)
+    if (version or objects) and application_id != APPLICATION_ID:
         raise StoreUnavailable(
             f"{path} is the database of another program. Move it away, or set CROW_HOME to another directory."
         )

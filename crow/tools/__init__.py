@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""What a call does to the world: `none` touches only the session itself (plan, recall); `external` is an MCP server's."""
+"""What a call does to the world: `none` touches only the session (plan, recall); `external` is an MCP server's."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Told the whole output retained so far while a call runs; throttled by the caller of the tool."""

@@ -9,12 +9,14 @@ nothing of what runs in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 __all__ = ["Process", "start"]
 
@@ -66,10 +68,9 @@ class Process(asyncio.SubprocessProtocol):
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group; one that is gone is fine."""
-        try:
+        # gone, or become somebody else's by a set-uid program
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass  # gone, or become somebody else's by a set-uid program
 
     async def is_alive(self) -> bool:
         """Whether anything of the group still runs."""
@@ -100,7 +101,7 @@ class Process(asyncio.SubprocessProtocol):
 
     async def _wait_gone(self) -> None:
         await self.exited.wait()
-        while await self.is_alive():
+        while await self.is_alive():  # noqa: ASYNC110 - nobody tells of the end of a grandchild
             await anyio.sleep(POLL_S)
 
     def close(self) -> None:
@@ -175,7 +176,7 @@ def has_running_member(group: int) -> bool:
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+            with open(f"/proc/{name}/stat", "rb") as file:
                 state, _parent, process_group = file.read().rpartition(b")")[2].split()[:3]
         except OSError:
             continue  # it ended meanwhile

@@ -179,8 +179,9 @@ def file_stat(path: Path) -> FileStat:
         return FileStat(path=path, kind="missing")
     if modes.S_ISDIR(found.st_mode):
         return FileStat(path=path, kind="directory", mtime_ns=found.st_mtime_ns)
-    kind = "file" if modes.S_ISREG(found.st_mode) else "other"
-    return FileStat(path=path, kind=kind, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    if not modes.S_ISREG(found.st_mode):
+        return FileStat(path=path, kind="other", mtime_ns=found.st_mtime_ns)
+    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns)
 
 
 def read_file(path: Path, limit: int | None) -> bytes:
@@ -199,7 +200,7 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with open(handle, "wb") as file:  # noqa: PTH123
+        with open(handle, "wb") as file:
             file.write(data)
             if mode is not None:
                 os.fchmod(file.fileno(), mode)

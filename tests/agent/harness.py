@@ -153,7 +153,7 @@ async def opened(
             open_toolbox=open_toolbox,
             settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
         )
-        session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open(session_id))
+        session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(session.run)

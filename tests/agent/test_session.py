@@ -190,6 +190,16 @@ async def test_cancel_while_the_user_is_asked_ends_the_turn(tmp_path: Path) -> N
         assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
 
 
+async def test_a_dismissed_question_ends_the_turn_as_cancelled(tmp_path: Path) -> None:
+    client = NoteTaker("cancelled")
+    model = ScriptedModel(Say(calls=(call("act", "1"), call("act", "2"))))
+    async with opened(tmp_path, model, tools={"act": Tool("write", quick)}, client=client) as run:
+        assert await run.session.prompt(text("Hi")) == "cancelled"
+        assert run.tools.order == []
+        assert len(client.questions) == 1
+        assert sum(isinstance(event, CallEnded) for event in client.events) == 2
+
+
 async def test_prompts_wait_in_order_and_a_cancel_ends_those_that_wait_too(tmp_path: Path) -> None:
     hold = anyio.Event()
     first = Say(text=["1"], hold=hold)

@@ -148,9 +148,7 @@ def reported_scale(entries: Sequence[Entry], endpoint: str, calibration: float) 
     return clamped(calibration), False
 
 
-def anchored(
-    context: Context, entries: Sequence[Entry], endpoint: str, calibration: float, scale: float
-) -> int | None:
+def anchored(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float, scale: float) -> int | None:
     """What the newest answer after the last break reported, and an estimate of what came after; None if it reported
     nothing that can be believed."""
     for entry in reversed(entries):

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from crow.agent.compaction.contents import files_touched, pins_of
 from crow.agent.compaction.limits import Limits, Measure
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, User
+from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, User
 from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
-from crow.domain.rows import Rows
 
-__all__ = ["Decision", "Draft", "MaskOutputs", "Noop", "Reason", "Summarise", "TooSmall", "acceptable", "plan", "with_bodies"]
+__all__ = [
+    "Decision",
+    "Draft",
+    "MaskOutputs",
+    "Noop",
+    "Reason",
+    "Summarise",
+    "TooSmall",
+    "acceptable",
+    "plan",
+    "with_bodies",
+]
 
-from crow.agent.compaction.limits import Reason
+Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
+"""Why to compact: the threshold was reached, a request was refused as too long, the user or a change of model asks."""
 
 MIN_HEAD = 400
 """A head of fewer estimated tokens is not worth a summary on command."""
@@ -112,19 +123,23 @@ class View:
         self.suffix = [0] * (self.count + 1)
         for index in reversed(range(self.count)):
             self.suffix[index] = self.suffix[index + 1] + self.context.estimates[index]
-        self.boundaries = [index for index in range(self.first + 1, self.count) if self.is_boundary(index)]
+        self.boundaries = self.find_boundaries()
 
     def has_news(self) -> bool:
         """Whether there is anything after the checkpoint."""
         newest = max(self.context.origins[self.first :], default=0)
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
-    def is_boundary(self, index: int) -> bool:
-        """Whether the tail may start here: at the first message of an entry, with no call open."""
-        origins = self.context.origins
-        return not isinstance(self.context.messages[index], ToolMessage) and origins[index] > max(
-            origins[self.first : index], default=0
-        )
+    def find_boundaries(self) -> list[int]:
+        """Where a tail may start: at the first message of an entry, with no call open, and something before it."""
+        boundaries: list[int] = []
+        newest = 0
+        for index in range(self.first, self.count):
+            origin = self.context.origins[index]
+            if origin > newest and index > self.first and not isinstance(self.context.messages[index], ToolMessage):
+                boundaries.append(index)
+            newest = max(newest, origin)
+        return boundaries
 
     def is_prompt(self, index: int) -> bool:
         """Whether a message of the user starts here (or the fixed line before one)."""
@@ -166,7 +181,7 @@ class View:
         before = self.context.origins[start]
         context = with_bodies(self.projection.entries, Mask(before=before))
         after = round(context.estimate * found.scale)
-        if after < found.used and after <= limits.target:
+        if context.estimate < self.context.estimate and after < found.used and after <= limits.target:
             return MaskOutputs(before=before, tokens_after=after)
         return None
 
@@ -176,18 +191,16 @@ class View:
         starts = [self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count]
         if self.first < self.unanswered() < starts[0]:
             starts.insert(0, self.unanswered())
-        elif self.unanswered() <= self.first:
-            starts = [start for start in starts if start < self.count] or [self.count]
+        if self.first >= self.count:
+            return ()
         drafts: list[Draft] = []
         filler = "x" * max(0, int(limits.summary / found.scale) * 4 - 4)
         for start in dict.fromkeys(starts):
             if reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
-            if self.first >= self.count:
-                continue
             draft = self.draft(start, limits, found, reason)
-            bodies = (replace(draft.body, summary=filler),)
-            tokens = round(with_bodies(self.projection.entries, *bodies).estimate * found.scale)
+            longest = with_bodies(self.projection.entries, replace(draft.body, summary=filler))
+            tokens = round(longest.estimate * found.scale)
             if acceptable(tokens, draft, limits, self.count) and (reason == "command" or tokens < found.used):
                 drafts.append(draft)
         return tuple(drafts)

@@ -99,9 +99,9 @@ def fits(schema: Mapping[str, Any], value: Any) -> bool:
         case int():
             return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
         case str():
-            return len(value) >= schema.get("minLength", 0)
+            return bool(len(value) >= schema.get("minLength", 0))
         case list():
-            return len(value) <= schema.get("maxItems", len(value))
+            return bool(len(value) <= schema.get("maxItems", len(value)))
     return True
 
 

@@ -74,9 +74,7 @@ async def planned(workspace: Workspace, path: Path, args: Arguments) -> tuple[st
     replaced = replace(
         text.removeprefix(mark), args["old_text"], args["new_text"], every=args.get("all", False), name=name
     )
-    return text, Replaced(
-        text=mark + replaced.text, count=replaced.count, line=replaced.line, remark=replaced.remark
-    )
+    return text, Replaced(text=mark + replaced.text, count=replaced.count, line=replaced.line, remark=replaced.remark)
 
 
 def check_utf8(name: str, data: bytes) -> None:

@@ -129,7 +129,9 @@ async def missing(tool: str, workspace: Workspace, path: Path) -> ArgumentError:
     names = await anyio.to_thread.run_sync(names_in, directory)
     if names is None:
         where = shown_name(workspace, directory)
-        return ArgumentError(f"{tool}: {shown_name(workspace, path)} does not exist; neither does the directory {where}")
+        return ArgumentError(
+            f"{tool}: {shown_name(workspace, path)} does not exist; neither does the directory {where}"
+        )
     folded = {name.casefold(): name for name in names}
     similar = difflib.get_close_matches(path.name.casefold(), folded, n=3, cutoff=0.6)
     hint = "; use list_files to see what is there"
@@ -191,7 +193,7 @@ async def run_write(running: Running, args: Arguments) -> Outcome:
     name = shown_name(workspace, path)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
-    done = f"{verb} {name}: {lines:,} lines, {len(content.encode()):,} bytes."
+    done = f"{verb} {name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
     return await change(running, path, before, content, title=f"Write {name}", done=done)
 
 

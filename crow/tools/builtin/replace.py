@@ -104,7 +104,8 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replaced:
         text="".join(lines[:index]) + placed + "".join(lines[index + len(wanted) :]),
         count=1,
         line=index + 1,
-        remark="old_text matched apart from white space" + (", new_text was indented like it" if shift != Shift() else ""),
+        remark="old_text matched apart from white space"
+        + (", new_text was indented like it" if shift != Shift() else ""),
     )
 
 

@@ -15,9 +15,9 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 
-SKIPPED = frozenset(
-    ".git .hg .svn .jj .venv venv node_modules __pycache__ .mypy_cache .pytest_cache .ruff_cache .tox .nox".split()
-)
+VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
+CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox")
+SKIPPED = frozenset((*VERSION_CONTROL, *CACHES, ".venv", "venv", "node_modules"))
 WALKED_FILES = 200_000
 FILE_BYTES = 20_000_000
 SNIFFED_BYTES = 8_192
@@ -144,7 +144,7 @@ def text_of(name: str) -> str | None:
             return ""
         if status.st_size > FILE_BYTES:
             return None
-        with open(name, "rb") as file:  # noqa: PTH123
+        with open(name, "rb") as file:
             data = file.read()
     except OSError:
         return ""

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ async def look_at_list(workspace: Workspace, args: Arguments) -> Offer:
     path = workspace.resolve(args.get("path") or ".")
     pattern = args.get("pattern")
     what = f"files matching {pattern}" if pattern else "files"
-    return looked(workspace, path, f"List {what} in {shown_name(workspace, path)}")
+    name = shown_name(workspace, path)
+    return looked(workspace, path, f"List {what}" + ("" if name == "." else f" in {name}"))
 
 
 async def look_at_grep(workspace: Workspace, args: Arguments) -> Offer:
@@ -52,9 +54,7 @@ async def look_at_grep(workspace: Workspace, args: Arguments) -> Offer:
 
 def looked(workspace: Workspace, path: Path, title: str) -> Offer:
     return Offer(
-        announcement=Announcement(
-            title=title, kind="search", locations=(Location(path=shown_path(workspace, path)),)
-        ),
+        announcement=Announcement(title=title, kind="search", locations=(Location(path=shown_path(workspace, path)),)),
         access="read",
         outside=not workspace.contains(path),
     )
@@ -63,7 +63,8 @@ def looked(workspace: Workspace, path: Path, title: str) -> Offer:
 def compiled(args: Arguments) -> None:
     """:raises ~crow.domain.errors.ArgumentError: the pattern is no regular expression."""
     try:
-        re.compile(args["pattern"])
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(args["pattern"])
     except (re.error, OverflowError, RecursionError) as error:
         raise ArgumentError(
             f'grep: pattern is "{args["pattern"]}"; expected a Python regular expression: {error}. '
@@ -127,9 +128,9 @@ async def run_grep(running: Running, args: Arguments) -> Outcome:
 async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """What the scanning program answers for the directory `top`.
 
-    :raises ~crow.domain.errors.ArgumentError: it took too long.
+    :raises ~crow.domain.errors.ArgumentError: it took too long, or may not look there.
     """
-    program = [sys.executable, "-I", "-S", scan.__file__, json.dumps(request)]
+    program = [sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(request)]
     names = "</dev/null" if request.get("file") else ""
     source = "" if names else f"{GIT_FILES} | "
     command = f"cd {shlex.quote(str(top))} && {source}{shlex.join(program)} {names}"
@@ -137,7 +138,7 @@ async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[s
     if code is None:
         raise ArgumentError(f"{tool}: stopped after {TIMEOUT_S:.0f} s; narrow it with path, or a simpler pattern")
     if code != 0:
-        raise RuntimeError(f"{tool}: {scan.__file__} ended with {code}: {output[-2000:]}")
+        raise ArgumentError(f"{tool}: the search failed: {output.strip().rpartition(chr(10))[2]}")
     answer: dict[str, Any] = json.loads(output)
     return answer
 

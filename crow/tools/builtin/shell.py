@@ -52,7 +52,9 @@ async def run(running: Running, args: Arguments) -> Outcome:
 def verdict(code: int | None, timeout_s: int) -> str:
     """What is to be said about the end of the command; nothing if it succeeded."""
     if code is None:
-        return f"[timed out after {timeout_s} s; it and all it started were ended. timeout_s may be up to {MAX_TIMEOUT_S}]"
+        return (
+            f"[timed out after {timeout_s} s; it and all it started were ended. timeout_s may be up to {MAX_TIMEOUT_S}]"
+        )
     if code < 0:
         try:
             return f"[ended by {signal.Signals(-code).name}]"

@@ -1,0 +1,249 @@
+"""Requests as the bytes that are sent: chat completions JSON.
+
+Strategy: each message is encoded once and kept, so that a request costs a join and not the history; what a message
+becomes depends on it and the dialect alone, so that between two breaks the bytes of one request's messages are a prefix
+of the next one's. Images of tool results follow their block of results as a message of the user, since results are
+text. Pure: knows no connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from crow.domain.messages import (
+    AssistantMessage,
+    Image,
+    Link,
+    Message,
+    Part,
+    Resource,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolMessage,
+    ToolSpec,
+    UserMessage,
+)
+from crow.llm import Request
+from crow.llm.dialect import Dialect
+from crow.llm.surrogates import mended
+
+__all__ = ["Encoder"]
+
+_NO_OUTPUT = "(no output)"
+_EMPTY = "(empty message)"
+_IMAGES_OF_RESULTS = "Images of the tool results above:"
+_SEEN = "Seen."
+_UNDERSTOOD = "Understood."
+_OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A message as sent; `images` are the parts that a tool result leaves to a message of its own."""
+
+    message: Message
+    sent: bytes
+    images: tuple[bytes, ...] = ()
+
+
+class Encoder:
+    """Encodes the requests of one session to one endpoint, and keeps the messages of the last one."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Encoded] = []
+        self._fixed: tuple[Dialect, str] | None = None
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._tools_sent = b""
+
+    def body(self, request: Request, *, model: str, endpoint: str, dialect: Dialect, limit: int | None) -> bytes:
+        """The request body. `endpoint` names who will answer, as in `AssistantMessage.endpoint`; `limit` is that of
+        the output in tokens, None to send none."""
+        if self._fixed != (dialect, endpoint):
+            self._fixed = (dialect, endpoint)
+            self._kept = []
+        head: dict[str, object] = {"model": model, "stream": True}
+        if dialect.usage_option:
+            head["stream_options"] = {"include_usage": True}
+        if limit is not None and dialect.limit_field is not None:
+            head[dialect.limit_field] = limit
+        if dialect.cache_key and request.cache_key:
+            head["prompt_cache_key"] = request.cache_key
+        if request.tools:
+            if request.tool_choice == "none" and dialect.tool_choice:
+                head["tool_choice"] = "none"
+            if dialect.parallel_calls is not None:
+                head["parallel_tool_calls"] = dialect.parallel_calls
+        pieces = [_json(head)[:-1]]
+        if request.tools:
+            pieces.append(b',"tools":[' + self._encoded_tools(request.tools) + b"]")
+        messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
+        pieces.append(b',"messages":[' + b",".join(messages) + b"]}")
+        return b"".join(pieces)
+
+    def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+        """Each message as sent, in order; what the encoder puts between them is among them."""
+        kept, fresh = self._kept, list[_Encoded]()
+        for position, message in enumerate(messages):
+            old = kept[position] if position < len(kept) else None
+            if old is not None and (old.message is message or old.message == message):
+                fresh.append(old)
+            else:
+                fresh.append(_encoded(message, endpoint=endpoint, dialect=dialect))
+        self._kept = fresh
+        return _with_images(fresh)
+
+    def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
+        if not self._tools_sent or (tools is not self._tools and tools != self._tools):
+            self._tools = tools
+            self._tools_sent = b",".join(_json(_tool(tool)) for tool in tools)
+        return self._tools_sent
+
+
+def _with_images(messages: Sequence[_Encoded]) -> list[bytes]:
+    """The bytes in order; images of results come directly after their block, before whatever is next."""
+    sent: list[bytes] = []
+    images: list[bytes] = []
+    for each in messages:
+        if images and not isinstance(each.message, ToolMessage):
+            sent.append(_image_message(images))
+            images = []
+            if isinstance(each.message, UserMessage):
+                sent.append(_json({"role": "assistant", "content": _SEEN}))
+        sent.append(each.sent)
+        images.extend(each.images)
+    if images:
+        sent.append(_image_message(images))
+    return sent
+
+
+def _image_message(images: Sequence[bytes]) -> bytes:
+    head = _json({"type": "text", "text": _IMAGES_OF_RESULTS})
+    return b'{"role":"user","content":[' + b",".join((head, *images)) + b"]}"
+
+
+def _encoded(message: Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
+    match message:
+        case SystemMessage(text=text):
+            sent = _json({"role": dialect.system_role, "content": text})
+            if dialect.system_role == "user":
+                # Templates without a system role want user and assistant to alternate.
+                sent += b"," + _json({"role": "assistant", "content": _UNDERSTOOD})
+            return _Encoded(message, sent)
+        case UserMessage(parts=parts):
+            return _Encoded(message, _json({"role": "user", "content": _user_content(parts, dialect)}))
+        case AssistantMessage():
+            return _Encoded(message, _json(_assistant(message, endpoint=endpoint, dialect=dialect)))
+        case ToolMessage(call_id=call_id, text=text, images=images):
+            if not dialect.takes_images:
+                text = "\n".join((text, *map(_left_out, images)))
+                images = ()
+            result = {"role": "tool", "tool_call_id": call_id, "content": text if text.strip() else _NO_OUTPUT}
+            return _Encoded(message, _json(result), tuple(_json(_image(image)) for image in images))
+        case _ as never:
+            assert_never(never)
+
+
+def _user_content(parts: Sequence[Part], dialect: Dialect) -> object:
+    """One text where there are only texts, else the list of parts."""
+    content: list[dict[str, object]] = []
+    texts: list[str] = []
+    before: Part | None = None
+    for part in parts:
+        if isinstance(part, Text) and isinstance(before, Text):
+            # A link stands in its sentence; two texts are two paragraphs.
+            texts.append("\n\n")
+        before = part
+        match part:
+            case Text(text=text):
+                texts.append(text)
+            case Link(uri=uri, name=name):
+                texts.append(f"[{name}]({uri})")
+            case Resource(uri=uri, text=text):
+                texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
+            case Image():
+                if not dialect.takes_images:
+                    texts.append(f"\n{_left_out(part)}\n")
+                    continue
+                if texts:
+                    content.append({"type": "text", "text": _joined(texts)})
+                    texts = []
+                content.append(_image(part))
+            case _ as never:
+                assert_never(never)
+    if not content:
+        return _joined(texts)
+    if texts:
+        content.append({"type": "text", "text": _joined(texts)})
+    return content
+
+
+def _joined(texts: Sequence[str]) -> str:
+    text = "".join(texts).strip("\n")
+    return text if text.strip() else _EMPTY
+
+
+def _assistant(message: AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
+    is_own = message.endpoint == endpoint
+    text = message.text
+    if dialect.reasoning == "inline" and message.thought and is_own:
+        text = f"<think>\n{message.thought}\n</think>\n\n{text}"
+    sent: dict[str, object] = {"role": "assistant"}
+    if text.strip() or not message.calls:
+        sent["content"] = text if text.strip() else _EMPTY
+    elif dialect.empty_content != "omitted":
+        sent["content"] = None if dialect.empty_content == "null" else " "
+    field = message.reasoning_field
+    is_field = field is not None and field not in {"content", "reasoning_details"}
+    if dialect.reasoning == "always":
+        sent[field if is_field and field is not None else "reasoning_content"] = message.thought
+    elif dialect.reasoning == "own" and is_own and is_field and field is not None:
+        sent[field] = message.thought
+    if is_own and dialect.opaque:
+        sent.update({key: value for key, value in message.opaque.items() if key not in sent and key not in _OWN_KEYS})
+    if message.calls:
+        sent["tool_calls"] = [_call(call, with_extra=is_own and dialect.opaque) for call in message.calls]
+    return sent
+
+
+def _call(call: ToolCall, *, with_extra: bool) -> dict[str, object]:
+    function: dict[str, object] = {"name": call.name, "arguments": call.arguments}
+    sent: dict[str, object] = {"id": call.id, "type": "function", "function": function}
+    if with_extra and call.extra:
+        sent.update({key: value for key, value in call.extra.items() if key not in _OWN_KEYS})
+        inner = call.extra.get("function")
+        if isinstance(inner, Mapping):
+            function.update({key: value for key, value in inner.items() if key not in _OWN_KEYS})
+    return sent
+
+
+def _tool(tool: ToolSpec) -> dict[str, object]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _image(image: Image) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}}
+
+
+def _left_out(image: Image) -> str:
+    kilobytes = max(1, len(image.data) * 3 // 4 // 1024)
+    return f"[An image ({image.mime_type}, {kilobytes} KB) was left out: this model takes no images.]"
+
+
+def _json(value: object) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return mended(text).encode()
+
+
+def _plain(value: object) -> object:
+    """Read-only mappings, as domain values may hold them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,0 +1,103 @@
+"""What is configured of one endpoint and model. Knows no client library, so that it costs nothing to import."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from crow.domain.errors import AuthError, ConfigError
+from crow.llm import ModelInfo
+
+__all__ = ["Endpoint", "Timeouts", "is_local"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds. `first_byte_s`: until the first event, since a local model may read its prompt for minutes; `idle_s`:
+    between two pieces after it; `grace_s`: for usage and `[DONE]` once the finish reason has come."""
+
+    connect_s: float = 15.0
+    first_byte_s: float = 300.0
+    idle_s: float = 120.0
+    grace_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A base URL (without `/chat/completions`), the model asked for there, and what the user says of both.
+
+    `needs_key` None: yes, unless the endpoint is on this machine or its local network. Sizes in tokens, prices in USD
+    per million tokens.
+    """
+
+    base_url: str
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    needs_key: bool | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+    takes_images: bool = True
+    input_price: float | None = None
+    cached_price: float | None = None
+    output_price: float | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @property
+    def name(self) -> str:
+        """`base_url model`: who answers, as it is stored with each answer."""
+        return f"{self.base_url} {self.model}"
+
+    def check(self) -> None:
+        """Whether a request can be made at all. :raises AuthError: :raises ConfigError:"""
+        if not self.model:
+            raise ConfigError("No model is set. Set CROW_MODEL, or model.name in config.toml, such as gpt-5.2 or offline.")
+        try:
+            parts = urlsplit(self.base_url)
+            usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(
+                f'The base URL "{self.base_url}" cannot be used; expected one such as http://localhost:11434/v1.'
+            )
+        needs_key = not is_local(self.base_url) if self.needs_key is None else self.needs_key
+        if needs_key and not self.api_key:
+            raise AuthError(
+                f'{self.base_url} needs a key for the model "{self.model}", and none is set. Set OPENAI_API_KEY, or use '
+                "a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
+            )
+        if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise AuthError(
+                f"The key for {self.base_url} holds characters that no key can have. Set OPENAI_API_KEY to it again, "
+                "without line breaks."
+            )
+
+    def info(self, *, window: int | None, max_output_tokens: int | None, takes_images: bool) -> ModelInfo:
+        """What is known of the model, with what was learned."""
+        return ModelInfo(
+            name=self.model,
+            endpoint=self.name,
+            context_window=window,
+            max_output_tokens=max_output_tokens,
+            takes_images=takes_images,
+            input_price=self.input_price,
+            cached_price=self.cached_price,
+            output_price=self.output_price,
+        )
+
+
+def is_local(base_url: str) -> bool:
+    """Whether the URL names this machine or a host of its local network."""
+    try:
+        host = urlsplit(base_url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith((".localhost", ".local", ".internal", ".lan")):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host and bool(host)
+    return address.is_loopback or address.is_private or address.is_link_local or address.is_unspecified

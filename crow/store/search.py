@@ -1,0 +1,126 @@
+"""Full text over what users and the model said, and over titles.
+
+Strategy: every term is quoted, so that no character of a query is an operator. The trigram index finds terms of three
+characters and more in any script, without regard to case; shorter ones are looked for in the text itself, of what the
+index gave or of the newest few thousand entries. Titles come first, then entries, newest first; both the index and a
+path give ids in falling order, so their intersection reads no further than it must. Reads only.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+from crow.store import Hit
+from crow.store.paths import is_on_path, path_ids
+from crow.store.rows import session_row
+
+__all__ = ["search"]
+
+_SCAN = 5_000
+_AROUND = 80
+_INDEXED_CHARACTERS = 3
+
+
+def search(connection: sqlite3.Connection, query: str, *, session_id: str | None, limit: int) -> tuple[Hit, ...]:
+    """What holds all terms of `query`; with `session_id`, only its title and the entries of its path.
+
+    :raises ~crow.domain.errors.NoSuchSession: no such session.
+    """
+    leaf = session_row(connection, session_id).leaf if session_id is not None else None
+    terms = query.replace("\0", " ").split()
+    if not terms:
+        return ()
+    match = " ".join('"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED_CHARACTERS)
+    patterns = [re.compile(re.escape(term), re.IGNORECASE) for term in terms]
+    # The index and `re` may fold a rare letter differently: what the index found is not asked for again.
+    unsure = [pattern for pattern, term in zip(patterns, terms, strict=True) if len(term) < _INDEXED_CHARACTERS]
+    if session_id is None:
+        ids = _indexed(connection, match) if match else _newest(connection)
+    else:
+        path = path_ids(connection, leaf)
+        ids = _common(_indexed(connection, match), path) if match else islice(path, _SCAN)
+    found = chain(_titles(connection, match, session_id), _texts(connection, ids, session_id))
+    return tuple(
+        islice((_hit(*one, patterns) for one in found if all(p.search(one[4]) for p in unsure)), max(limit, 0))
+    )
+
+
+_Found = tuple[int, str, str, int, str]
+"""Entry, session, kind, created_ms, text."""
+
+
+def _titles(connection: sqlite3.Connection, match: str, session_id: str | None) -> Iterator[_Found]:
+    chosen = "number IN (SELECT -rowid FROM entries_fts WHERE entries_fts MATCH :match AND rowid < 0)" if match else "1"
+    yield from connection.execute(
+        f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND title IS NOT NULL"  # noqa: S608
+        " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session) ORDER BY newest_entry DESC LIMIT :scan",
+        {"match": match, "session": session_id, "scan": _SCAN},
+    )
+
+
+def _texts(connection: sqlite3.Connection, ids: Iterator[int], session_id: str | None) -> Iterator[_Found]:
+    for entry_id in ids:
+        row = connection.execute(
+            "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
+            " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session AND s.deleted_ms IS NULL"
+            " WHERE t.id = ? AND t.text <> ''",
+            (entry_id,),
+        ).fetchone()
+        if row is None:
+            continue
+        conversation, writer, is_writer_there, kind, created_ms, text = row
+        session = writer if is_writer_there else session_id or _reader_of(connection, conversation, entry_id)
+        if session is not None:
+            yield entry_id, session, kind, created_ms, text
+
+
+def _reader_of(connection: sqlite3.Connection, conversation: int, entry_id: int) -> str | None:
+    """The oldest session whose path holds an entry of a deleted one; None if there is none."""
+    rows = connection.execute(
+        "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL ORDER BY number", (conversation,)
+    ).fetchall()
+    return next((str(session_id) for session_id, leaf in rows if is_on_path(connection, leaf, entry_id)), None)
+
+
+def _indexed(connection: sqlite3.Connection, match: str) -> Iterator[int]:
+    """Entries that the index has, newest first."""
+    rows = connection.execute(
+        "SELECT rowid FROM entries_fts WHERE entries_fts MATCH ? AND rowid > 0 ORDER BY rowid DESC", (match,)
+    )
+    return (row[0] for row in rows)
+
+
+def _newest(connection: sqlite3.Connection) -> Iterator[int]:
+    """The newest entries of all."""
+    rows = connection.execute("SELECT id FROM entries ORDER BY id DESC LIMIT ?", (_SCAN,))
+    return (row[0] for row in rows)
+
+
+def _common(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
+    """What two falling sequences share."""
+    a, b = next(left, None), next(right, None)
+    while a is not None and b is not None:
+        if a == b:
+            yield a
+            a, b = next(left, None), next(right, None)
+        elif a > b:
+            a = next(left, None)
+        else:
+            b = next(right, None)
+
+
+def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
+    place = next((found for pattern in patterns if (found := pattern.search(text))), None)
+    start = max(0, place.start() - _AROUND) if place else 0
+    end = min(len(text), (place.end() if place else 0) + _AROUND)
+    snippet = " ".join(text[start:end].split())
+    return Hit(
+        entry=entry,
+        session=session,
+        kind=kind,
+        snippet=f"{'…' if start else ''}{snippet}{'…' if end < len(text) else ''}",
+        created_ms=created_ms,
+    )

@@ -1,0 +1,210 @@
+"""The rows of sessions: made, listed, changed, deleted, and what deletion leaves behind removed.
+
+Strategy: a session is a row that points into a conversation; a fork is one more row. Lists are one walk along an index,
+continued by a cursor that names the last row shown. Deleting hides; the entries go later, newest first and a few at a
+time, those that a living session needs excepted: its path, what it wrote, and where it stood before. Knows no turns.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from dataclasses import fields
+
+from crow.domain.errors import ArgumentError
+from crow.store import UNCHANGED, NewSession, Page, SessionChanges, SessionRow
+from crow.store.codec import to_json
+from crow.store.paths import has_user
+from crow.store.rows import SESSION_COLUMNS, session_of, session_row
+
+__all__ = ["change_session", "create_session", "delete_session", "list_sessions", "remove_some"]
+
+_BATCH = 200
+_JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
+
+
+def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: int) -> SessionRow:
+    """:raises ArgumentError: the id is taken, or the fork's leaf is not in its conversation."""
+    if connection.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
+        raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
+    turn, has_prompt, conversation = 0, False, new.conversation
+    if conversation is None:
+        conversation = connection.execute("INSERT INTO conversations (created_ms) VALUES (?)", (now_ms,)).lastrowid
+    if new.leaf is not None:
+        found = connection.execute("SELECT conversation, turn FROM entries WHERE id = ?", (new.leaf,)).fetchone()
+        if found is None or found[0] != conversation:
+            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from one that is.")
+        turn, has_prompt = found[1], has_user(connection, new.leaf)
+    connection.execute(
+        "INSERT INTO sessions (id, conversation, leaf, forked_from, parent_id, cwd, additional_directories, model, mode,"
+        " config, turn, has_prompt, newest_entry, created_ms, updated_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            new.id,
+            conversation,
+            new.leaf,
+            new.forked_from,
+            new.parent_id,
+            new.cwd,
+            to_json(new.additional_directories),
+            new.model,
+            new.mode,
+            to_json(new.config),
+            turn,
+            has_prompt,
+            new.leaf or 0,
+            now_ms,
+            now_ms,
+        ),
+    )
+    if new.title is not None:
+        _set_title(connection, new.id, new.title)
+    return session_row(connection, new.id)
+
+
+def list_sessions(
+    connection: sqlite3.Connection, *, cwd: str | None, cursor: str | None, limit: int, archived: bool
+) -> Page:
+    """:raises ArgumentError: a cursor that is not from here, or a limit below 1."""
+    if limit < 1:
+        raise ArgumentError(f"limit is {limit}; expected 1 or more.")
+    where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL AND archived = ?"
+    values: list[object] = [archived]
+    if cwd is not None:
+        where += " AND cwd = ?"
+        values.append(cwd)
+    if cursor is not None:
+        where += " AND (newest_entry, id) < (?, ?)"
+        values.extend(_parse_cursor(cursor))
+    rows = connection.execute(
+        f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} ORDER BY newest_entry DESC, id DESC LIMIT ?",  # noqa: S608
+        (*values, limit + 1),
+    ).fetchall()
+    found = tuple(session_of(row) for row in rows[:limit])
+    return Page(rows=found, cursor=_cursor(found[-1]) if len(rows) > limit else None)
+
+
+def change_session(connection: sqlite3.Connection, session_id: str, changes: SessionChanges, *, now_ms: int) -> None:
+    """Set columns of a row that exists.
+
+    :raises ArgumentError: the alias is another session's.
+    """
+    values = {field.name: getattr(changes, field.name) for field in fields(changes)}
+    values = {name: value for name, value in values.items() if value is not UNCHANGED}
+    if not values:
+        return
+    alias = values.get("alias")
+    if alias is not None:
+        other = connection.execute(
+            "SELECT id FROM sessions WHERE alias = ? AND id <> ?", (alias, session_id)
+        ).fetchone()
+        if other:
+            raise ArgumentError(f'Alias "{alias}" is the one of session {other[0]}; choose another.')
+    if "title" in values:
+        _set_title(connection, session_id, values.pop("title"))
+    values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in values.items()}
+    assignments = ", ".join(f"{name} = ?" for name in (*values, "updated_ms"))
+    connection.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), now_ms, session_id))  # noqa: S608
+
+
+def delete_session(connection: sqlite3.Connection, session_id: str, *, now_ms: int) -> None:
+    """Hide it and its sub-agents; the alias is free again."""
+    connection.execute(
+        "WITH RECURSIVE family (id) AS (SELECT ? UNION SELECT s.id FROM sessions s JOIN family ON s.parent_id = family.id)"
+        " UPDATE sessions SET deleted_ms = ?, alias = NULL, state = 'idle', owner = ''"
+        " WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
+        (session_id, now_ms),
+    )
+
+
+def remove_some(connection: sqlite3.Connection) -> bool:
+    """Remove a batch of what deleted sessions left; whether there may be more."""
+    pending = connection.execute(
+        "SELECT conversation FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation LIMIT 1"
+    ).fetchone()
+    if pending is None:
+        return False
+    unneeded = [row[0] for row in connection.execute(_UNNEEDED, {"conversation": pending[0], "limit": _BATCH})]
+    _remove_entries(connection, unneeded)
+    if len(unneeded) < _BATCH:
+        _remove_rows(connection, pending[0])
+    return True
+
+
+# What a living session needs: its path, whatever it wrote, and every place it ever stood on, with all that lies before.
+_UNNEEDED = """
+    WITH RECURSIVE
+    living (id, leaf) AS (
+        SELECT id, leaf FROM sessions WHERE conversation = :conversation AND deleted_ms IS NULL
+    ),
+    needed (id) AS (
+        SELECT leaf FROM living
+        UNION SELECT e.id FROM living JOIN entries e ON e.session = living.id
+        UNION SELECT m.from_leaf FROM living JOIN moves m ON m.session = living.id
+        UNION SELECT m.to_leaf FROM living JOIN moves m ON m.session = living.id
+        UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
+    )
+    SELECT id FROM entries
+    WHERE conversation = :conversation AND id NOT IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    ORDER BY id DESC LIMIT :limit
+"""
+
+
+def _remove_entries(connection: sqlite3.Connection, ids: list[int]) -> None:
+    chosen = (json.dumps(ids),)
+    among = "(SELECT value FROM json_each(?))"
+    # The index holds no text: it must be told what it had, while the text is still there.
+    connection.execute(
+        "INSERT INTO entries_fts (entries_fts, rowid, text)"
+        f" SELECT 'delete', id, text FROM searchable WHERE id IN {among} AND text <> ''",
+        chosen,
+    )
+    blobs = [
+        row[0] for row in connection.execute(f"SELECT DISTINCT blob FROM blob_refs WHERE entry IN {among}", chosen)
+    ]
+    connection.execute(f"DELETE FROM blob_refs WHERE entry IN {among}", chosen)
+    connection.execute(
+        f"DELETE FROM blobs WHERE hash IN {among} AND NOT EXISTS (SELECT 1 FROM blob_refs WHERE blob = hash)",
+        (json.dumps(blobs),),
+    )
+    connection.execute(f"DELETE FROM entries WHERE id IN {among}", chosen)
+
+
+def _remove_rows(connection: sqlite3.Connection, conversation: int) -> None:
+    deleted = connection.execute(
+        "SELECT id FROM sessions WHERE conversation = ? AND deleted_ms IS NOT NULL", (conversation,)
+    ).fetchall()
+    for (session_id,) in deleted:
+        _set_title(connection, session_id, None)
+        for table in ("inbox", "drafts", "moves"):
+            connection.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))  # noqa: S608
+        connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+    connection.execute(
+        "DELETE FROM conversations WHERE id = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE conversation = ?)",
+        (conversation, conversation),
+    )
+
+
+def _set_title(connection: sqlite3.Connection, session_id: str, title: str | None) -> None:
+    """Set the title, and say so to the full-text index: what it had, what it has."""
+    indexed = "SELECT id, text FROM searchable WHERE id = (SELECT -number FROM sessions WHERE id = ?) AND text <> ''"
+    connection.execute(
+        f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", (session_id,)
+    )
+    connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
+    connection.execute(f"INSERT INTO entries_fts (rowid, text) {indexed}", (session_id,))
+
+
+def _cursor(row: SessionRow) -> str:
+    return base64.urlsafe_b64encode(f"{row.newest_entry}:{row.id}".encode()).decode()
+
+
+def _parse_cursor(cursor: str) -> tuple[int, str]:
+    try:
+        newest, separator, session_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(":")
+        if separator and 0 <= int(newest) < 2**63:
+            return int(newest), session_id
+    except ValueError:
+        pass
+    raise ArgumentError(f'cursor is "{cursor}", which no list gave; leave it out to start from the newest session.')

@@ -1,0 +1,221 @@
+"""The store on SQLite.
+
+Strategy: every method is one function on one connection, given to the thread of the writer (in a transaction) or of the
+reader (on a snapshot); what the functions do is said in the files that they come from. Bodies are turned into JSON
+before the transaction begins. Knows the clock and who owns this store; no SQL of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from crow.domain.entries import Entry, NewEntry
+from crow.domain.messages import Part
+from crow.store import (
+    Hit,
+    NewSession,
+    Page,
+    QueuedPrompt,
+    SessionChanges,
+    SessionRow,
+    Store,
+    Tail,
+    TurnStart,
+    endpoints,
+    paths,
+    sessions,
+    turns,
+)
+from crow.store.codec import encode, encode_parts
+from crow.store.database import Database, JournalMode
+from crow.store.owner import Owner, enlist, retire
+from crow.store.rows import session_row
+from crow.store.search import search
+
+__all__ = ["SqliteStore"]
+
+_IDS_PER_READ = 4_096
+_LARGEST_ID = 2**63 - 1
+
+
+class SqliteStore(Store):
+    """A :class:`~crow.store.Store` in one file. Closed by whoever opened it."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self._database = database
+        self._owner = owner
+
+    @classmethod
+    async def connect(
+        cls, path: Path, *, owner: str | None = None, journal_mode: JournalMode = "wal", busy_timeout_s: float = 10.0
+    ) -> SqliteStore:
+        """Open the database, made if there is none.
+
+        `owner` is the text of an :class:`~crow.store.owner.Owner`, by default this process. `busy_timeout_s` bounds how
+        long a write waits for other programs.
+
+        :raises ~crow.domain.errors.StoreUnavailable: it cannot be made, opened or read, or is no crow database.
+        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
+        """
+        database = await Database.open(path, journal_mode=journal_mode, busy_timeout_s=busy_timeout_s)
+        store = cls(database, owner or str(Owner.current()))
+        enlist(store._owner)
+        return store
+
+    async def create_session(self, new: NewSession) -> SessionRow:
+        return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
+
+    async def session(self, session_id: str) -> SessionRow:
+        return await self._database.read(lambda sql: session_row(sql, session_id))
+
+    async def sessions(
+        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
+    ) -> Page:
+        return await self._database.read(
+            lambda sql: sessions.list_sessions(sql, cwd=cwd, cursor=cursor, limit=limit, archived=archived)
+        )
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        def change(sql: sqlite3.Connection) -> SessionRow:
+            session_row(sql, session_id)
+            sessions.change_session(sql, session_id, changes, now_ms=_now_ms())
+            return session_row(sql, session_id)
+
+        return await self._database.write(change)
+
+    async def delete_session(self, session_id: str) -> None:
+        await self._database.write(lambda sql: sessions.delete_session(sql, session_id, now_ms=_now_ms()))
+
+    async def open(self, session_id: str) -> Tail:
+        def look(sql: sqlite3.Connection) -> Tail | None:
+            if turns.is_abandoned(sql, self._owner, session_id, now_ms=_now_ms()):
+                return None
+            return paths.tail(sql, session_id)
+
+        tail = await self._database.read(look)
+        if tail is None:
+            await self._database.write(lambda sql: turns.repair(sql, self._owner, session_id, now_ms=_now_ms()))
+            tail = await self.tail(session_id)
+        return tail
+
+    async def tail(self, session_id: str) -> Tail:
+        return await self._database.read(lambda sql: paths.tail(sql, session_id))
+
+    async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+        start = (await self.session(session_id)).leaf
+        newest_first = array("q")  # eight bytes an entry: a path may have a hundred thousand
+        while start is not None:
+            ids, start = await self._database.read(_ids_before(start))
+            newest_first.extend(ids)
+        newest_first.reverse()
+        done = 0
+        while done < len(newest_first):
+            batch, taken = await self._database.read(_entries_of(newest_first[done : done + _IDS_PER_READ]))
+            done += taken
+            yield batch
+
+    async def entry(self, entry_id: int) -> Entry | None:
+        if not 0 < entry_id <= _LARGEST_ID:
+            return None
+        return await self._database.read(lambda sql: paths.entry(sql, entry_id))
+
+    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
+        encoded = encode_parts(parts)
+        return await self._database.write(
+            lambda sql: turns.enqueue(
+                sql, self._owner, session_id, parts=encoded, message_id=message_id, now_ms=_now_ms()
+            )
+        )
+
+    async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
+        def look(sql: sqlite3.Connection) -> tuple[QueuedPrompt, ...]:
+            session_row(sql, session_id)
+            return turns.queued(sql, session_id)
+
+        return await self._database.read(look)
+
+    async def take_turn(self, session_id: str, seq: int, *, leaf: int | None, cut: int | None = None) -> TurnStart:
+        return await self._database.write(
+            lambda sql: turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
+        )
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        encoded = [(entry, encode(entry.body)) for entry in entries]
+
+        def work(sql: sqlite3.Connection) -> tuple[Entry, ...]:
+            now_ms = _now_ms()
+            stored = turns.append(
+                sql, self._owner, session_id, leaf=leaf, turn=turn, entries=encoded, release=release, now_ms=now_ms
+            )
+            if changes is not None:
+                sessions.change_session(sql, session_id, changes, now_ms=now_ms)
+            return stored
+
+        return await self._database.write(work)
+
+    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        await self._database.write(
+            lambda sql: turns.move_leaf(sql, self._owner, session_id, leaf=leaf, to=to, reason=reason, now_ms=_now_ms())
+        )
+
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
+        await self._database.write(
+            lambda sql: turns.save_draft(
+                sql,
+                self._owner,
+                session_id,
+                after_leaf=after_leaf,
+                turn=turn,
+                message_id=message_id,
+                text=text,
+                thought=thought,
+                now_ms=_now_ms(),
+            )
+        )
+
+    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
+        return await self._database.read(lambda sql: search(sql, query, session_id=session_id, limit=limit))
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        return await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        await self._database.write(lambda sql: endpoints.learn(sql, base_url, model, facts))
+
+    async def tidy(self) -> None:
+        while await self._database.write(sessions.remove_some):
+            pass
+        while await self._database.vacuum():
+            pass
+        await self._database.checkpoint()
+
+    async def close(self) -> None:
+        retire(self._owner)
+        await self._database.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _ids_before(start: int) -> Callable[[sqlite3.Connection], tuple[list[int], int | None]]:
+    return lambda sql: paths.ids_before(sql, start, _IDS_PER_READ)
+
+
+def _entries_of(ids: Sequence[int]) -> Callable[[sqlite3.Connection], tuple[tuple[Entry, ...], int]]:
+    return lambda sql: paths.entries_of(sql, ids)

@@ -1,0 +1,231 @@
+"""Turns: prompts that wait, who may run, what is appended, and the repair after a death.
+
+Strategy: a session runs one turn at a time, for the store named in its row. Every function here is the body of one
+write transaction. An append names the leaf it expects; a claim takes an idle session, or one whose owner is dead,
+after closing that turn by appending: the draft as an interrupted answer, the turn's end, then the prompts that waited
+with the dead as messages that were never run. Nothing is ever rewritten. Knows what a living owner is from `owner`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
+from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy
+from crow.store import QueuedPrompt, TurnStart
+from crow.store.codec import Encoded, decode_parts
+from crow.store.owner import is_alive, readable
+from crow.store.tip import Tip
+
+__all__ = ["append", "enqueue", "is_abandoned", "move_leaf", "queued", "repair", "save_draft", "take_turn"]
+
+
+def enqueue(
+    connection: sqlite3.Connection, here: str, session_id: str, *, parts: str, message_id: str, now_ms: int
+) -> int:
+    """Put a prompt (its parts as JSON) into the inbox."""
+    cursor = connection.execute(
+        "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
+        " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+        (here, message_id, parts, now_ms, session_id),
+    )
+    if not cursor.rowcount or cursor.lastrowid is None:
+        raise NoSuchSession(session_id)
+    return cursor.lastrowid
+
+
+def queued(connection: sqlite3.Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
+    """The prompts that wait."""
+    rows = connection.execute(
+        "SELECT seq, parts, message_id FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
+    ).fetchall()
+    return tuple(QueuedPrompt(seq=seq, parts=decode_parts(parts), message_id=name) for seq, parts, name in rows)
+
+
+def take_turn(
+    connection: sqlite3.Connection,
+    here: str,
+    session_id: str,
+    seq: int,
+    *,
+    leaf: int | None,
+    cut: int | None,
+    now_ms: int,
+) -> TurnStart:
+    """Claim the turn and move the prompt into the path; repairs first what a dead owner left."""
+    tip = Tip(connection, session_id, now_ms=now_ms)
+    if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
+        raise SessionBusy(session_id, readable(tip.owner))
+    was_moved = tip.leaf != leaf
+    entries = _repair(tip, here)
+    row = connection.execute(
+        "SELECT parts, message_id FROM inbox WHERE seq = ? AND session = ?", (seq, session_id)
+    ).fetchone()
+    if row is None:
+        raise ArgumentError(f"Prompt {seq} does not wait in session {session_id}; it was taken already. Send it again.")
+    connection.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
+    tip.turn += 1
+    body = User(parts=decode_parts(row[0]), message_id=row[1], cut=cut)
+    entries = (*entries, tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
+    tip.state, tip.owner = "running", here
+    tip.save()
+    return TurnStart(turn=tip.turn, entries=entries, moved=was_moved)
+
+
+def append(
+    connection: sqlite3.Connection,
+    here: str,
+    session_id: str,
+    *,
+    leaf: int | None,
+    turn: int,
+    entries: Sequence[tuple[NewEntry, Encoded]],
+    release: bool,
+    now_ms: int,
+) -> tuple[Entry, ...]:
+    """Append a chain under `leaf`."""
+    tip = Tip(connection, session_id, now_ms=now_ms)
+    _check_writable(tip, here, leaf)
+    stored = tuple(tip.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
+    tip.drop_draft()
+    if release:
+        tip.state, tip.owner = "idle", ""
+    tip.save()
+    return stored
+
+
+def move_leaf(
+    connection: sqlite3.Connection,
+    here: str,
+    session_id: str,
+    *,
+    leaf: int | None,
+    to: int | None,
+    reason: str,
+    now_ms: int,
+) -> None:
+    """Stand on another entry of the conversation."""
+    tip = Tip(connection, session_id, now_ms=now_ms)
+    _check_writable(tip, here, leaf)
+    if to is not None:
+        found = connection.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
+        if found != (tip.conversation,):
+            raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
+    connection.execute(
+        "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
+        (session_id, leaf, to, reason, now_ms),
+    )
+    tip.leaf = to
+    tip.save()
+
+
+def save_draft(
+    connection: sqlite3.Connection,
+    here: str,
+    session_id: str,
+    *,
+    after_leaf: int | None,
+    turn: int,
+    message_id: str,
+    text: str,
+    thought: str,
+    now_ms: int,
+) -> None:
+    """Add a piece of the running stream; a sign of life."""
+    connection.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms, session_id, here))
+    cursor = connection.execute(
+        "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
+        " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+        (after_leaf, turn, message_id, text, thought, now_ms, session_id),
+    )
+    if not cursor.rowcount:
+        raise NoSuchSession(session_id)
+
+
+def is_abandoned(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> bool:
+    """Whether a dead owner left a turn or a prompt behind, and no living one runs."""
+    tip = Tip(connection, session_id, now_ms=now_ms)
+    if tip.state == "running":
+        return tip.owner != here and not _is_alive(tip)
+    return bool(_orphans(tip, here))
+
+
+def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> None:
+    """Close what a dead owner left; does nothing if there is nothing, or somebody lives."""
+    tip = Tip(connection, session_id, now_ms=now_ms)
+    if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
+        return
+    if tip.state == "running" or _orphans(tip, here):
+        _repair(tip, here)
+        tip.save()
+
+
+def _check_writable(tip: Tip, here: str, leaf: int | None) -> None:
+    """A turn of somebody who lives is not disturbed, one of somebody who died is repaired first (by `open`)."""
+    if tip.state == "running" and tip.owner != here:
+        if _is_alive(tip):
+            raise SessionBusy(tip.session_id, readable(tip.owner))
+        raise LeafMoved(f"Session {tip.session_id} was left in the middle of a turn. Load it again, then repeat this.")
+    if tip.leaf != leaf:
+        raise LeafMoved(
+            f"Session {tip.session_id} went on elsewhere: it stands on entry {tip.leaf}, not {leaf}. Nothing was"
+            " written; load it again, then repeat this."
+        )
+
+
+def _is_alive(tip: Tip) -> bool:
+    return is_alive(tip.owner, lease_age_ms=tip.now_ms - tip.lease_ms)
+
+
+def _repair(tip: Tip, here: str) -> tuple[Entry, ...]:
+    """Append what closes a dead owner's turn and the prompts that waited with it; the session is idle then."""
+    entries: list[Entry] = []
+    if tip.state == "running":
+        detail = f"{readable(tip.owner)} ended in the middle of this turn"
+        answer = _draft(tip)
+        if answer is not None:
+            entries.append(tip.add(NewEntry(body=answer, model=tip.model), turn=tip.turn))
+        if not _has_ended(tip):
+            entries.append(tip.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=tip.turn))
+    for seq, owner, parts, message_id in _orphans(tip, here):
+        tip.turn += 1
+        detail = f"{readable(owner)} ended before this prompt had its turn"
+        body = User(parts=decode_parts(parts), message_id=message_id)
+        entries.append(tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
+        entries.append(tip.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=tip.turn))
+        tip.connection.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
+    tip.drop_draft()
+    tip.state, tip.owner = "idle", ""
+    return tuple(entries)
+
+
+def _draft(tip: Tip) -> Assistant | None:
+    """The answer that was being streamed, as far as it was saved; None without text."""
+    pieces = tip.connection.execute(
+        "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
+        (tip.session_id, tip.leaf),
+    ).fetchall()
+    pieces = [piece for piece in pieces if piece[0] == pieces[-1][0]]
+    text, thought = "".join(piece[1] for piece in pieces), "".join(piece[2] for piece in pieces)
+    if not text and not thought:
+        return None
+    return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
+
+
+def _has_ended(tip: Tip) -> bool:
+    """Whether the turn's end is stored already: its owner died between that and giving the turn back."""
+    row = tip.connection.execute("SELECT kind, turn FROM entries WHERE id = ?", (tip.leaf,)).fetchone()
+    return bool(row == ("turn_end", tip.turn))
+
+
+def _orphans(tip: Tip, here: str) -> list[tuple[int, str, str, str]]:
+    """Prompts in the inbox whose owner is dead: seq, owner, parts, message id."""
+    rows = tip.connection.execute(
+        "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq", (tip.session_id,)
+    ).fetchall()
+    return [
+        (seq, owner, parts, message_id)
+        for seq, owner, parts, message_id, created_ms in rows
+        if owner != here and not is_alive(owner, lease_age_ms=tip.now_ms - max(created_ms, tip.lease_ms))
+    ]

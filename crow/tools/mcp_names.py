@@ -1,0 +1,50 @@
+"""Names of external tools as the model sees them: valid, unique, and the same for the same server list.
+
+Strategy: `server__tool`. A server's prefix holds no double underscore and does not end in one, so no two servers can
+meet; what had to be bent or shortened gets a hash where it would otherwise meet another. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+__all__ = ["prefixes", "tool_names"]
+
+NAME_CHARS = 64
+PREFIX_CHARS = 30
+HASH_CHARS = 8
+
+
+def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
+    """One prefix for each server name, unique, in order; two servers of one name are told apart by their place."""
+    taken: list[str] = []
+    for place, server in enumerate(servers):
+        plain = re.sub(r"_+", "_", bent(server)).strip("_")[:PREFIX_CHARS].rstrip("_")
+        if not plain or plain in taken:
+            plain = f"{plain or 'server'}-{short_hash(server, str(place))}"
+        taken.append(plain)
+    return tuple(taken)
+
+
+def tool_names(prefix: str, tools: Sequence[str]) -> tuple[str, ...]:
+    """The name of each tool of a server, in order; `tools` has no name twice."""
+    plain = [bent(tool) for tool in tools]
+    names = []
+    for tool, name in zip(tools, plain, strict=True):
+        whole = f"{prefix}__{name}"
+        meets_another = name != tool and plain.count(name) > 1
+        if meets_another or not name or len(whole) > NAME_CHARS:
+            whole = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, tool)}"
+        names.append(whole)
+    return tuple(names)
+
+
+def bent(name: str) -> str:
+    """`name` with only the characters that a model's tool name may have."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def short_hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:HASH_CHARS]

@@ -1,0 +1,75 @@
+"""What an external MCP server gave or did, as an outcome and in words.
+
+Strategy: text stays text, pictures stay pictures, everything else becomes words that say what it is; structured
+content is shown where there is no text. Failures become one sentence that names the server, however deep the library
+buried them in exception groups. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import mcp_types as mcp
+from mcp.shared.exceptions import MCPError
+
+from crow.domain.messages import Image
+from crow.tools import Outcome
+
+__all__ = ["outcome_of", "sentence"]
+
+
+def outcome_of(result: mcp.CallToolResult) -> Outcome:
+    """A result as the model and the client get it."""
+    pieces = [text for block in result.content if (text := text_of(block)) is not None]
+    images = tuple(
+        Image(data=block.data, mime_type=block.mime_type)
+        for block in result.content
+        if isinstance(block, mcp.ImageContent)
+    )
+    structured = result.structured_content
+    if not pieces and structured is not None:
+        pieces = [json.dumps(structured, ensure_ascii=False, indent=2)]
+    if not pieces:
+        pieces = ["(a picture)" if images else "(no output)"]
+    return Outcome(
+        text="\n".join(pieces).encode("utf-8", "replace").decode("utf-8"),
+        is_error=result.is_error,
+        images=images,
+        raw_output=structured if isinstance(structured, Mapping) else {},
+    )
+
+
+def text_of(block: mcp.ContentBlock) -> str | None:
+    match block:
+        case mcp.TextContent(text=text):
+            return text
+        case mcp.ImageContent():
+            return None
+        case mcp.AudioContent():
+            return f"[sound, {block.mime_type}, {bytes_in(block.data):,} bytes: not shown]"
+        case mcp.ResourceLink():
+            about = f": {block.description}" if block.description else ""
+            return f"[{block.title or block.name}]({block.uri}){about}"
+        case mcp.EmbeddedResource(resource=mcp.TextResourceContents() as resource):
+            return f"{resource.uri}:\n{resource.text}"
+        case mcp.EmbeddedResource(resource=resource):
+            size = bytes_in(resource.blob) if isinstance(resource, mcp.BlobResourceContents) else 0
+            return f"[{resource.uri}, {resource.mime_type or 'of unknown type'}, {size:,} bytes: not shown]"
+
+
+def bytes_in(base64: str) -> int:
+    return len(base64) * 3 // 4 - base64[-2:].count("=")
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong, without the groups around it."""
+    match error:
+        case BaseExceptionGroup(exceptions=exceptions):
+            return sentence(exceptions[0])
+        case MCPError():
+            return str(error.message) or f"error {error.code}"
+        case FileNotFoundError() | PermissionError():
+            return f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        case _:
+            return str(error) or type(error).__name__

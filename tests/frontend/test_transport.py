@@ -1,0 +1,367 @@
+"""The transport under the SDK's own connection, over real descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from acp.connection import Connection
+
+from crow.frontend.transport import StdioTransport
+
+PIPE_BYTES = 65536
+
+
+@contextlib.contextmanager
+def pipe() -> Iterator[list[int]]:
+    """A pipe as [read, write]; an end that the test closes itself is set to -1."""
+    ends = list(os.pipe())
+    try:
+        yield ends
+    finally:
+        for fd in ends:
+            if fd >= 0:
+                os.close(fd)
+
+
+class Editor:
+    """The other ends of a transport, read by a thread."""
+
+    def __init__(self, write: int, read: int) -> None:
+        self._write, self._read = write, read
+        self._lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+
+    def say(self, data: bytes | dict[str, Any]) -> None:
+        data = data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"
+        while data:
+            data = data[os.write(self._write, data) :]
+
+    async def hear(self) -> dict[str, Any]:
+        with anyio.fail_after(5):
+            return await self._lines.get()
+
+    def join(self) -> None:
+        self._thread.join(5)
+
+    def _follow(self) -> None:
+        with open(self._read, "rb", closefd=False) as lines:
+            for line in lines:
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, json.loads(line))
+
+
+@contextlib.asynccontextmanager
+async def served(**options: Any) -> AsyncIterator[Editor]:
+    """An echo agent on the SDK's connection: `echo` answers its parameters, `fail` raises."""
+
+    async def handle(method: str, params: Any, is_notification: bool) -> Any:
+        if method == "fail":
+            raise ValueError(json.dumps({"said": "no"}))
+        return {"method": method, "params": params}
+
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1], **options)
+        connection = Connection(handle, transport, listening=False)
+        editor = Editor(up[1], down[0])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.main_loop)
+            try:
+                yield editor
+            finally:
+                os.close(up[1])
+                up[1] = -1
+        await connection.close()
+        os.close(down[1])
+        down[1] = -1
+        editor.join()
+
+
+def request(number: int, method: str = "echo", **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+def echoed(number: int, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "result": {"method": "echo", "params": params}}
+
+
+async def test_malformed_lines_are_answered_and_the_connection_goes_on() -> None:
+    hostile = [b"{bad", b"\xff\xfe", b"[]", b"null", b"42", b'"x"', b"[" * 100_000, b'{"id":[],"result":1}', b"{}"]
+    async with served() as editor:
+        for line in hostile:
+            editor.say(line + b"\n")
+        editor.say(b"\n  \n" + b'{"jsonrpc":"2.0","id":null,"error":{"code":-32602,"message":"x"}}\n')
+        editor.say(request(1, a=1))
+        answers = [await editor.hear() for _ in hostile]
+        assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [
+            (None, code) for code in (-32700, -32700, -32600, -32600, -32600, -32600, -32700, -32600, -32600)
+        ]
+        assert await editor.hear() == echoed(1, a=1)
+
+
+async def test_meta_stays_a_plain_parameter_and_overrides_nothing() -> None:
+    async with served() as editor:
+        editor.say(request(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"}))
+        answer = await editor.hear()
+        assert answer == echoed(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"})
+
+
+async def test_a_line_over_the_bound_is_refused_by_name_and_the_next_one_is_read() -> None:
+    async with served(max_line_bytes=100_000) as editor:
+        editor.say(b'{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":"' + b"x" * 300_000 + b'"}}\n')
+        editor.say(request(2))
+        refused = await editor.hear()
+        assert (refused["id"], refused["error"]["code"]) == (None, -32600)
+        assert "at most 100000 bytes" in refused["error"]["message"]
+        assert await editor.hear() == echoed(2)
+
+
+async def test_a_megabyte_goes_through_whole_in_both_directions() -> None:
+    text = "ü" * 1_000_000
+    async with served() as editor:
+        editor.say(request(1, text=text))
+        assert await editor.hear() == echoed(1, text=text)
+
+
+async def test_a_last_line_without_newline_is_read_at_the_end_of_stdin() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        os.write(up[1], json.dumps(request(1)).encode())
+        os.close(up[1])
+        up[1] = -1
+        assert await transport.receive() == request(1)
+        assert await transport.receive() is None
+        await transport.close()
+
+
+async def test_responses_find_their_request_also_with_the_id_as_text() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        for number in (0, 1, 2):
+            await transport.send({"jsonrpc": "2.0", "id": number, "method": "fs/read_text_file", "params": {}})
+        os.write(up[1], b'{"jsonrpc":"2.0","id":"1","result":{"content":"a"}}\n')
+        os.write(up[1], b'{"jsonrpc":"2.0","id":7,"result":"nobody asked"}\n{"jsonrpc":"2.0","id":8}\n')
+        os.write(up[1], b'{"jsonrpc":"2.0","id":2}\n{"jsonrpc":"2.0","id":0,"error":"no"}\n')
+        assert await transport.receive() == {"jsonrpc": "2.0", "id": 1, "result": {"content": "a"}}
+        assert await transport.receive() == {"jsonrpc": "2.0", "id": 2}
+        error = {"code": -32603, "message": "no", "data": None}
+        assert await transport.receive() == {"jsonrpc": "2.0", "id": 0, "error": error}
+        await transport.close()
+        sent = [json.loads(line) for line in os.read(down[0], PIPE_BYTES).splitlines()]
+        assert [message.get("error", {}).get("code") for message in sent] == [None, None, None, -32600]
+        assert sent[-1]["id"] == 8
+
+
+async def test_a_slow_reader_slows_the_senders_and_gets_every_line_in_order() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        sent: list[int] = []
+
+        async def send_all() -> None:
+            for number in range(200):
+                await transport.send({"n": number, "pad": "x" * 5000})
+                sent.append(number)
+
+        received = b""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send_all)
+            await anyio.wait_all_tasks_blocked()
+            assert len(sent) < 20
+            while received.count(b"\n") < 200:
+                received += os.read(down[0], PIPE_BYTES)
+                await anyio.wait_all_tasks_blocked()
+        assert [json.loads(line)["n"] for line in received.splitlines()] == list(range(200))
+        await transport.close()
+
+
+async def test_a_sender_cancelled_while_it_waits_leaves_no_half_line() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        with anyio.move_on_after(0.02) as scope:
+            await transport.send({"n": 1, "pad": "x" * 200_000})
+        assert scope.cancelled_caught
+        received = b""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(transport.send, {"n": 2})
+            while received.count(b"\n") < 2:
+                await anyio.wait_all_tasks_blocked()
+                received += os.read(down[0], PIPE_BYTES)
+        assert [json.loads(line)["n"] for line in received.splitlines()] == [1, 2]
+        await transport.close()
+
+
+async def test_a_vanished_editor_ends_the_input_and_swallows_what_is_said() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        ended: list[Any] = []
+
+        async def receive() -> None:
+            ended.append(await transport.receive())
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(receive)
+                await anyio.wait_all_tasks_blocked()
+                os.close(down[0])
+                down[0] = -1
+                await transport.send({"jsonrpc": "2.0", "method": "session/update", "params": {}})
+        assert ended == [None]
+        await transport.send({"jsonrpc": "2.0", "method": "session/update", "params": {}})
+        with pytest.raises(ConnectionError, match="closed the connection"):
+            await transport.send({"jsonrpc": "2.0", "id": 1, "method": "session/request_permission", "params": {}})
+        await transport.close()
+
+
+async def test_an_editor_that_vanishes_before_a_blocked_line_releases_its_sender() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(transport.send, {"pad": "x" * 1_000_000})
+                await anyio.wait_all_tasks_blocked()
+                os.close(down[0])
+                down[0] = -1
+        assert await transport.receive() is None
+        await transport.close()
+
+
+async def test_stop_ends_the_input_while_answers_still_leave() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        os.write(up[1], json.dumps(request(1)).encode() + b"\n" + b'{"half')
+        assert await transport.receive() == request(1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(transport.receive)
+            await anyio.wait_all_tasks_blocked()
+            transport.stop()
+        assert await transport.receive() is None
+        await transport.send(echoed(1))
+        await transport.close()
+        assert json.loads(os.read(down[0], PIPE_BYTES)) == echoed(1)
+
+
+async def test_an_answer_without_json_becomes_an_internal_error() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        await transport.send({"jsonrpc": "2.0", "id": 4, "result": {"a": object()}})
+        with pytest.raises(TypeError):
+            await transport.send({"jsonrpc": "2.0", "method": "x", "params": object()})
+        await transport.close()
+        answer = json.loads(os.read(down[0], PIPE_BYTES))
+        assert (answer["id"], answer["error"]["code"]) == (4, -32603)
+
+
+async def test_the_observer_sees_every_line_of_both_directions() -> None:
+    seen: list[tuple[str, bytes]] = []
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1], observe=lambda way, line: seen.append((way, line)))
+        os.write(up[1], b'[]\n{"jsonrpc":"2.0","method":"m"}\n')
+        assert await transport.receive() == {"jsonrpc": "2.0", "method": "m", "params": {}}
+        await transport.close()
+        assert [(way, line) for way, line in seen if way == "in"] == [
+            ("in", b"[]"),
+            ("in", b'{"jsonrpc":"2.0","method":"m"}'),
+        ]
+        assert seen[1] == ("out", os.read(down[0], PIPE_BYTES).rstrip(b"\n"))
+
+
+async def test_pipes_are_blocking_again_after_close_and_the_input_always_was() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1])
+        assert (os.get_blocking(up[0]), os.get_blocking(down[1])) == (True, False)
+        await transport.close()
+        assert (os.get_blocking(up[0]), os.get_blocking(down[1])) == (True, True)
+
+
+async def test_a_socket_serves_both_directions() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transport = StdioTransport(ours.fileno(), os.dup(ours.fileno()))
+        theirs.sendall(json.dumps(request(1)).encode() + b"\n")
+        assert await transport.receive() == request(1)
+        await transport.send(echoed(1))
+        assert json.loads(theirs.recv(PIPE_BYTES)) == echoed(1)
+        theirs.shutdown(socket.SHUT_WR)
+        assert await transport.receive() is None
+        await transport.close()
+
+
+async def test_regular_files_serve_both_directions(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(json.dumps(request(1)).encode() + b"\n[]\n")
+    with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as sink:
+        transport = StdioTransport(source.fileno(), sink.fileno())
+        assert await transport.receive() == request(1)
+        await transport.send(echoed(1))
+        assert await transport.receive() is None
+        await transport.close()
+    answers = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
+    assert answers[0] == echoed(1)
+    assert answers[1]["error"]["code"] == -32600
+
+
+async def test_a_device_that_no_loop_can_watch_is_read_by_a_thread() -> None:
+    with pipe() as down, open(os.devnull, "rb") as nothing:
+        transport = StdioTransport(nothing.fileno(), down[1])
+        with anyio.fail_after(5):
+            assert await transport.receive() is None
+        await transport.close()
+
+
+def test_claimed_stdio_keeps_prints_and_children_out_of_the_protocol() -> None:
+    program = textwrap.dedent("""
+        import os, subprocess, sys
+        from crow.frontend.transport import claim_stdio
+        print("before, still in the buffer")
+        with claim_stdio() as (source, sink):
+            print("a stray print")
+            os.write(1, b"a stray write")
+            subprocess.run([sys.executable, "-c", "print(input() if 0 else 'child'); import sys; sys.stdin.read()"])
+            sys.stdout.flush()
+            assert not os.get_inheritable(source) and not os.get_inheritable(sink)
+            os.write(sink, os.read(source, 100))
+        print("after")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=b"line\n", capture_output=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"line\n", b"")
+
+
+def test_stray_output_can_go_to_a_log() -> None:
+    program = (
+        "import os, sys\n"
+        "from crow.frontend.transport import claim_stdio\n"
+        "with claim_stdio(stray_output=int(sys.argv[1])): print('stray')\n"
+        "sys.stdout.flush()\n"
+    )
+    with tempfile.TemporaryFile() as log:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(log.fileno())],
+            pass_fds=[log.fileno()],
+            capture_output=True,
+            timeout=20,
+            check=False,
+        )
+        log.seek(0)
+        assert (done.returncode, done.stdout, done.stderr, log.read()) == (0, b"", b"", b"stray\n")
+
+
+def test_a_closed_stdin_is_named() -> None:
+    program = "from crow.frontend.transport import claim_stdio\nwith claim_stdio(): pass"
+    command = f"exec {sys.executable} -c '{program}' <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=20, check=False)
+    assert b"EditorError: stdin or stdout is closed" in done.stderr

@@ -1,0 +1,345 @@
+"""An ACP client for tests: drives a real process line by line and judges every line of both directions.
+
+Strategy: what crosses the wire goes into one log in its order; a test waits for what it needs and looks at the log.
+Requests of the agent are answered by the functions given. Every wait is bounded. No SDK: a fault there could hide one
+of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import anyio
+
+from tests.support.acp_order import Order
+from tests.support.acp_schema import Judge, Side, WireFault
+
+WAIT_S = 20.0
+LINE_BYTES = 1_000_000
+
+Answer: TypeAlias = Callable[[dict[str, Any]], Any | Awaitable[Any]]
+
+
+class RpcError(Exception):
+    """An error response. Raised by `request`; raise it in an answer function to send one."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{code} {message}")
+        self.code, self.message, self.data = code, message, data
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One message as it crossed the wire; its place in the log is its order."""
+
+    sender: Side
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that was sent; `index` is its place in the log."""
+
+    id: int
+    index: int
+    outcome: asyncio.Future[Any]
+
+    async def result(self) -> Any:
+        """Wait for the result. :raises RpcError: the response is an error."""
+        with anyio.fail_after(WAIT_S):
+            return await asyncio.shield(self.outcome)
+
+
+def allow_once(params: dict[str, Any]) -> dict[str, Any]:
+    """Answers a permission request as a user who allows this one call."""
+    return chosen(params, "allow_once")
+
+
+def reject_once(params: dict[str, Any]) -> dict[str, Any]:
+    """Answers a permission request as a user who says no."""
+    return chosen(params, "reject_once")
+
+
+def chosen(params: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The answer to a permission request that picks the option of this kind."""
+    option = next(option for option in params["options"] if option["kind"] == kind)
+    return {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
+
+
+class CrowProcess:
+    """A running agent. Use as `async with CrowProcess(...) as crow`: leaving closes stdin and waits for the exit.
+
+    `answers` maps a method of the client to what answers it; permission requests are allowed once unless given.
+    At the end every line must have been valid, and stderr empty unless `stderr_is_empty` is set to False.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        answers: Mapping[str, Answer] | None = None,
+    ) -> None:
+        self._argv, self._env, self._cwd = argv, env, cwd
+        self.answers: dict[str, Answer] = {"session/request_permission": allow_once} | dict(answers or {})
+        self.log: list[Logged] = []
+        self.stderr = b""
+        self.stderr_is_empty = True
+        self._ids = itertools.count(1)
+        self._pending: dict[Any, asyncio.Future[Any]] = {}
+        self._judge, self._order = Judge(), Order()
+        self._faults: list[str] = []
+        self._arrived = asyncio.Event()
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> CrowProcess:
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self._env), cwd=self._cwd, limit=64 << 20
+        )
+        self._readers = [asyncio.create_task(self._read_stdout()), asyncio.create_task(self._read_stderr())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with anyio.move_on_after(WAIT_S, shield=True) as scope:
+                await self.close_stdin_and_wait()
+            if scope.cancelled_caught:
+                await self.kill()
+                raise AssertionError("The process did not end after its stdin was closed") from error
+        finally:
+            for task in (*self._answering, *self._readers):
+                task.cancel()
+            await asyncio.gather(*self._answering, *self._readers, return_exceptions=True)
+        if kind is None:
+            self.check()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.returncode
+
+    def check(self) -> None:
+        """:raises WireFault: a line so far was not what the protocol allows, or there is something on stderr."""
+        if self._faults:
+            raise WireFault("\n".join(self._faults))
+        if self.stderr_is_empty:
+            assert self.stderr.decode(errors="replace") == ""
+
+    async def initialize(self, **capabilities: Any) -> Any:
+        """The handshake, with these client capabilities."""
+        params = {"protocolVersion": 1, "clientCapabilities": capabilities, "clientInfo": {"name": "t", "version": "0"}}
+        return await self.request("initialize", params)
+
+    async def new_session(self, cwd: Path, **params: Any) -> str:
+        """A session in `cwd`; its id."""
+        result = await self.request("session/new", {"cwd": str(cwd), "mcpServers": []} | params)
+        return str(result["sessionId"])
+
+    async def load_session(self, session_id: str, cwd: Path) -> Any:
+        """Load a session; its replay is in `updates(since=...)`."""
+        return await self.request("session/load", {"sessionId": session_id, "cwd": str(cwd), "mcpServers": []})
+
+    async def prompt(self, session_id: str, text: str) -> Any:
+        """Prompt with a text and wait for the end of the turn; the whole result."""
+        return await (await self.start_prompt(session_id, text)).result()
+
+    async def start_prompt(self, session_id: str, text: str) -> Call:
+        """Prompt with a text and go on."""
+        return await self.start("session/prompt", {"sessionId": session_id, "prompt": [{"type": "text", "text": text}]})
+
+    async def request(self, method: str, params: Any) -> Any:
+        """Send a request and wait for its result. :raises RpcError: the response is an error."""
+        return await (await self.start(method, params)).result()
+
+    async def start(self, method: str, params: Any) -> Call:
+        """Send a request and go on."""
+        number = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._pending[number] = future
+        index = len(self.log)
+        await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+        return Call(number, index, future)
+
+    async def notify(self, method: str, params: Any) -> None:
+        """Send a notification."""
+        await self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def send_raw(self, data: bytes) -> None:
+        """Send bytes as they are, unjudged and unlogged."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        with anyio.fail_after(WAIT_S):
+            await self._process.stdin.drain()
+
+    async def wait_for(self, wanted: Callable[[dict[str, Any]], bool], *, since: int = 0) -> int:
+        """The place in the log of the first message of the agent from `since` on that is `wanted`, when it is there."""
+        with anyio.fail_after(WAIT_S):
+            while True:
+                for index in range(since, len(self.log)):
+                    logged = self.log[index]
+                    if logged.sender == "agent" and wanted(logged.message):
+                        return index
+                since = len(self.log)
+                if self.returncode is not None and all(reader.done() for reader in self._readers):
+                    raise AssertionError(f"The process ended ({self.returncode}) before that: {self.stderr!r}")
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def wait_for_update(self, kind: str, *, since: int = 0, **fields: Any) -> int:
+        """As `wait_for`, for an update of this kind with these fields."""
+
+        def wanted(message: dict[str, Any]) -> bool:
+            update = message.get("params", {}).get("update") if message.get("method") == "session/update" else None
+            return update is not None and {"sessionUpdate": kind, **fields}.items() <= flat(update).items()
+
+        return await self.wait_for(wanted, since=since)
+
+    async def wait_for_text(self, session_id: str, wanted: str, *, since: int = 0) -> None:
+        """Wait until the agent's text in the session contains this."""
+        await self.wait_for(lambda _: wanted in self.text(session_id, since=since), since=since)
+
+    def updates(self, session_id: str, *kinds: str, since: int = 0) -> list[dict[str, Any]]:
+        """The session's updates in order, of all kinds or of these."""
+        return [
+            logged.message["params"]["update"]
+            for logged in self.log[since:]
+            if logged.sender == "agent"
+            and logged.message.get("method") == "session/update"
+            and logged.message["params"]["sessionId"] == session_id
+            and (not kinds or logged.message["params"]["update"]["sessionUpdate"] in kinds)
+        ]
+
+    def text(self, session_id: str, kind: str = "agent_message_chunk", *, since: int = 0) -> str:
+        """The text of all chunks of this kind, joined."""
+        chunks = self.updates(session_id, kind, since=since)
+        return "".join(chunk["content"].get("text", "") for chunk in chunks)
+
+    def response_index(self, call: Call) -> int:
+        """Where in the log the response to `call` is."""
+        return next(
+            index
+            for index, logged in enumerate(self.log)
+            if logged.sender == "agent" and "method" not in logged.message and logged.message["id"] == call.id
+        )
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone and its output read."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._gone()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    async def close_stdin_and_wait(self) -> int:
+        """Close stdin and wait for the exit; its code."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._gone()
+        return self._process.returncode or 0
+
+    async def wait(self) -> int:
+        """Wait for the exit without closing stdin; its code."""
+        await self._gone()
+        return self._process.returncode or 0
+
+    async def _gone(self) -> None:
+        with anyio.fail_after(WAIT_S):
+            await self._process.wait()
+            await asyncio.wait(self._readers)
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self._judge.check("client", message)
+        self._order.check("client", message)
+        self.log.append(Logged("client", message))
+        await self.send_raw(json.dumps(message, ensure_ascii=False).encode() + b"\n")
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(65536):
+            self.stderr += data
+
+    async def _read_stdout(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            while line := await self._process.stdout.readline():
+                self._take(line)
+                self._arrived.set()
+        finally:
+            for future in self._pending.values():
+                if not future.done():
+                    future.set_exception(ConnectionError(f"The process ended before it answered: {self.stderr!r}"))
+            self._arrived.set()
+
+    def _take(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):
+            return  # the process was killed in the middle of a line
+        if len(line) > LINE_BYTES:
+            self._faults.append(f"A line of {len(line)} bytes: {line[:200]!r}")
+        try:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise WireFault(f"No object: {line[:200]!r}")
+        except (ValueError, WireFault) as error:
+            self._faults.append(f"Not the protocol on stdout ({error}): {line[:200]!r}")
+            return
+        self.log.append(Logged("agent", message))
+        for rule in (self._judge, self._order):
+            try:
+                rule.check("agent", message)
+            except WireFault as error:
+                self._faults.append(str(error))
+        if "method" not in message:
+            self._settle(message)
+        elif "id" in message:
+            task = asyncio.create_task(self._answer(message))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    def _settle(self, message: dict[str, Any]) -> None:
+        future = self._pending.pop(message["id"], None)
+        if future is None or future.done():
+            return
+        if "error" in message:
+            error = message["error"]
+            future.set_exception(RpcError(error["code"], error["message"], error.get("data")))
+        else:
+            future.set_result(message["result"])
+
+    async def _answer(self, message: dict[str, Any]) -> None:
+        answer = self.answers.get(message["method"])
+        try:
+            if answer is None:
+                raise RpcError(-32601, "Method not found")
+            result = answer(message["params"])
+            response = {"result": await result if inspect.isawaitable(result) else result}
+        except RpcError as error:
+            response = {"error": {"code": error.code, "message": error.message, "data": error.data}}
+        try:
+            await self._send({"jsonrpc": "2.0", "id": message["id"]} | response)
+        except ConnectionError:
+            return  # it ended while we thought about the answer
+
+
+def flat(update: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an update that can be compared by `<=` on items."""
+    return {key: value for key, value in update.items() if isinstance(value, str | int | float | bool | None)}

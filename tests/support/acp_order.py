@@ -1,0 +1,98 @@
+"""The ordering rules of ACP that a schema cannot say.
+
+Strategy: one pass over the messages of a connection with the little state that the rules need. A session is known from
+the response that creates it (or from the request that loads it); tool calls are announced once, updated after that,
+and final when their turn ends; nothing turn-like comes outside a turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.acp_schema import Side, fault
+
+FINAL = ("completed", "failed")
+OPENING = ("session/new", "session/load", "session/resume", "session/fork")
+TURN_LIKE = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a session has shown: the status of each call, how many prompts wait, whether a replay runs."""
+
+    calls: dict[str, str] = field(default_factory=dict)
+    prompts: int = 0
+    loading: bool = False
+
+
+class Order:
+    """Checks every message of one connection in the order they were sent."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Seen] = {}
+        self._asked: dict[Any, tuple[str, Any]] = {}
+
+    def check(self, sender: Side, message: dict[str, Any]) -> None:
+        """:raises WireFault: a message that came too early or too late."""
+        params = message.get("params")
+        params = params if isinstance(params, dict) else {}
+        session_id = params.get("sessionId")
+        if sender == "client":
+            if "method" in message and "id" in message:
+                self._asked[message["id"]] = (message["method"], session_id)
+                self._client_asks(message["method"], session_id)
+        elif message.get("method") == "session/update":
+            self._updated(self._known(session_id, message), params["update"], message)
+        elif message.get("method") == "session/request_permission":
+            call_id = params["toolCall"]["toolCallId"]
+            if self._known(session_id, message).calls.get(call_id) not in ("pending", "in_progress"):
+                raise fault(message, "a permission request for a call that is not announced, or is over")
+        elif "method" not in message and message.get("id") is not None:
+            self._answered(*self._asked.pop(message["id"], ("", None)), message)
+
+    def _client_asks(self, method: str, session_id: Any) -> None:
+        if method == "session/load":
+            self._sessions[session_id] = Seen(loading=True)
+        elif method == "session/prompt" and session_id in self._sessions:
+            self._sessions[session_id].prompts += 1
+
+    def _answered(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
+        if method in OPENING and "result" in message:
+            opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
+            opened.loading = False
+            self._all_final(opened, message)
+        elif method == "session/load":
+            self._sessions.pop(session_id, None)
+        elif method == "session/prompt" and session_id in self._sessions:
+            seen = self._sessions[session_id]
+            seen.prompts -= 1
+            if seen.prompts == 0:
+                self._all_final(seen, message)
+
+    def _known(self, session_id: Any, message: dict[str, Any]) -> Seen:
+        if session_id not in self._sessions:
+            raise fault(message, "it names a session that the client does not know yet")
+        return self._sessions[session_id]
+
+    def _updated(self, seen: Seen, update: dict[str, Any], message: dict[str, Any]) -> None:
+        kind = update["sessionUpdate"]
+        if kind in TURN_LIKE and not (seen.prompts or seen.loading):
+            raise fault(message, "a part of a turn outside any turn")
+        if kind == "user_message_chunk" and not seen.loading:
+            raise fault(message, "the user's own words, sent back while live")
+        if kind not in ("tool_call", "tool_call_update"):
+            return
+        call_id = update["toolCallId"]
+        if kind == "tool_call" and call_id in seen.calls:
+            raise fault(message, "a tool call announced twice")
+        if kind == "tool_call_update" and call_id not in seen.calls:
+            raise fault(message, "an update of a tool call that was not announced")
+        if seen.calls.get(call_id) in FINAL:
+            raise fault(message, "an update of a tool call that is over")
+        seen.calls[call_id] = update["status"]
+
+    def _all_final(self, seen: Seen, message: dict[str, Any]) -> None:
+        left = [call_id for call_id, status in seen.calls.items() if status not in FINAL]
+        if left:
+            raise fault(message, f"the turn ends, but these calls do not: {left}")

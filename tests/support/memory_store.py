@@ -1,0 +1,88 @@
+"""Sessions in memory: what a branch needs of a store, with the same errors and the same idea of a tail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from crow.domain.conversation import Projection
+from crow.domain.entries import Entry, NewEntry
+from crow.domain.errors import LeafMoved, NoSuchSession
+from crow.store import SessionChanges, SessionRow, Tail, Unchanged
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """`entries` is the log of all sessions, `appends` counts transactions that added to it."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.appends = 0
+        self._rows: dict[str, SessionRow] = {}
+
+    def create(self, session_id: str, *, mode: str = "ask", leaf: int | None = None) -> Tail:
+        self._rows[session_id] = SessionRow(
+            id=session_id, conversation=1, leaf=leaf, cwd="/work", model="scripted", mode=mode
+        )
+        return Tail(row=self._rows[session_id], entries=())
+
+    def path(self, session_id: str) -> tuple[Entry, ...]:
+        """The whole path, oldest first."""
+        path: list[Entry] = []
+        at = self._rows[session_id].leaf
+        while at is not None:
+            path.append(self.entries[at])
+            at = self.entries[at].parent
+        return tuple(reversed(path))
+
+    async def session(self, session_id: str) -> SessionRow:
+        if session_id not in self._rows:
+            raise NoSuchSession(session_id)
+        return self._rows[session_id]
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        named = {field.name: getattr(changes, field.name) for field in fields(changes)}
+        set_now = {name: value for name, value in named.items() if not isinstance(value, Unchanged)}
+        self._rows[session_id] = replace(await self.session(session_id), **set_now)
+        return self._rows[session_id]
+
+    async def tail(self, session_id: str) -> Tail:
+        row = await self.session(session_id)
+        return Tail(row=row, entries=tuple(Projection(self.path(session_id)).entries))
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        row = await self.session(session_id)
+        if row.leaf != leaf:
+            raise LeafMoved(f"Session {session_id} stands on {row.leaf}, not on {leaf}.")
+        self.appends += 1
+        stored: list[Entry] = []
+        for new in entries:
+            entry = Entry(
+                id=len(self.entries) + 1,
+                conversation=1,
+                session=session_id,
+                parent=stored[-1].id if stored else leaf,
+                turn=turn,
+                body=new.body,
+                model=new.model,
+                usage=new.usage,
+                cost=new.cost,
+                estimate=new.estimate,
+            )
+            self.entries[entry.id] = entry
+            stored.append(entry)
+        if stored:
+            self._rows[session_id] = replace(row, leaf=stored[-1].id)
+        if changes is not None:
+            await self.update_session(session_id, changes)
+        return tuple(stored)

@@ -1,0 +1,193 @@
+"""What a person types."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow import __version__
+from crow.cli import main
+from crow.domain.messages import Text
+from crow.store import NewSession
+from crow.store.sqlite import SqliteStore
+
+INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "CROW_MODEL", "CROW_LOG", "CROW_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("CROW_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+async def add_session(home: Path, session_id: str, cwd: str, prompt: str) -> None:
+    await anyio.Path(home).mkdir(exist_ok=True)
+    store = await SqliteStore.open(home / "crow.db")
+    try:
+        await store.create_session(NewSession(id=session_id, cwd=cwd, model="offline", mode="ask", title=prompt))
+        seq = await store.enqueue(session_id, (Text(text=prompt),), f"message-{session_id}")
+        start = await store.take_turn(session_id, seq, leaf=None)
+        await store.append(session_id, leaf=start.entries[-1].id, turn=start.turn, entries=(), release=True)
+    finally:
+        await store.close()
+
+
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "crow", *arguments], input=stdin, capture_output=True, timeout=60)
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"crow {__version__}\n")
+
+
+def test_without_arguments_a_terminal_gets_help() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run([sys.executable, "-m", "crow"], stdin=theirs, capture_output=True, timeout=60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"usage: crow")
+
+
+@pytest.mark.parametrize("arguments", [(), ("acp",)])
+def test_without_a_terminal_the_protocol_is_served_until_input_ends(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments, stdin=INITIALIZE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["result"]["protocolVersion"] == 1
+
+
+def test_the_protocol_is_served_though_the_settings_are_broken(home: Path) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text("[model]\nname = 1\n")
+    done = run("acp", stdin=INITIALIZE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["result"]["protocolVersion"] == 1
+
+
+def test_a_wrong_command_is_refused_with_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fly"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'fly'" in capsys.readouterr().err
+
+
+def test_config_prints_toml_with_sources_and_without_secrets(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(
+        'models = ["b"]\n[model]\nbase_url = "http://h/v1"\nheaders = { X-Key = "header-secret-0123456789" }\n'
+    )
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdefgh")
+    assert main(["config", "--model", "a"]) == 0
+    out = capsys.readouterr().out
+    assert f"{home / 'config.toml'}\n" in out
+    shown = tomllib.loads(out)
+    assert shown["models"] == ["b"]
+    assert shown["model"] == {
+        "name": "a",
+        "base_url": "http://h/v1",
+        "api_key": "sk-…efgh",
+        "api_key_env": "OPENAI_API_KEY",
+        "takes_images": True,
+        "headers": {"X-Key": "hea…6789"},
+    }
+    sources = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}
+    assert {key: source for key, source in sources.items() if source != "default"} == {
+        "models": "config.toml",
+        "model.name": "flag --model",
+        "model.base_url": "config.toml",
+        "model.api_key": "environment OPENAI_API_KEY",
+        "model.headers": "config.toml",
+    }
+
+
+def test_a_short_secret_is_not_shown_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "short-key")
+    assert main(["config"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["model"]["api_key"] == "…"
+
+
+def test_a_broken_setting_is_one_sentence_and_exit_code_2(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home.mkdir()
+    file = home / "config.toml"
+    file.write_text('[model]\ncontext_window = "128k"\n')
+    assert main(["config"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f'crow: {file}: model.context_window is "128k"; expected a whole number of tokens, such as 128000\n',
+    )
+
+
+def test_listing_no_sessions_makes_no_database(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not home.exists()
+
+
+async def test_sessions_are_listed_newest_first_one_a_line_for_other_programs(home: Path) -> None:
+    await add_session(home, "s1", "/one", "first prompt")
+    await add_session(home, "s2", "/two", "second\tprompt")
+    lines = [line.split("\t") for line in run("sessions").stdout.decode().splitlines()]
+    assert [(line[0], *line[2:]) for line in lines] == [
+        ("s2", "1", "/two", "second prompt"),
+        ("s1", "1", "/one", "first prompt"),
+    ]
+    assert run("sessions", "--cwd", "/one").stdout.decode().split("\t")[0] == "s1"
+    assert run("sessions", "--cwd", "/elsewhere").stdout == b""
+    (row,) = (json.loads(line) for line in run("sessions", "--json", "--cwd", "/two").stdout.splitlines())
+    assert (row["id"], row["title"], row["cwd"], row["entries"], row["model"], row["mode"]) == (
+        "s2",
+        "second\tprompt",
+        "/two",
+        1,
+        "offline",
+        "ask",
+    )
+
+
+async def test_only_all_lists_more_than_twenty(home: Path) -> None:
+    for number in range(22):
+        await add_session(home, f"s{number}", "/one", "prompt")
+    assert len(run("sessions").stdout.splitlines()) == 20
+    assert [line.split(b"\t")[0] for line in run("sessions", "--all").stdout.splitlines()] == [
+        f"s{number}".encode() for number in reversed(range(22))
+    ]
+
+
+def test_a_database_that_is_none_is_one_sentence_and_exit_code_1(home: Path) -> None:
+    home.mkdir()
+    (home / "crow.db").write_bytes(b"no database" * 1000)
+    done = run("sessions")
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("crow: ")
+    assert str(home / "crow.db") in line
+    assert (home / "crow.db").read_bytes() == b"no database" * 1000
+
+
+def test_a_reader_that_left_is_no_reason_to_complain() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "crow", "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 1

@@ -1,0 +1,140 @@
+"""The project as a whole: what is declared in one place holds in the others."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import crow
+from crow.settings.gather import _KEYS
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(module.name for module in pkgutil.walk_packages(crow.__path__, "crow."))
+INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def imported_by(code: str, stdin: str = "") -> set[str]:
+    """The modules that a fresh interpreter holds after `code`."""
+    script = f"{code}\nimport sys\nprint('\\n'.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], input=stdin, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def test_initialize_is_answered_without_the_heavy_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CROW_HOME", str(tmp_path))
+    loaded = imported_by("from crow.cli import main\nassert main(['acp']) == 0", INITIALIZE)
+    assert "acp" in loaded
+    assert loaded.isdisjoint({"openai", "mcp", "mcp_types", "rich", "aiosqlite", "httpx", "httpx2", "platformdirs"})
+
+
+def test_the_command_line_is_there_at_once() -> None:
+    loaded = imported_by("import crow.cli")
+    assert loaded.isdisjoint({"acp", "pydantic", "rich", "anyio", "openai", "mcp", "aiosqlite", "tomllib"})
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is_and_shows_only_what_it_has(name: str) -> None:
+    if name.endswith("__main__"):  # importing it runs it
+        return
+    module = importlib.import_module(name)
+    assert module.__doc__
+    public = getattr(module, "__all__", ())
+    assert [symbol for symbol in public if not hasattr(module, symbol)] == []
+    assert len(set(public)) == len(public)
+
+
+def test_importing_every_module_prints_nothing_and_opens_nothing(tmp_path: Path) -> None:
+    names = [name for name in MODULES if not name.endswith("__main__")]
+    script = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_release_in_the_changelog_is_this_version() -> None:
+    releases = re.findall(r"^## \[([^\]]+)\](?: - (\S+))?$", read("CHANGELOG.md"), re.MULTILINE)
+    versions = [version for version, _ in releases if version != "Unreleased"]
+    assert versions[0] == crow.__version__
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for version, date in releases if version != "Unreleased")
+
+
+def test_constraints_pin_every_dependency_by_name_and_version_alone() -> None:
+    pins = read("constraints.txt").splitlines()
+    assert [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.+!]*", pin)] == []
+    pinned = {_plain(pin.split("==")[0]) for pin in pins}
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    assert {_plain(re.split(r"[<>=!~\[; ]", name)[0]) for name in wanted} - pinned == set()
+
+
+def test_every_dependency_has_its_sentence_in_the_architecture() -> None:
+    text = read("ARCHITECTURE.md")
+    dependencies = tomllib.loads(read("pyproject.toml"))["project"]["dependencies"]
+    assert [name for spec in dependencies if f"**{(name := re.split(r'[<>=]', spec)[0])}**" not in text] == []
+
+
+def test_generated_schemas_are_what_their_sources_say() -> None:
+    generated = runpy.run_path(str(ROOT / "schemas" / "generate.py"))["generate"]()
+    assert {name: read(f"schemas/{name}") for name in generated} == generated
+
+
+def test_every_setting_is_in_the_schema_and_in_the_readme() -> None:
+    schema = json.loads(read("schemas/config.schema.json"))
+    sections = {name: part["$ref"].split("/")[-1] for name, part in schema["properties"].items() if "$ref" in part}
+    in_schema = {name for name in schema["properties"] if name not in sections} | {
+        f"{section}.{name}" for section, kind in sections.items() for name in schema["$defs"][kind]["properties"]
+    }
+    assert in_schema == set(_KEYS)
+    readme = read("README.md")
+    assert [key for key in _KEYS if f"`{key}`" not in readme] == []
+
+
+def test_the_documents_name_only_files_and_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    for document in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "schemas/README.md"):
+        text = read(document)
+        assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) - targets == set(), document
+        paths = set(re.findall(r"`((?:crow|tests|schemas)/[\w./]+)`", text))
+        assert [path for path in sorted(paths) if not (ROOT / path).exists()] == [], document
+
+
+def test_the_architecture_names_only_functions_that_exist() -> None:
+    missing = [
+        f"{path}:{name}"
+        for path, name in re.findall(r"`(crow/[\w/]+\.py):([\w.]+)`", read("ARCHITECTURE.md"))
+        if name not in set(_defined(ast.parse(read(path))))
+    ]
+    assert missing == []
+
+
+def test_every_make_target_explains_itself() -> None:
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    done = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, timeout=60, check=True)
+    assert set(re.findall(r"^  make ([a-z]+) +\S", done.stdout, re.MULTILINE)) == targets
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _defined(tree: ast.AST, prefix: str = "") -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield prefix + node.name
+            yield from _defined(node, f"{prefix}{node.name}.")

@@ -1,0 +1,119 @@
+"""A workspace in a scratch directory, ports of the size of a function, and an opened toolbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import PlanItem
+from crow.domain.messages import ToolCall
+from crow.tools import McpServer, Offer, Outcome, StdioServer
+from crow.tools.mcp_client import McpToolbox, open_toolbox
+from crow.tools.workspace import DiskWorkspace
+
+SERVERS = Path(__file__).with_name("servers")
+
+
+class RecordingLog:
+    """The log port: keeps what was to be stored before changes, answers recall with what was asked."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, Path, bytes | None, bytes]] = []
+
+    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
+        return f"query={query} entry={entry} limit={limit}"
+
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
+        on_disk = await anyio.Path(path).read_bytes() if await anyio.Path(path).exists() else None
+        assert on_disk == before, "asked before the file changes"
+        self.changes.append((call_id, path, before, after))
+
+
+class FixedPlan:
+    """The plan port."""
+
+    def __init__(self, *items: PlanItem) -> None:
+        self._items = items
+
+    def current(self) -> tuple[PlanItem, ...]:
+        return self._items
+
+
+class Box:
+    """An opened toolbox with short ways to call it."""
+
+    def __init__(self, toolbox: McpToolbox, log: RecordingLog, workspace: DiskWorkspace) -> None:
+        self.toolbox = toolbox
+        self.log = log
+        self.workspace = workspace
+        self.shown: list[str] = []
+
+    async def run(self, tool: str, /, **arguments: object) -> Outcome:
+        return await self.toolbox.run(call(tool, **arguments), "call_7_0", self.show)
+
+    async def offer(self, tool: str, /, **arguments: object) -> Offer:
+        return await self.toolbox.offer(call(tool, **arguments))
+
+    async def show(self, text: str) -> None:
+        self.shown.append(text)
+
+
+OpenBox = Callable[..., AbstractAsyncContextManager[Box]]
+
+
+def call(tool: str, /, **arguments: object) -> ToolCall:
+    return ToolCall(id="c", name=tool, arguments=json.dumps(arguments))
+
+
+def stdio(script: str, *args: str, name: str = "srv", env: tuple[tuple[str, str], ...] = ()) -> StdioServer:
+    """One of the servers beside this file."""
+    command = (sys.executable, "-I", "-S", str(SERVERS / script), *args)
+    return StdioServer(name=name, command=command[0], args=command[1:], env=env)
+
+
+async def until_gone(pid: int) -> None:
+    """Wait until a process is over (a zombie that nobody collects is over)."""
+    with anyio.fail_after(5):
+        while runs(pid):
+            await anyio.sleep(0.005)
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return Path("/proc/self").exists() is False
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The session's working directory."""
+    root = tmp_path / "project"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def open_box(root: Path) -> OpenBox:
+    """Opens a toolbox over the working directory, with the servers given."""
+
+    @asynccontextmanager
+    async def opened(*servers: McpServer, plan: tuple[PlanItem, ...] = (), **options: object) -> AsyncIterator[Box]:
+        log, workspace = RecordingLog(), DiskWorkspace(root)
+        async with open_toolbox(workspace, log, FixedPlan(*plan), servers, **options) as toolbox:
+            try:
+                yield Box(toolbox, log, workspace)
+            finally:
+                await workspace.reap()
+
+    return opened

@@ -1,0 +1,137 @@
+"""A well-behaved MCP server over standard streams, without any library: each tool shows one thing a server may do.
+
+Arguments: `modern` speaks only the newer protocol; `pages` lists its tools one a page; otherwise the classic handshake.
+"""
+
+import json
+import os
+import sys
+import threading
+
+PICTURE = "iVBORw0KGgo="
+OBJECT = {"type": "object", "properties": {"text": {"type": "string"}}}
+TOOLS = [
+    {"name": name, "description": f"Does {name}.", "inputSchema": OBJECT}
+    for name in ("echo", "refuse", "broken", "picture", "links", "count", "wait", "die", "more", "env", "get.user")
+]
+TOOLS.append({"name": "table", "inputSchema": {"type": "object"}, "title": "Give a table"})
+TOOLS.append(
+    {
+        "name": "liar",
+        "inputSchema": {"type": "object"},
+        "outputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+    }
+)
+cancelled = threading.Event()
+
+
+def send(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def text(words, **more):
+    return {"content": [{"type": "text", "text": words}], **more}
+
+
+def call(params, meta):
+    arguments = params.get("arguments") or {}
+    match params["name"]:
+        case "echo":
+            return text(f"you said {arguments.get('text')}")
+        case "refuse":
+            return text("no such user", isError=True)
+        case "picture":
+            return {"content": [{"type": "image", "data": PICTURE, "mimeType": "image/png"}]}
+        case "table":
+            return {"content": [], "structuredContent": {"rows": [1, 2]}}
+        case "liar":
+            return {"content": [], "structuredContent": {"n": "one"}}
+        case "links":
+            inside = {"uri": "file:///a.txt", "text": "inside"}
+            return {
+                "content": [
+                    {"type": "resource_link", "uri": "file:///b.txt", "name": "b", "description": "the other"},
+                    {"type": "resource", "resource": inside},
+                    {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+                ]
+            }
+        case "count":
+            for step in (1, 2):
+                send(
+                    {
+                        "method": "notifications/progress",
+                        "params": {"progressToken": meta["progressToken"], "progress": step, "total": 2},
+                    }
+                )
+            return text("counted")
+        case "wait":
+            cancelled.wait(30)
+            return text("cancelled" if cancelled.is_set() else "waited")
+        case "die":
+            print("about to die", file=sys.stderr, flush=True)
+            os._exit(7)
+        case "more":
+            TOOLS.append({"name": "extra", "inputSchema": {"type": "object"}})
+            send({"method": "notifications/tools/list_changed"})
+            return text("there are more now")
+        case "env":
+            return text(str(os.environ.get(arguments["text"])))
+        case name:
+            return text(f"called {name}")
+
+
+def listing(params):
+    if "pages" not in sys.argv:
+        return {"tools": TOOLS}
+    at = int((params or {}).get("cursor") or 0)
+    more = {"nextCursor": str(at + 1)} if at + 1 < len(TOOLS) else {}
+    return {"tools": TOOLS[at : at + 1], **more}
+
+
+def answer(message):
+    params = message.get("params") or {}
+    modern = "modern" in sys.argv
+    match message["method"]:
+        case "initialize" if not modern:
+            return {
+                "protocolVersion": params["protocolVersion"],
+                "capabilities": {"tools": {"listChanged": True}},
+                "serverInfo": {"name": "tiny", "version": "1"},
+            }
+        case "server/discover" if modern:
+            return {
+                "supportedVersions": ["2026-07-28"],
+                "capabilities": {"tools": {}},
+                "ttlMs": 0,
+                "cacheScope": "private",
+                "resultType": "complete",
+            }
+        case "tools/list":
+            cache = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"} if modern else {}
+            return {**listing(params), **cache}
+        case "tools/call":
+            if params["name"] == "broken":
+                return None
+            result = call(params, params.get("_meta") or {})
+            return {**result, "resultType": "complete"} if modern else result
+    return None
+
+
+def handle(message):
+    result = answer(message)
+    if result is None:
+        error = {"code": -32601 if message["method"] == "initialize" else -32603, "message": "out of order"}
+        send({"id": message["id"], "error": error})
+    else:
+        send({"id": message["id"], "result": result})
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["method"] == "notifications/cancelled":
+        cancelled.set()
+        with open(os.environ.get("CANCELLED_FILE", os.devnull), "w") as file:
+            file.write("cancelled")
+    elif "id" in message:
+        threading.Thread(target=handle, args=(message,), daemon=True).start()

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.errors import ArgumentError
+from crow.tools import FileStat
+from crow.tools.workspace import DiskWorkspace
+from tests.tools.conftest import until_gone
+
+
+async def unwatched(_text: str) -> None: ...
+
+
+def test_paths_are_judged_after_resolving_links_and_dots_also_where_nothing_is_yet(tmp_path: Path, root: Path):
+    (tmp_path / "outside").mkdir()
+    (root / "out").symlink_to(tmp_path / "outside")
+    (root / "in").symlink_to(root)
+    (root / "dangling").symlink_to(tmp_path / "outside" / "not-yet")
+    (tmp_path / "also").mkdir()
+    (tmp_path / "project-2").mkdir()
+    workspace = DiskWorkspace(root, [tmp_path / "also"])
+    judged = {
+        name: workspace.contains(workspace.resolve(name))
+        for name in (
+            ".",
+            "new/deep/file",
+            "in/in/file",
+            "out/file",
+            "dangling",
+            "../escape",
+            "new/../../escape",
+            str(tmp_path / "also" / "x"),
+            str(tmp_path / "project-2"),
+            "~/file",
+            "/",
+        )
+    }
+    assert judged == {
+        ".": True,
+        "new/deep/file": True,
+        "in/in/file": True,
+        "out/file": False,
+        "dangling": False,
+        "../escape": False,
+        "new/../../escape": False,
+        str(tmp_path / "also" / "x"): True,
+        str(tmp_path / "project-2"): False,
+        "~/file": True,
+        "/": False,
+    }
+    assert workspace.resolve("out/new/file") == tmp_path / "outside" / "new" / "file"
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_path_that_is_none_is_refused(root: Path, path: str):
+    with pytest.raises(ArgumentError, match="expected the path of a file or directory"):
+        DiskWorkspace(root).resolve(path)
+
+
+async def test_stat_tells_files_directories_others_and_what_is_missing(root: Path):
+    (root / "file").write_bytes(b"abc")
+    os.mkfifo(root / "pipe")
+    workspace = DiskWorkspace(root)
+    kinds = {name: (await workspace.stat(root / name)).kind for name in ("file", ".", "pipe", "no", "file/below")}
+    assert kinds == {"file": "file", ".": "directory", "pipe": "other", "no": "missing", "file/below": "missing"}
+    found = await workspace.stat(root / "file")
+    assert found == FileStat(
+        path=root / "file", kind="file", size=3, mtime_ns=(root / "file").stat().st_mtime_ns
+    )
+
+
+async def test_reading_keeps_bom_and_line_ends_and_marks_what_is_not_utf8(root: Path):
+    (root / "file").write_bytes(b"\xef\xbb\xbfa\r\nb\xff")
+    workspace = DiskWorkspace(root)
+    assert await workspace.read_text(root / "file") == "\ufeffa\r\nb\ufffd"
+    assert await workspace.read_bytes(root / "file", 4) == b"\xef\xbb\xbfa"
+
+
+async def test_writing_replaces_in_one_step_and_keeps_the_mode(root: Path):
+    target = root / "tool.sh"
+    target.write_text("old")
+    target.chmod(0o750)
+    before = target.stat().st_ino
+    assert await DiskWorkspace(root).write_text(target, "new\r\n") == "new\r\n"
+    assert target.read_bytes() == b"new\r\n"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o750
+    assert target.stat().st_ino != before
+    assert [entry.name for entry in root.iterdir()] == ["tool.sh"]
+
+
+async def test_writing_makes_directories_and_follows_links_to_the_file_itself(root: Path):
+    workspace = DiskWorkspace(root)
+    (root / "link").symlink_to(root / "deep" / "er" / "file")
+    await workspace.write_text(workspace.resolve("link"), "x")
+    assert (root / "link").is_symlink()
+    assert (root / "deep" / "er" / "file").read_text() == "x"
+
+
+async def test_a_failed_write_leaves_the_file_and_no_debris(root: Path):
+    (root / "directory").mkdir()
+    with pytest.raises(IsADirectoryError):
+        await DiskWorkspace(root).write_text(root / "directory", "x")
+    assert [entry.name for entry in root.iterdir()] == ["directory"]
+
+
+async def test_a_command_gives_code_and_merged_output_in_order_without_input_terminal_or_key(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("OTHER", "kept")
+    code, output = await DiskWorkspace(root).run(
+        'echo a; echo b >&2; cat; pwd; echo "$OTHER$OPENAI_API_KEY $TERM $PAGER"; : </dev/tty; kill -9 $$',
+        timeout_s=5,
+        on_output=unwatched,
+    )
+    lines = output.splitlines()
+    assert lines[:4] == ["a", "b", str(root), "kept dumb cat"]
+    assert "/dev/tty" in lines[4]
+    assert code == -9
+
+
+async def test_bytes_that_arrive_apart_are_decoded_together(root: Path):
+    code, output = await DiskWorkspace(root).run(
+        r"printf '\303'; sleep 0.05; printf '\244\377\303'", timeout_s=5, on_output=unwatched
+    )
+    assert (code, output) == (0, "ä\ufffd\ufffd")
+
+
+async def test_output_is_shown_while_the_command_runs(root: Path):
+    shown: list[str] = []
+    first = anyio.Event()
+
+    async def show(text: str) -> None:
+        shown.append(text)
+        (root / "go").touch()
+        first.set()
+
+    command = "echo one; until [ -e go ]; do sleep 0.01; done; echo two"
+    code, output = await DiskWorkspace(root).run(command, timeout_s=5, on_output=show)
+    assert first.is_set()
+    assert shown[0] == "one\n"
+    assert (code, output) == (0, "one\ntwo\n")
+
+
+async def test_cancelling_a_command_returns_at_once_and_ends_all_that_it_started(root: Path):
+    workspace = DiskWorkspace(root)
+    pids: list[int] = []
+
+    async def show(text: str) -> None:
+        pids.extend(map(int, text.split()))
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        await workspace.run("sleep 60 & echo $$ $!; sleep 60", timeout_s=60, on_output=show)
+    assert scope.cancelled_caught
+    assert len(pids) == 2
+    for pid in pids:
+        await until_gone(pid)
+    began = time.monotonic()
+    await workspace.reap()
+    assert time.monotonic() - began < 0.5
+
+
+async def test_reaping_kills_what_ignores_the_signal_and_what_it_started(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.tools.workspace.TERM_S", 0.2)
+    workspace = DiskWorkspace(root)
+    pids: list[int] = []
+
+    async def show(text: str) -> None:
+        pids.extend(map(int, text.split()))
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        await workspace.run("trap '' TERM; sleep 60 & echo $$ $!; sleep 60", timeout_s=60, on_output=show)
+    await workspace.reap()
+    for pid in pids:
+        await until_gone(pid)
+
+
+async def test_a_command_that_takes_too_long_is_ended_and_keeps_its_output(root: Path):
+    pid_file = root / "pid"
+    code, output = await DiskWorkspace(root).run(
+        "echo started; sleep 60 & echo $! >pid; sleep 60", timeout_s=0.2, on_output=unwatched
+    )
+    assert (code, output) == (None, "started\n")
+    await until_gone(int(pid_file.read_text()))
+
+
+async def test_what_a_command_leaves_in_the_background_ends_with_it_and_is_said(root: Path):
+    workspace = DiskWorkspace(root)
+    code, output = await workspace.run("sleep 60 >/dev/null 2>&1 & echo $!", timeout_s=5, on_output=unwatched)
+    pid, words = output.split("\n", 1)
+    assert code == 0
+    assert words == "\n[processes that it left in the background were ended with it]\n"
+    await until_gone(int(pid))
+    await workspace.reap()
+
+
+async def test_a_background_process_that_holds_the_output_open_delays_nobody(root: Path):
+    workspace = DiskWorkspace(root)
+    began = time.monotonic()
+    code, output = await workspace.run("sleep 60 & echo done", timeout_s=30, on_output=unwatched)
+    assert time.monotonic() - began < 2
+    assert code == 0
+    assert output.startswith("done\n")
+    await workspace.reap()
+
+
+async def test_seven_megabytes_arrive_whole(root: Path):
+    code, output = await DiskWorkspace(root).run(
+        "head -c 7000000 /dev/zero | tr '\\0' a", timeout_s=10, on_output=unwatched
+    )
+    assert code == 0
+    assert output == "a" * 7_000_000
+
+
+async def test_more_output_than_is_kept_loses_its_middle_with_a_marker(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("crow.tools.workspace.RETAINED_CHARS", 20)
+    _, output = await DiskWorkspace(root).run("seq 100000", timeout_s=10, on_output=unwatched)
+    assert output == "1\n2\n3\n4\n5\n\n[... 588,875 characters in 99,994 lines left out ...]\n\n99999\n100000\n"[:-1] + "\n"
+
+
+async def test_a_command_in_a_directory_that_is_gone_is_an_os_error(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        await DiskWorkspace(tmp_path / "gone").run("true", timeout_s=5, on_output=unwatched)
