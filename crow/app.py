@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 from crow import __version__
 from crow.agent.compaction import CompactionSettings
-from crow.agent.session import Adapters, SessionSettings
+from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.domain.errors import AuthError
+from crow.frontend.agent import AcpAgent, Kit
+from crow.frontend.server import serve as serve_connection
+from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model
+from crow.llm.endpoint import Endpoint, Timeouts
+from crow.log import start_logging
 from crow.settings import OFFLINE, Loaded
 from crow.store import Store
-from crow.tools import Workspace
+from crow.tools import Log, McpServer, Plan, Workspace
 
 if TYPE_CHECKING:
     from crow.store.sqlite import SqliteStore
 
 __all__ = ["open_store", "serve"]
+
+NOTHING_CONFIGURED = (
+    "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
+    'OpenAI\'s), or [model] in {file}; CROW_MODEL="offline" is the built-in model that needs none of them.'
+)
 
 
 async def open_store(loaded: Loaded) -> SqliteStore:
@@ -36,11 +47,154 @@ async def open_store(loaded: Loaded) -> SqliteStore:
 
 async def serve(loaded: Loaded) -> int:
     """Serve ACP on stdin and stdout until stdin ends; the exit code."""
-    from crow.frontend.agent import AcpAgent
-    from crow.frontend.server import serve as serve_acp
-    from crow.frontend.transport import StdioTransport, claim_stdio
-
     with claim_stdio() as (source, sink):
-        agent = AcpAgent(Wiring(loaded).kit())
-        await serve_acp(StdioTransport(source, sink), agent, agent.warm)
+        wiring = Wiring(loaded)
+        secret = loaded.settings.model.api_key
+        start_logging(
+            loaded.paths.log_file,
+            loaded.settings.log.level,
+            [*([secret.get_secret_value()] if secret else []), *loaded.settings.model.headers.values()],
+        )
+        agent = AcpAgent(wiring.kit())
+        await serve_connection(StdioTransport(source, sink), agent, agent.warm)
+        await wiring.close()
     return 0
+
+
+class Wiring:
+    """The adapters of one process, made when they are first needed."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._settings = loaded.settings
+        self._store: Store | None = None
+        self._models: dict[str, Model] = {}
+        self._imports = Imports()
+
+    def kit(self) -> Kit:
+        """What the front end needs."""
+        named = (self._settings.model.name, *self._settings.models)
+        return Kit(
+            version=__version__,
+            open_store=self._open_store,
+            adapters=self._adapters,
+            workspace=self._workspace,
+            check=lambda: self._check(self._settings.model.name or ""),
+            warm_up=self._imports.load,
+            models=tuple(dict.fromkeys(name for name in named if name)),
+            mode=self._settings.permissions.mode,
+            log_hint=f"Details are in {self._loaded.paths.log_file}.",
+        )
+
+    async def close(self) -> None:
+        """Close the models' connections."""
+        for model in self._models.values():
+            await model.close()
+
+    async def _open_store(self) -> Store:
+        self._store = await open_store(self._loaded)
+        return self._store
+
+    def _adapters(self, store: Store) -> Adapters:
+        limits, compaction = self._settings.limits, self._settings.compaction
+        return Adapters(
+            store=store,
+            load=self._imports.load,
+            model=self._model,
+            open_toolbox=self._open_toolbox,
+            settings=SessionSettings(
+                steps_per_turn=limits.steps_per_turn,
+                compaction=CompactionSettings(
+                    auto=compaction.auto,
+                    threshold=compaction.threshold,
+                    keep_tokens=compaction.keep_tokens,
+                    target=compaction.target,
+                ),
+            ),
+        )
+
+    def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
+        from crow.tools.workspace import DiskWorkspace
+
+        return DiskWorkspace(cwd, directories)
+
+    def _open_toolbox(
+        self, workspace: Workspace, log: Log, plan: Plan, servers: Sequence[McpServer]
+    ) -> AbstractAsyncContextManager[WaitableToolbox]:
+        from crow.tools.mcp_client import open_toolbox
+
+        return open_toolbox(workspace, log, plan, servers, start_timeout_s=self._settings.limits.mcp_start_timeout_s)
+
+    def _check(self, name: str) -> None:
+        """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
+        if self._loaded.problem is not None:
+            raise self._loaded.problem
+        settings = self._settings.model
+        if not name and settings.api_key is None and self._loaded.sources["model.base_url"] == "default":
+            raise AuthError(NOTHING_CONFIGURED.format(file=self._loaded.paths.config_file))
+        if name != OFFLINE:
+            self._endpoint(name).check()
+
+    def _endpoint(self, name: str) -> Endpoint:
+        settings, limits = self._settings.model.named(name), self._settings.limits
+        return Endpoint(
+            base_url=settings.base_url,
+            model=name,
+            api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+            headers=tuple(settings.headers.items()),
+            context_window=settings.context_window,
+            max_output_tokens=settings.max_output_tokens,
+            takes_images=settings.takes_images,
+            input_price=settings.input_price,
+            cached_price=settings.cached_price,
+            output_price=settings.output_price,
+            timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
+        )
+
+    def _model(self, name: str) -> Model:
+        self._check(name)
+        if name not in self._models:
+            self._models[name] = self._make_model(name)
+        return self._models[name]
+
+    def _make_model(self, name: str) -> Model:
+        if name == OFFLINE:
+            from crow.llm.offline import OfflineModel
+
+            return OfflineModel()
+        from crow.llm.chat_completions import ChatCompletions
+
+        return ChatCompletions(self._endpoint(name), memory=self._store)
+
+
+class Imports:
+    """The heavy packages, imported once, in a thread of their own so that the protocol is served meanwhile."""
+
+    def __init__(self) -> None:
+        self._done: asyncio.Future[None] | None = None
+
+    async def load(self) -> None:
+        """Return when everything that a prompt needs is imported. :raises ImportError: a package is broken."""
+        if self._done is None:
+            self._done = asyncio.get_running_loop().create_future()
+            # a daemon, so that an editor which closes at once need not wait for half a second of imports
+            threading.Thread(target=self._run, args=(asyncio.get_running_loop(), self._done), daemon=True).start()
+        await asyncio.shield(self._done)
+
+    def _run(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
+        failure: ImportError | None = None
+        try:
+            import crow.llm.chat_completions
+            import crow.llm.offline
+            import crow.tools.mcp_client  # noqa: F401
+        except ImportError as error:
+            failure = error
+
+        def finish() -> None:
+            if failure is None:
+                done.set_result(None)
+            else:
+                done.set_exception(failure)
+
+        with suppress(RuntimeError):  # the loop has ended: nobody waits
+            loop.call_soon_threadsafe(finish)

@@ -60,9 +60,13 @@ class Calls:
         """
         wrote = False
         for group in grouped(await self._announce(entry, answer)):
-            allowed = [
-                (call, why) for call in group if (why := await self._allowed(call, look_again=wrote)) is not None
-            ]
+            allowed = []
+            for call in group:
+                why = await self._allowed(call, look_again=wrote)
+                if self.dismissed:
+                    return
+                if why is not None:
+                    allowed.append((call, why))
             async with anyio.create_task_group() as tasks:
                 for call, why in allowed:
                     tasks.start_soon(self._run_one, call, why, cut_chars)

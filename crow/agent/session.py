@@ -21,8 +21,8 @@ import anyio.lowlevel
 
 from crow.agent import Client, commands
 from crow.agent.branch import Branch
-from crow.agent.compaction import CompactionSettings, Compactor
 from crow.agent.briefing import Briefing
+from crow.agent.compaction import CompactionSettings, Compactor
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn, new_message_id
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
@@ -138,11 +138,11 @@ class Session:
 
         :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
         """
+        if self._closing:
+            raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
         waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "")
         self._queue.append(waiter)  # before the first await, so that a cancel just behind this prompt finds it
         try:
-            if self._closing:
-                raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
             if commands.parse(waiter.text) is None:
                 waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
         except BaseException:

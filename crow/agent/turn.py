@@ -20,8 +20,8 @@ from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.calls import Calls
-from crow.agent.cost import cost_of
 from crow.agent.compaction import Compactor
+from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
@@ -33,8 +33,8 @@ __all__ = ["Turn", "new_message_id"]
 
 CUT_CHARS = 48_000
 CONTINUE = (
-    "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue exactly "
-    "where it stopped, without repeating anything and without a preamble.</reminder>"
+    "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
+    "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
 )
 
 

@@ -25,15 +25,15 @@ from pydantic import BaseModel, ValidationError
 
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Adapters, Session
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.conversation import Replay
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.events import Event, OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.content import parts_from
 from crow.frontend.options import config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
-from crow.frontend.server import Wire
 from crow.frontend.replayed import Replayed
+from crow.frontend.server import Wire
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.tools import McpServer, Workspace
@@ -292,7 +292,9 @@ class AcpAgent:
     def _start(self, tail: Tail, servers: Sequence[McpServer]) -> Opened:
         assert self._adapters is not None, "the store is open"
         row = tail.row
-        client = SessionClient(row.id, self._connection, self._wire, self._caps, row.cwd, lambda: self._options(opened.session))
+        client = SessionClient(
+            row.id, self._connection, self._wire, self._caps, row.cwd, lambda: self._options(opened.session)
+        )
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         if self._caps.reads_files or self._caps.writes_files:
             workspace = EditorWorkspace(workspace, row.id, client.request, self._caps)
@@ -305,7 +307,7 @@ class AcpAgent:
     async def _host(self, session: Session) -> None:
         try:
             await session.run()
-        except Exception:  # noqa: BLE001  a session's failure stays its own; the other sessions go on
+        except Exception:
             logger.exception("Session %s ended with a failure", session.id)
             self._sessions.pop(session.id, None)
 

@@ -19,8 +19,8 @@ from acp.connection import Connection
 from crow.agent import PermissionQuestion
 from crow.domain.events import Event, ModeChanged, OptionsChanged
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.server import Wire
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
+from crow.frontend.server import Wire
 from crow.frontend.updates import Live
 
 __all__ = ["SessionClient"]

@@ -52,7 +52,9 @@ class Endpoint:
     def check(self) -> None:
         """Whether a request can be made at all. :raises AuthError: :raises ConfigError:"""
         if not self.model:
-            raise ConfigError("No model is set. Set CROW_MODEL, or model.name in config.toml, such as gpt-5.2 or offline.")
+            raise ConfigError(
+                "No model is set. Set CROW_MODEL, or model.name in config.toml, such as gpt-5.2 or offline."
+            )
         try:
             parts = urlsplit(self.base_url)
             usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

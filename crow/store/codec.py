@@ -239,6 +239,7 @@ _BODIES: dict[str, tuple[type, Record]] = {
             tokens_before=INT,
             tokens_after=INT,
             model_calls=INT,
+            lists_cut=MAYBE_INT,
         ),
     ),
     "mask": (Mask, record(Mask, before=INT, tokens_before=INT, tokens_after=INT)),

@@ -6,6 +6,8 @@ index gave or of the newest few thousand entries. Titles come first, then entrie
 path give ids in falling order, so their intersection reads no further than it must. Reads only.
 """
 
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
 from __future__ import annotations
 
 import re
@@ -55,7 +57,7 @@ _Found = tuple[int, str, str, int, str]
 def _titles(connection: sqlite3.Connection, match: str, session_id: str | None) -> Iterator[_Found]:
     chosen = "number IN (SELECT -rowid FROM entries_fts WHERE entries_fts MATCH :match AND rowid < 0)" if match else "1"
     yield from connection.execute(
-        f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND title IS NOT NULL"  # noqa: S608
+        f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND title IS NOT NULL"
         " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session) ORDER BY newest_entry DESC LIMIT :scan",
         {"match": match, "session": session_id, "scan": _SCAN},
     )

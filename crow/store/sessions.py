@@ -5,6 +5,8 @@ continued by a cursor that names the last row shown. Deleting hides; the entries
 time, those that a living session needs excepted: its path, what it wrote, and where it stood before. Knows no turns.
 """
 
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
 from __future__ import annotations
 
 import base64
@@ -37,8 +39,8 @@ def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: i
             raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from one that is.")
         turn, has_prompt = found[1], has_user(connection, new.leaf)
     connection.execute(
-        "INSERT INTO sessions (id, conversation, leaf, forked_from, parent_id, cwd, additional_directories, model, mode,"
-        " config, turn, has_prompt, newest_entry, created_ms, updated_ms)"
+        "INSERT INTO sessions (id, conversation, leaf, forked_from, parent_id, cwd, additional_directories, model,"
+        " mode, config, turn, has_prompt, newest_entry, created_ms, updated_ms)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             new.id,
@@ -78,7 +80,7 @@ def list_sessions(
         where += " AND (newest_entry, id) < (?, ?)"
         values.extend(_parse_cursor(cursor))
     rows = connection.execute(
-        f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} ORDER BY newest_entry DESC, id DESC LIMIT ?",  # noqa: S608
+        f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} ORDER BY newest_entry DESC, id DESC LIMIT ?",
         (*values, limit + 1),
     ).fetchall()
     found = tuple(session_of(row) for row in rows[:limit])
@@ -105,13 +107,14 @@ def change_session(connection: sqlite3.Connection, session_id: str, changes: Ses
         _set_title(connection, session_id, values.pop("title"))
     values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in values.items()}
     assignments = ", ".join(f"{name} = ?" for name in (*values, "updated_ms"))
-    connection.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), now_ms, session_id))  # noqa: S608
+    connection.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), now_ms, session_id))
 
 
 def delete_session(connection: sqlite3.Connection, session_id: str, *, now_ms: int) -> None:
     """Hide it and its sub-agents; the alias is free again."""
     connection.execute(
-        "WITH RECURSIVE family (id) AS (SELECT ? UNION SELECT s.id FROM sessions s JOIN family ON s.parent_id = family.id)"
+        "WITH RECURSIVE family (id) AS"
+        " (SELECT ? UNION SELECT s.id FROM sessions s JOIN family ON s.parent_id = family.id)"
         " UPDATE sessions SET deleted_ms = ?, alias = NULL, state = 'idle', owner = ''"
         " WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
         (session_id, now_ms),
@@ -178,7 +181,7 @@ def _remove_rows(connection: sqlite3.Connection, conversation: int) -> None:
     for (session_id,) in deleted:
         _set_title(connection, session_id, None)
         for table in ("inbox", "drafts", "moves"):
-            connection.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))  # noqa: S608
+            connection.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
         connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
     connection.execute(
         "DELETE FROM conversations WHERE id = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE conversation = ?)",

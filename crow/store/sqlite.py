@@ -50,7 +50,7 @@ class SqliteStore(Store):
         self._owner = owner
 
     @classmethod
-    async def connect(
+    async def open(
         cls, path: Path, *, owner: str | None = None, journal_mode: JournalMode = "wal", busy_timeout_s: float = 10.0
     ) -> SqliteStore:
         """Open the database, made if there is none.
@@ -90,7 +90,7 @@ class SqliteStore(Store):
     async def delete_session(self, session_id: str) -> None:
         await self._database.write(lambda sql: sessions.delete_session(sql, session_id, now_ms=_now_ms()))
 
-    async def open(self, session_id: str) -> Tail:
+    async def open_session(self, session_id: str) -> Tail:
         def look(sql: sqlite3.Connection) -> Tail | None:
             if turns.is_abandoned(sql, self._owner, session_id, now_ms=_now_ms()):
                 return None
@@ -138,7 +138,12 @@ class SqliteStore(Store):
 
         return await self._database.read(look)
 
-    async def take_turn(self, session_id: str, seq: int, *, leaf: int | None, cut: int | None = None) -> TurnStart:
+    async def drop_prompt(self, session_id: str, seq: int) -> None:
+        await self._database.write(lambda sql: turns.drop_prompt(sql, session_id, seq))
+
+    async def take_turn(
+        self, session_id: str, seq: int | None, *, leaf: int | None, cut: int | None = None
+    ) -> TurnStart:
         return await self._database.write(
             lambda sql: turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
         )

@@ -53,8 +53,8 @@ class Tip:
         usage = _usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
         cursor = self.connection.execute(
-            "INSERT INTO entries (conversation, session, parent, turn, kind, model, body, body_blob, call_entry, call_index,"
-            " input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate, created_ms)"
+            "INSERT INTO entries (conversation, session, parent, turn, kind, model, body, body_blob, call_entry,"
+            " call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate, created_ms)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 self.conversation,

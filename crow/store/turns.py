@@ -18,7 +18,17 @@ from crow.store.codec import Encoded, decode_parts
 from crow.store.owner import is_alive, readable
 from crow.store.tip import Tip
 
-__all__ = ["append", "enqueue", "is_abandoned", "move_leaf", "queued", "repair", "save_draft", "take_turn"]
+__all__ = [
+    "append",
+    "drop_prompt",
+    "enqueue",
+    "is_abandoned",
+    "move_leaf",
+    "queued",
+    "repair",
+    "save_draft",
+    "take_turn",
+]
 
 
 def enqueue(
@@ -47,30 +57,30 @@ def take_turn(
     connection: sqlite3.Connection,
     here: str,
     session_id: str,
-    seq: int,
+    seq: int | None,
     *,
     leaf: int | None,
     cut: int | None,
     now_ms: int,
 ) -> TurnStart:
-    """Claim the turn and move the prompt into the path; repairs first what a dead owner left."""
+    """Claim the turn and move the prompt, if it is for one, into the path; repairs first what a dead owner left."""
     tip = Tip(connection, session_id, now_ms=now_ms)
     if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
         raise SessionBusy(session_id, readable(tip.owner))
     was_moved = tip.leaf != leaf
     entries = _repair(tip, here)
-    row = connection.execute(
-        "SELECT parts, message_id FROM inbox WHERE seq = ? AND session = ?", (seq, session_id)
-    ).fetchone()
-    if row is None:
-        raise ArgumentError(f"Prompt {seq} does not wait in session {session_id}; it was taken already. Send it again.")
-    connection.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
     tip.turn += 1
-    body = User(parts=decode_parts(row[0]), message_id=row[1], cut=cut)
-    entries = (*entries, tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
+    if seq is not None:
+        body = _taken(tip, seq, cut)
+        entries = (*entries, tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
     tip.state, tip.owner = "running", here
     tip.save()
     return TurnStart(turn=tip.turn, entries=entries, moved=was_moved)
+
+
+def drop_prompt(connection: sqlite3.Connection, session_id: str, seq: int) -> None:
+    """Take a prompt out of the inbox; unknown ones are fine."""
+    connection.execute("DELETE FROM inbox WHERE seq = ? AND session = ?", (seq, session_id))
 
 
 def append(
@@ -159,6 +169,17 @@ def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms
     if tip.state == "running" or _orphans(tip, here):
         _repair(tip, here)
         tip.save()
+
+
+def _taken(tip: Tip, seq: int, cut: int | None) -> User:
+    """The prompt `seq`, out of the inbox."""
+    row = tip.connection.execute(
+        "SELECT parts, message_id FROM inbox WHERE seq = ? AND session = ?", (seq, tip.session_id)
+    ).fetchone()
+    if row is None:
+        raise ArgumentError(f"Prompt {seq} no longer waits in session {tip.session_id}. Send it again.")
+    drop_prompt(tip.connection, tip.session_id, seq)
+    return User(parts=decode_parts(row[0]), message_id=row[1], cut=cut)
 
 
 def _check_writable(tip: Tip, here: str, leaf: int | None) -> None:

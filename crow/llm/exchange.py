@@ -1,0 +1,294 @@
+"""One request to an endpoint, from its sending to its whole answer: the stream that the agent reads.
+
+Strategy: an attempt reads bytes, and only single reads are timed; deltas of one read are handed on together. What is
+transient is tried again, with jitter, as long as nothing of the answer was given out; afterwards it is raised, and
+`partial` keeps what was shown. Knows timing and retries; neither the client library nor the wording of errors.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, TypeAlias
+
+import anyio
+
+from crow.domain.errors import ModelError, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
+from crow.domain.messages import Answer
+from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
+from crow.llm.endpoint import Timeouts
+from crow.llm.failures import Origin, page_title
+from crow.llm.parser import StreamParser
+from crow.llm.sse import SseDecoder
+
+__all__ = ["Exchange", "Line", "Pace", "Response", "retry_wait_s"]
+
+MOST_TRIES = 4
+LONGEST_WAIT_S = 60.0
+_HEAD_BYTES = 16 * 1024 * 1024
+_DRAIN_S = 0.02
+_CLOSE_S = 1.0
+
+_Piece: TypeAlias = TextDelta | ThoughtDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How retries wait: `sleep` takes seconds, `chance` gives numbers from 0 to 1."""
+
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    chance: Callable[[], float] = random.random
+
+
+class Response(Protocol):
+    """The open body of a successful response."""
+
+    async def read(self) -> bytes:
+        """The next bytes, empty at the end. :raises ~crow.domain.errors.ModelError: the connection broke."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection, unless the body was read to its end."""
+        ...
+
+
+class Line(Protocol):
+    """The way to an endpoint."""
+
+    @property
+    def origin(self) -> Origin:
+        """Who is asked."""
+        ...
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long to wait."""
+        ...
+
+    async def send(self, request: Request) -> Response:
+        """Send it; refusals that can be adapted to were. :raises ~crow.domain.errors.ModelError:"""
+        ...
+
+    async def heard(self, answer: Answer) -> None:
+        """The answer is whole."""
+        ...
+
+    async def failed(self, error: ModelError) -> None:
+        """An attempt failed; what it teaches is kept, and the words are made fit to be shown."""
+        ...
+
+
+class Exchange:
+    """A running request; see :class:`crow.llm.Stream`. Entered and read by one task."""
+
+    def __init__(self, line: Line, request: Request, *, pace: Pace) -> None:
+        self._line = line
+        self._request = request
+        self._pace = pace
+        self._parser: StreamParser | None = None
+        self._answer: Answer | None = None
+        self._deltas = self._run()
+
+    async def __aenter__(self) -> Exchange:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._deltas.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer. :raises RuntimeError: before the iteration ended."""
+        if self._answer is None:
+            raise RuntimeError("the answer is not whole yet")
+        return self._answer
+
+    def partial(self) -> Answer:
+        """What was given out so far."""
+        return self._parser.partial() if self._parser is not None else Answer(finish="interrupted")
+
+    async def _run(self) -> AsyncGenerator[Delta, None]:
+        tries = 0
+        while True:
+            tries += 1
+            self._parser = parser = StreamParser(self._request.tools, origin=self._line.origin)
+            try:
+                async with aclosing(self._attempt(parser)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                answer = parser.finish()
+            except ModelError as error:
+                await self._line.failed(error)
+                shown = parser.partial()
+                wait_s = retry_wait_s(error, tries, chance=self._pace.chance())
+                if wait_s is None or shown.text or shown.thought:
+                    raise
+                reason = str(error)
+            else:
+                await self._line.heard(answer)
+                self._answer = answer
+                return
+            yield Retrying(reason=reason, wait_s=wait_s)
+            await self._pace.sleep(wait_s)
+
+    async def _attempt(self, parser: StreamParser) -> AsyncGenerator[_Piece, None]:
+        response = await self._send()
+        try:
+            decoder = SseDecoder()
+            head: bytearray | None = bytearray()
+            while not parser.is_done:
+                piece = await self._read(response, parser, is_first=head is not None)
+                if not piece:
+                    break
+                events = decoder.feed(piece)
+                if head is not None:
+                    head = _longer(head, piece) if not events else None
+                pieces, error = _parsed(parser, events)
+                for delta in pieces:
+                    yield delta
+                if error is not None:
+                    raise error
+            for delta in self._last(parser, decoder, head):
+                yield delta
+            if parser.is_done:
+                await _drain(response)
+        finally:
+            # Cancelled or not, the endpoint must hear at once that nobody listens any more.
+            with anyio.move_on_after(_CLOSE_S, shield=True):
+                await response.close()
+
+    async def _send(self) -> Response:
+        wait_s = self._line.timeouts.first_byte_s
+        with anyio.move_on_after(wait_s):
+            return await self._line.send(self._request)
+        raise ModelTimeout(f"{self._line.origin.endpoint} did not answer within {wait_s:g} s.")
+
+    async def _read(self, response: Response, parser: StreamParser, *, is_first: bool) -> bytes:
+        """The next bytes, empty when nothing more will count. :raises ~crow.domain.errors.ModelError:"""
+        timeouts = self._line.timeouts
+        wait_s = timeouts.first_byte_s if is_first else timeouts.idle_s
+        if parser.is_finished:
+            wait_s = timeouts.grace_s
+        try:
+            with anyio.move_on_after(wait_s):
+                return await response.read()
+        except NetworkError:
+            if not parser.is_finished:
+                raise
+            return b""
+        if parser.is_finished:
+            return b""
+        raise ModelTimeout(f"{self._line.origin.endpoint} sent nothing for {wait_s:g} s; the answer was given up.")
+
+    def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> Iterable[_Piece]:
+        """The end of the bytes: an event without its blank line, or a body that was no stream at all."""
+        events = decoder.finish()
+        if head is not None and not events:
+            events = _unframed(bytes(head), self._line.origin)
+            deltas, error = _parsed(parser, events)
+        else:
+            deltas, error = _parsed(parser, events)
+            if isinstance(error, ProtocolError):
+                # Half an event: that the answer broke off is said by `finish`.
+                error = None
+        if error is not None:
+            raise error
+        return _merged([*deltas, *parser.flush()])
+
+
+def retry_wait_s(error: ModelError, tries: int, *, chance: float) -> float | None:
+    """Seconds to wait after the try number `tries`, None if the error is to be raised."""
+    asked_s: float | None = None
+    match error:
+        case RateLimited(retry_after_s=asked) | Overloaded(retry_after_s=asked):
+            asked_s, most = asked, MOST_TRIES
+        case NetworkError():
+            most = MOST_TRIES
+        case ModelTimeout() | ProtocolError():
+            most = 2
+        case _:
+            return None
+    if tries >= most or (asked_s is not None and asked_s > LONGEST_WAIT_S):
+        return None
+    backoff_s = min(8.0, 0.5 * 2.0 ** (tries - 1)) * (0.75 + 0.5 * chance)
+    return backoff_s if asked_s is None else asked_s + 0.25 * chance
+
+
+def _parsed(parser: StreamParser, events: Iterable[str]) -> tuple[list[_Piece], ModelError | None]:
+    """The deltas of `events` up to an error, and that error: what came before it is shown first."""
+    pieces: list[_Piece] = []
+    for event in events:
+        try:
+            pieces.extend(parser.feed(event))
+        except ModelError as error:
+            return _merged(pieces), error
+    return _merged(pieces), None
+
+
+def _merged(pieces: list[_Piece]) -> list[_Piece]:
+    """Neighbours of one kind as one: they arrived together."""
+    if len(pieces) < 2:
+        return pieces
+    merged: list[_Piece] = []
+    texts: list[str] = []
+    for position, piece in enumerate(pieces):
+        texts.append(piece.text)
+        if position + 1 == len(pieces) or type(pieces[position + 1]) is not type(piece):
+            merged.append(type(piece)(text="".join(texts)))
+            texts = []
+    return merged
+
+
+def _longer(head: bytearray, piece: bytes) -> bytearray:
+    if len(head) + len(piece) > _HEAD_BYTES:
+        raise ProtocolError(f"The endpoint sent {_HEAD_BYTES:,} bytes without one event; that is no chat completion.")
+    head += piece
+    return head
+
+
+def _unframed(body: bytes, origin: Origin) -> list[str]:
+    """The JSON texts of a body that is no event stream: one completion, or one chunk a line.
+
+    :raises ~crow.domain.errors.ProtocolError: it is none of them.
+    """
+    lines = body.decode("utf-8", "replace").removeprefix("\ufeff").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith(":")).strip()
+    who = origin.endpoint
+    if not text:
+        raise ProtocolError(f"{who} answered with nothing at all. Look at its log; is the request too long for it?")
+    title = page_title(text)
+    if title is not None:
+        raise ProtocolError(
+            f'{who} answered with a web page ("{title}") instead of a chat completion. Check the base URL; it usually '
+            "ends in /v1."
+        )
+    whole = [text] if _is_json(text) else [line for line in text.splitlines() if line.strip()]
+    if not all(line.lstrip().startswith(("{", "[")) and _is_json(line) for line in whole):
+        raise ProtocolError(f"{who} answered with something else than a chat completion: {text[:200]}")
+    return whole
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+async def _drain(response: Response) -> None:
+    """Read the end of the body, which mostly is there already: the connection can then be used again."""
+    try:
+        with anyio.move_on_after(_DRAIN_S):
+            while await response.read():
+                pass
+    except NetworkError:
+        return
