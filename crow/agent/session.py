@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -117,11 +117,14 @@ class Session:
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
-        self._warm = False
+        self._tools_wanted = anyio.Event()
+        self._tools_there = anyio.Event()
+        self._tools_unwanted = anyio.Event()
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._toolbox: WaitableToolbox | None = None
+        self._toolbox_failure: Exception | None = None
 
     @property
     def branch(self) -> Branch:
@@ -165,8 +168,8 @@ class Session:
 
     def warm(self) -> None:
         """Start what the first prompt will need (the MCP servers), if the session has not yet."""
-        self._warm = True
-        self._wake.set()
+        if self.servers:
+            self._tools_wanted.set()
 
     async def set_mode(self, mode: str) -> None:
         """Change the permission mode from the next call on; stored with the session."""
@@ -189,15 +192,16 @@ class Session:
     async def run(self) -> None:
         """The session's task. Ends after `close`, or when cancelled."""
         try:
-            async with AsyncExitStack() as stack, anyio.create_task_group() as background:
+            async with anyio.create_task_group() as background:
+                background.start_soon(self._keep_toolbox)
                 while not self._closing:
                     if self._queue:
-                        await self._serve(self._queue[0], stack, background)
-                    elif self._warm and self._toolbox is None and self.servers:
-                        await self._open_toolbox(stack)
+                        await self._serve(self._queue[0], background)
                     else:
                         self._wake = anyio.Event()
                         await self._wake.wait()
+                self._tools_unwanted.set()
+                self._tools_wanted.set()
         finally:
             self._closing = True
             for waiter in self._queue:
@@ -206,7 +210,32 @@ class Session:
             self._queue.clear()
             self._ended.set()
 
-    async def _serve(self, waiter: Waiter, stack: AsyncExitStack, background: anyio.abc.TaskGroup) -> None:
+    async def _keep_toolbox(self) -> None:
+        """Open the tools when they are first wanted, and close them in the same task, outside of any turn's scope."""
+        await self._tools_wanted.wait()
+        if self._closing:
+            return
+        try:
+            await self._adapters.load()
+            log, plan = BranchLog(self._adapters.store, self._branch), CurrentPlan(self._branch)
+            async with self._adapters.open_toolbox(self._workspace, log, plan, self.servers) as self._toolbox:
+                self._tools_there.set()
+                await self._tools_unwanted.wait()
+        except Exception as error:
+            if self._toolbox is not None:
+                raise
+            self._toolbox_failure = error  # raised by each turn that needs the tools
+        finally:
+            self._tools_there.set()
+
+    async def _tools(self) -> WaitableToolbox:
+        self._tools_wanted.set()
+        await self._tools_there.wait()
+        if self._toolbox is None:
+            raise CrowError(f"The tools of this session could not be opened: {self._toolbox_failure}")
+        return self._toolbox
+
+    async def _serve(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
         await waiter.stored.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
@@ -214,7 +243,7 @@ class Session:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
                     self._scope.cancel()
-                await self._answer(waiter, stack)
+                await self._answer(waiter)
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
         finally:
@@ -223,7 +252,7 @@ class Session:
             waiter.done.set()
         background.start_soon(self._workspace.reap)
 
-    async def _answer(self, waiter: Waiter, stack: AsyncExitStack) -> None:
+    async def _answer(self, waiter: Waiter) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
         command = commands.parse(waiter.text) if waiter.seq is None else None
         turn: Turn | None = None
@@ -233,10 +262,10 @@ class Session:
             await anyio.lowlevel.checkpoint()
             await self._begin(moved)
             if command is not None:
-                await self._command(waiter, command, stack)
+                await self._command(waiter, command)
                 end = TurnEnd(stop="end_turn")
             else:
-                turn = await self._make_turn(stack)
+                turn = await self._make_turn()
                 waiter.stop = await turn.run()
                 end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
@@ -272,8 +301,8 @@ class Session:
             await self._branch.change(SessionChanges(title=title))
             await self._branch.publish(TitleChanged(title=title))
 
-    async def _make_turn(self, stack: AsyncExitStack) -> Turn:
-        compactor, toolbox = await self._prepare(stack)
+    async def _make_turn(self) -> Turn:
+        compactor, toolbox = await self._prepare()
         return Turn(
             self._branch,
             self._client,
@@ -283,29 +312,16 @@ class Session:
             briefing=self._briefing,
         )
 
-    async def _prepare(self, stack: AsyncExitStack) -> tuple[Compactor, WaitableToolbox]:
+    async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
         await self._adapters.load()
         model = self._adapters.model(self._branch.row.model)
         model.check()
-        toolbox = await self._open_toolbox(stack)
+        toolbox = await self._tools()
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
         return Compactor(self._branch, model, self._adapters.settings.compaction, self._briefing.fresh_prompt), toolbox
-
-    async def _open_toolbox(self, stack: AsyncExitStack) -> WaitableToolbox:
-        if self._toolbox is None:
-            await self._adapters.load()
-            self._toolbox = await stack.enter_async_context(
-                self._adapters.open_toolbox(
-                    self._workspace,
-                    BranchLog(self._adapters.store, self._branch),
-                    CurrentPlan(self._branch),
-                    self.servers,
-                )
-            )
-        return self._toolbox
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -315,10 +331,10 @@ class Session:
                 text = f"MCP server {server.name} is not available: {server.detail}"
                 await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
 
-    async def _command(self, waiter: Waiter, command: commands.Typed, stack: AsyncExitStack) -> None:
+    async def _command(self, waiter: Waiter, command: commands.Typed) -> None:
         match command.name:
             case "compact":
-                compactor, _ = await self._prepare(stack)
+                compactor, _ = await self._prepare()
                 answer = await compactor.on_command(command.argument)
                 await compactor.tell()
             case _:

@@ -42,6 +42,9 @@ def show() -> None:
             anyio.run(story.tell)
         except DemoFailed as failure:
             page.line("")
+            log = Path(environment["CROW_HOME"]) / "crow.log"
+            if log.exists():  # it goes with the scratch directory
+                page.line(log.read_text("utf-8", "replace")[-4000:], "dim")
             scene = page.scenes[-1] if page.scenes else "the start"
             raise DemoFailed(f'the demo failed in "{scene}": {failure}') from failure
     page.line("")

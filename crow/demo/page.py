@@ -20,11 +20,13 @@ _FINAL = {"completed": ("✓", "green"), "failed": ("✗", "red")}
 
 
 class Page:
-    """Prints a session as it happens. `text` is the agent's text since the last `scene`, `diffs` counts likewise."""
+    """Prints a session as it happens. `text`, `pieces`, `asked` and `diffs` are what came since the last `scene`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._in_line = False
+        self._on_one_line = False
+        self._message = ""
         self._titles: dict[str, str] = {}
         self._shown: set[tuple[str, str]] = set()
         self.scenes: list[str] = []
@@ -35,14 +37,15 @@ class Page:
         self.used: int | None = None
         self.size: int | None = None
 
-    def scene(self, title: str, why: str) -> None:
-        """A new part of the story."""
+    def scene(self, title: str, why: str, *, on_one_line: bool = False) -> None:
+        """A new part of the story; `on_one_line`: line ends of the agent's text are shown as spaces."""
         self._end_line()
+        self._on_one_line = on_one_line
         self.text, self.pieces, self.asked, self.diffs = "", 0, 0, 0
         self.scenes.append(title)
         self._console.print()
         self._console.rule(Text(f"{len(self.scenes)}. {title}", style="bold"), align="left", style="dim")
-        self._console.print(Text(why, style="dim"))
+        self._console.print(Text(why, style="dim"), soft_wrap=True)
         self._console.print()
 
     def prompt(self, text: str) -> None:
@@ -52,13 +55,13 @@ class Page:
     def line(self, text: str, style: str = "") -> None:
         """A line of its own."""
         self._end_line()
-        self._console.print(Text(text, style=style))
+        self._console.print(Text(text, style=style), soft_wrap=True)
 
     def update(self, update: Json) -> None:
         """Something happened in the session."""
         match update:
             case {"sessionUpdate": "agent_message_chunk", "content": {"text": str(text)}}:
-                self._stream(text)
+                self._stream(text, str(update.get("messageId")))
             case {"sessionUpdate": "tool_call" | "tool_call_update", "toolCallId": str(call)}:
                 self._call(call, update)
             case {"sessionUpdate": "usage_update", "used": int(used), "size": int(size)}:
@@ -72,12 +75,12 @@ class Page:
         call = question.get("toolCall", {})
         self._call(str(call.get("toolCallId", "")), {**call, "status": None})
         options = [option for option in question.get("options", []) if isinstance(option, dict)]
-        names = "   ".join(f"[{option.get('name')}]" for option in options)
-        title = self._titles.get(str(call.get("toolCallId", "")), "this call")
-        self.line(f"  ? may crow run: {title}", "yellow")
-        self.line(f"    {names}", "dim")
         chosen = next((option for option in options if option.get("kind") == "allow_once"), None)
-        self.line(f"you › {chosen.get('name') if chosen else 'cancel'}", "bold cyan")
+        self.line(f"  ? may crow run this: {self._titles[str(call.get('toolCallId', ''))]}", "yellow")
+        for option in options:
+            self.line(
+                f"    ({'•' if option is chosen else ' '}) {option.get('name')}", "" if option is chosen else "dim"
+            )
         return None if chosen is None else str(chosen["optionId"])
 
     def measure(self) -> None:
@@ -85,12 +88,15 @@ class Page:
         if self.used is not None and self.size is not None:
             self.line(f"  the context holds {self.used:,} of {self.size:,} tokens", "dim")
 
-    def _stream(self, text: str) -> None:
+    def _stream(self, text: str, message: str) -> None:
         self.pieces += 1
         self.text += text
+        if message != self._message:
+            self._end_line()
+            self._message = message
         if not self._in_line:
             self._console.print(Text("crow › ", style="bold magenta"), end="")
-        self._console.print(Text(text), end="", soft_wrap=True)
+        self._console.print(Text(text.replace("\n", " ") if self._on_one_line else text), end="", soft_wrap=True)
         self._in_line = True
 
     def _call(self, call: str, update: Json) -> None:

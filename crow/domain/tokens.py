@@ -42,8 +42,9 @@ IMAGE_TOKENS = 1_500
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
 
-ENCODED = re.compile(r"[A-Za-z0-9+/=]{80,}|[A-Za-z0-9_\-]{80,}")
-"""A run that no tokenizer has words for: base64, hex, keys."""
+RUN = re.compile(r"[A-Za-z0-9+/=_\-]{80,}+")
+ENCODED_LETTERS = 12
+"""A run of so many different characters is base64, hex or a key, which no tokenizer has words for; of fewer, a rule."""
 
 
 def estimate_text(text: str) -> int:
@@ -51,7 +52,7 @@ def estimate_text(text: str) -> int:
     letter, one per character above (CJK, Indic, symbols), two beyond the basic plane (emoji)."""
     if not text:
         return 0
-    encoded = sum(len(run.group()) for run in ENCODED.finditer(text)) if len(text) >= 80 else 0
+    encoded = sum(len(run) for run in RUN.findall(text) if len(set(run)) >= ENCODED_LETTERS)
     if text.isascii():
         return (len(text) + encoded + 3) // 4
     ascii_chars = len(text.encode("ascii", "ignore"))

@@ -67,8 +67,8 @@ class Endpoint:
         needs_key = not is_local(self.base_url) if self.needs_key is None else self.needs_key
         if needs_key and not self.api_key:
             raise AuthError(
-                f'{self.base_url} needs a key for the model "{self.model}", and none is set. Set OPENAI_API_KEY, or use '
-                "a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
+                f'{self.base_url} needs a key for the model "{self.model}", and none is set. Set OPENAI_API_KEY, or '
+                "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise AuthError(

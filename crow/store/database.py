@@ -183,12 +183,11 @@ class Database:
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
         """Close in here: the last connection to close checkpoints by itself, which belongs under the lock too."""
-        if self.journal_mode != "wal":
-            return
         try:
-            with self._writing():
-                self._empty_wal(connection)
-                connection.close()
+            if self.journal_mode == "wal":
+                with self._writing():
+                    self._empty_wal(connection)
+                    connection.close()
         except StoreUnavailable as error:
             logger.warning("closing without a checkpoint: %s", error)
         finally:
@@ -196,8 +195,9 @@ class Database:
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
         with self._writing():
+            before = _free_pages(connection)
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-        return bool(connection.execute("PRAGMA freelist_count").fetchone()[0] > 0)
+            return before > _free_pages(connection) > 0
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
         """The transaction before is on disk already, so nothing here may fail it."""
@@ -289,6 +289,10 @@ def _snapshot(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection
         return work(connection)
     finally:
         connection.execute("ROLLBACK")
+
+
+def _free_pages(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:

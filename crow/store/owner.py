@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ class Owner:
             boot=_read("/proc/sys/kernel/random/boot_id"),
             namespace=_namespace(),
             host=socket.gethostname(),
-            token=secrets.token_hex(8),
+            token=os.urandom(8).hex(),
         )
 
     @classmethod

@@ -88,12 +88,19 @@ def entries_of(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[tupl
     load = loader(connection)
     found: list[Entry] = []
     size = 0
+
+    def weighed(name: str) -> bytes | None:
+        nonlocal size
+        data = load(name)
+        size += len(data or b"")
+        return data
+
     rows = connection.execute(
         f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for row in rows:
-        found.append(entry_of(row, load))
+        found.append(entry_of(row, weighed))
         size += len(row[6] or b"")
         if size > _BATCH_BYTES:
             rows.close()
@@ -115,7 +122,8 @@ def _entries(connection: sqlite3.Connection, start: int | None) -> Iterator[Entr
     load = loader(connection)
     while start is not None:
         rows = connection.execute(
-            f"{_WALK} SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id IN (SELECT id FROM path) ORDER BY e.id DESC",
+            f"{_WALK} SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE}"
+            " WHERE e.id IN (SELECT id FROM path) ORDER BY e.id DESC",
             {"start": start, "limit": _BATCH},
         ).fetchall()
         for row in rows:

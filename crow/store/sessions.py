@@ -22,7 +22,7 @@ from crow.store.rows import SESSION_COLUMNS, session_of, session_row
 
 __all__ = ["change_session", "create_session", "delete_session", "list_sessions", "remove_some"]
 
-_BATCH = 200
+_BATCH = 50
 _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 

@@ -210,8 +210,10 @@ class SqliteStore(Store):
         await self._database.checkpoint()
 
     async def close(self) -> None:
-        retire(self._owner)
-        await self._database.close()
+        try:
+            await self._database.close()
+        finally:
+            retire(self._owner)
 
 
 def _now_ms() -> int:

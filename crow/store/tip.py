@@ -108,6 +108,13 @@ class Tip:
         """The stream it was the draft of is stored, or given up."""
         self.connection.execute("DELETE FROM drafts WHERE session = ?", (self.session_id,))
 
+    def carry_draft(self, old_leaf: int | None) -> None:
+        """The stream goes on, after the entries that were added since it began."""
+        self.connection.execute(
+            "UPDATE drafts SET after_leaf = ? WHERE session = ? AND after_leaf IS ?",
+            (self.leaf, self.session_id, old_leaf),
+        )
+
     def save(self) -> None:
         """Write the row."""
         added = self._added

@@ -94,11 +94,14 @@ def append(
     release: bool,
     now_ms: int,
 ) -> tuple[Entry, ...]:
-    """Append a chain under `leaf`."""
+    """Append a chain under `leaf`. The draft goes when its answer comes; other entries (a mode changed) leave it."""
     tip = Tip(connection, session_id, now_ms=now_ms)
     _check_writable(tip, here, leaf)
     stored = tuple(tip.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
-    tip.drop_draft()
+    if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
+        tip.drop_draft()
+    else:
+        tip.carry_draft(leaf)
     if release:
         tip.state, tip.owner = "idle", ""
     tip.save()

@@ -18,6 +18,8 @@ from crow.tools import Outcome
 
 __all__ = ["outcome_of", "sentence"]
 
+SENTENCE_CHARS = 300
+
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
     """A result as the model and the client get it."""
@@ -72,4 +74,5 @@ def sentence(error: BaseException) -> str:
         case FileNotFoundError() | PermissionError():
             return f"{error.strerror}: {error.filename}" if error.filename else str(error)
         case _:
-            return str(error) or type(error).__name__
+            words = " ".join(str(error).split()) or type(error).__name__
+            return words if len(words) <= SENTENCE_CHARS else words[:SENTENCE_CHARS] + "…"

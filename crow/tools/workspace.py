@@ -62,6 +62,7 @@ class DiskWorkspace:
         self._cwd = Path(cwd)
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._hidden = frozenset(hidden_variables)
+        self._shell = shell()
         self._left: list[tuple[Process, float]] = []
 
     @property
@@ -106,7 +107,7 @@ class DiskWorkspace:
         retained = Retained(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await start(
-            [shell(), "-c", command],
+            [self._shell, "-c", command],
             cwd=self._cwd,
             env=self._environment(),
             on_output=lambda data: retained.feed(decoder.decode(data)),

@@ -44,17 +44,20 @@ class Editor:
         self._write, self._read = write, read
         self._lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._follow)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def say(self, data: bytes | dict[str, Any]) -> None:
-        data = data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"
-        while data:
-            data = data[os.write(self._write, data) :]
+    async def say(self, data: bytes | dict[str, Any]) -> None:
+        whole = data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"
+        await asyncio.to_thread(self._write_all, whole)
 
     async def hear(self) -> dict[str, Any]:
         with anyio.fail_after(5):
             return await self._lines.get()
+
+    def _write_all(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._write, data) :]
 
     def join(self) -> None:
         self._thread.join(5)
@@ -103,9 +106,9 @@ async def test_malformed_lines_are_answered_and_the_connection_goes_on() -> None
     hostile = [b"{bad", b"\xff\xfe", b"[]", b"null", b"42", b'"x"', b"[" * 100_000, b'{"id":[],"result":1}', b"{}"]
     async with served() as editor:
         for line in hostile:
-            editor.say(line + b"\n")
-        editor.say(b"\n  \n" + b'{"jsonrpc":"2.0","id":null,"error":{"code":-32602,"message":"x"}}\n')
-        editor.say(request(1, a=1))
+            await editor.say(line + b"\n")
+        await editor.say(b"\n  \n" + b'{"jsonrpc":"2.0","id":null,"error":{"code":-32602,"message":"x"}}\n')
+        await editor.say(request(1, a=1))
         answers = [await editor.hear() for _ in hostile]
         assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [
             (None, code) for code in (-32700, -32700, -32600, -32600, -32600, -32600, -32700, -32600, -32600)
@@ -115,15 +118,15 @@ async def test_malformed_lines_are_answered_and_the_connection_goes_on() -> None
 
 async def test_meta_stays_a_plain_parameter_and_overrides_nothing() -> None:
     async with served() as editor:
-        editor.say(request(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"}))
+        await editor.say(request(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"}))
         answer = await editor.hear()
         assert answer == echoed(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"})
 
 
 async def test_a_line_over_the_bound_is_refused_by_name_and_the_next_one_is_read() -> None:
     async with served(max_line_bytes=100_000) as editor:
-        editor.say(b'{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":"' + b"x" * 300_000 + b'"}}\n')
-        editor.say(request(2))
+        await editor.say(b'{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":"' + b"x" * 300_000 + b'"}}\n')
+        await editor.say(request(2))
         refused = await editor.hear()
         assert (refused["id"], refused["error"]["code"]) == (None, -32600)
         assert "at most 100000 bytes" in refused["error"]["message"]
@@ -133,7 +136,7 @@ async def test_a_line_over_the_bound_is_refused_by_name_and_the_next_one_is_read
 async def test_a_megabyte_goes_through_whole_in_both_directions() -> None:
     text = "ü" * 1_000_000
     async with served() as editor:
-        editor.say(request(1, text=text))
+        await editor.say(request(1, text=text))
         assert await editor.hear() == echoed(1, text=text)
 
 
@@ -182,8 +185,7 @@ async def test_a_slow_reader_slows_the_senders_and_gets_every_line_in_order() ->
             await anyio.wait_all_tasks_blocked()
             assert len(sent) < 20
             while received.count(b"\n") < 200:
-                received += os.read(down[0], PIPE_BYTES)
-                await anyio.wait_all_tasks_blocked()
+                received += await anyio.to_thread.run_sync(os.read, down[0], PIPE_BYTES)
         assert [json.loads(line)["n"] for line in received.splitlines()] == list(range(200))
         await transport.close()
 
@@ -198,8 +200,7 @@ async def test_a_sender_cancelled_while_it_waits_leaves_no_half_line() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(transport.send, {"n": 2})
             while received.count(b"\n") < 2:
-                await anyio.wait_all_tasks_blocked()
-                received += os.read(down[0], PIPE_BYTES)
+                received += await anyio.to_thread.run_sync(os.read, down[0], PIPE_BYTES)
         assert [json.loads(line)["n"] for line in received.splitlines()] == [1, 2]
         await transport.close()
 
@@ -314,11 +315,13 @@ async def test_regular_files_serve_both_directions(tmp_path: Path) -> None:
 
 
 async def test_a_device_that_no_loop_can_watch_is_read_by_a_thread() -> None:
-    with pipe() as down, open(os.devnull, "rb") as nothing:
-        transport = StdioTransport(nothing.fileno(), down[1])
+    with pipe() as down:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        transport = StdioTransport(nothing, down[1])
         with anyio.fail_after(5):
             assert await transport.receive() is None
         await transport.close()
+        os.close(nothing)
 
 
 def test_claimed_stdio_keeps_prints_and_children_out_of_the_protocol() -> None:
@@ -329,14 +332,15 @@ def test_claimed_stdio_keeps_prints_and_children_out_of_the_protocol() -> None:
         with claim_stdio() as (source, sink):
             print("a stray print")
             os.write(1, b"a stray write")
-            subprocess.run([sys.executable, "-c", "print(input() if 0 else 'child'); import sys; sys.stdin.read()"])
+            subprocess.run([sys.executable, "-c", "import sys; print('child', sys.stdin.read())"])
             sys.stdout.flush()
             assert not os.get_inheritable(source) and not os.get_inheritable(sink)
             os.write(sink, os.read(source, 100))
         print("after")
     """)
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [sys.executable, "-c", program], input=b"line\n", capture_output=True, timeout=20, check=False
+        [sys.executable, "-c", program], input=b"line\n", env=buffered, capture_output=True, timeout=20, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"line\n", b"")
 

@@ -81,7 +81,7 @@ def stdio(script: str, *args: str, name: str = "srv", env: tuple[tuple[str, str]
 async def until_gone(pid: int) -> None:
     """Wait until a process is over (a zombie that nobody collects is over)."""
     with anyio.fail_after(5):
-        while runs(pid):
+        while runs(pid):  # noqa: ASYNC110 - nobody tells of the end of somebody else's child
             await anyio.sleep(0.005)
 
 

@@ -238,7 +238,7 @@ class Compactor:
         return await summarise(
             head,
             self.model,
-            limits,
+            replace(limits, summary=draft.summary_tokens),
             found.scale,
             compact_model=self._compact_model,
             focus=focus,
@@ -262,7 +262,7 @@ class Compactor:
         for draft in drafts:
             text = summary.text
             if draft is not drafts[0]:  # what this draft covers beyond the first was not summarised
-                budget = int(self._limits(found.fixed).summary / found.scale)
+                budget = int(draft.summary_tokens / found.scale)
                 text = notes(text, context.messages[drafts[0].start : draft.start], budget)
             body = replace(
                 draft.body,

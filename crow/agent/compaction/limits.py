@@ -32,6 +32,9 @@ DEFAULT_WINDOW = 128_000
 MIN_ROOM = 2_000
 """With less room than this between the fixed part and the threshold, compaction cannot help."""
 
+SAMPLE_CHARS = 100_000
+"""Head and tail of a larger text tell what its characters weigh; they are what is shown of it."""
+
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
 
@@ -101,8 +104,9 @@ def limits_for(window: int, max_output: int | None, fixed: int, settings: Compac
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
     """How many characters of `text` the model may see as one message: a quarter of the room, less when it is one of
     `beside` results of a step that share half of it. None: all of them."""
-    tokens = min(limits.room // 4, limits.room // 2 // max(1, beside))
-    whole = estimate_text(text) * scale
+    tokens = min(limits.room // 4, limits.room // 2 // max(1, beside)) / scale
+    sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
+    whole = estimate_text(sample) * len(text) / max(1, len(sample))
     if whole <= tokens:
         return None
     return int(len(text) * tokens / whole)

@@ -54,9 +54,11 @@ class MaskOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A checkpoint without its summary. The messages from index `start` on stay; `body.first_kept` is their entry."""
+    """A checkpoint without its summary, which may have `summary_tokens`. The messages from index `start` on stay;
+    `body.first_kept` is their entry."""
 
     start: int
+    summary_tokens: int
     body: Checkpoint
 
 
@@ -187,25 +189,31 @@ class View:
 
     def drafts(self, limits: Limits, found: Measure, reason: Reason) -> tuple[Draft, ...]:
         """The cuts that fit with the longest summary allowed, the one that keeps most first."""
-        keep = int(limits.keep / found.scale)
-        starts = [self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count]
-        if self.first < self.unanswered() < starts[0]:
-            starts.insert(0, self.unanswered())
         if self.first >= self.count:
             return ()
         drafts: list[Draft] = []
-        filler = "x" * max(0, int(limits.summary / found.scale) * 4 - 4)
-        for start in dict.fromkeys(starts):
+        for start, summary_tokens in self.rungs(limits, found):
             if reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
-            draft = self.draft(start, limits, found, reason)
-            longest = with_bodies(self.projection.entries, replace(draft.body, summary=filler))
-            tokens = round(longest.estimate * found.scale)
+            draft = self.draft(start, summary_tokens, limits, found, reason)
+            longest = replace(draft.body, summary="word" * int(summary_tokens / found.scale))
+            tokens = round(with_bodies(self.projection.entries, longest).estimate * found.scale)
             if acceptable(tokens, draft, limits, self.count) and (reason == "command" or tokens < found.used):
                 drafts.append(draft)
         return tuple(drafts)
 
-    def draft(self, start: int, limits: Limits, found: Measure, reason: Reason) -> Draft:
+    def rungs(self, limits: Limits, found: Measure) -> list[tuple[int, int]]:
+        """Where the tail may start and how long the summary may then be: first all that was not answered yet, if that
+        is more than what is kept anyway, then less and less."""
+        keep = int(limits.keep / found.scale)
+        starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
+        rungs = [(start, limits.summary) for start in starts]
+        unanswered = self.unanswered()
+        if self.first < unanswered < rungs[0][0]:
+            rungs = [(unanswered, limits.summary), (unanswered, limits.summary // 2), *rungs]
+        return rungs
+
+    def draft(self, start: int, summary_tokens: int, limits: Limits, found: Measure, reason: Reason) -> Draft:
         """The checkpoint that keeps what stands from `start` on."""
         entries = self.projection.entries
         previous = self.checkpoint.body if self.checkpoint else None
@@ -215,6 +223,7 @@ class View:
         read, modified = files_touched(previous, entries)
         return Draft(
             start=start,
+            summary_tokens=summary_tokens,
             body=Checkpoint(
                 compaction_id="",
                 summary="",

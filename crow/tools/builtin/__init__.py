@@ -25,7 +25,7 @@ from crow.tools.builtin.files import READ_FILE, WRITE_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
 from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL
-from crow.tools.builtin.tool import Builtin, Running
+from crow.tools.builtin.tool import Builtin, Running, system_words
 
 __all__ = ["SPECS", "build_server", "from_result", "meta_for", "offer"]
 
@@ -100,12 +100,6 @@ async def run(name: str, arguments: Mapping[str, Any], running: Running) -> Outc
 def named(tool: str, words: str) -> str:
     """The words of an error, beginning with the tool's name; those of the workspace do not."""
     return words if words.startswith(f"{tool}: ") else f"{tool}: {words}"
-
-
-def system_words(tool: str, error: OSError) -> str:
-    """What the operating system said, with the file it said it of."""
-    where = f": {error.filename}" if error.filename is not None else ""
-    return f"{tool}: {error.strerror or type(error).__name__}{where}"
 
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:

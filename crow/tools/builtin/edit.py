@@ -15,7 +15,7 @@ from crow.domain.messages import ToolSpec
 from crow.tools import Offer, Outcome, Workspace
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, change, regular_file
 from crow.tools.builtin.replace import Replaced, replace
-from crow.tools.builtin.tool import Arguments, Builtin, Running, shown_name, shown_path
+from crow.tools.builtin.tool import Arguments, Builtin, Running, shown_name, shown_path, system_words
 
 __all__ = ["EDIT_FILE"]
 
@@ -31,7 +31,8 @@ async def look_at_edit(workspace: Workspace, args: Arguments) -> Offer:
         diffs, line = (Diff(path=shown, old_text=before, new_text=replaced.text),), replaced.line
     except (ArgumentError, OSError) as error:
         # of a file outside nothing may reach the model before the user agreed, not even that it lacks some text
-        fault = None if outside else fault_words(error)
+        words = str(error) if isinstance(error, ArgumentError) else system_words("edit_file", error)
+        fault = None if outside else words
     return Offer(
         announcement=Announcement(
             title=f"Edit {name}", kind="edit", locations=(Location(path=shown, line=line),), diffs=diffs
@@ -41,10 +42,6 @@ async def look_at_edit(workspace: Workspace, args: Arguments) -> Offer:
         fault=fault,
         is_barrier=True,
     )
-
-
-def fault_words(error: ArgumentError | OSError) -> str:
-    return str(error) if isinstance(error, ArgumentError) else f"edit_file: {error.strerror}: {error.filename}"
 
 
 async def run_edit(running: Running, args: Arguments) -> Outcome:

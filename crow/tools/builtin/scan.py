@@ -41,19 +41,22 @@ def main() -> None:
         flags = re.IGNORECASE if request["ignore_case"] else 0
         answer = search(names, request["pattern"], flags, request["limit"])
     else:
-        present = [name for name in names if os.path.lexists(name)]
-        answer = {"names": summarised(present, request["limit"]), "total": len(present)}
+        answer = {"names": summarised(names, request["limit"]), "total": len(names)}
     print(json.dumps(answer))  # noqa: T201
 
 
 def list_names() -> list[str]:
-    """Names from standard input, directories in it walked; else everything below the current directory; sorted."""
+    """Names from standard input that exist; else everything below the current directory; sorted."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
         return sorted(walk("."))
     names: set[str] = set()
     for name in given:
-        if name.endswith("/") or (os.path.isdir(name) and not os.path.islink(name)):  # a repository in the repository
+        try:
+            is_directory = stat.S_ISDIR(os.lstat(name).st_mode)
+        except OSError:
+            continue  # git still knows what was deleted
+        if is_directory:  # a repository in the repository
             names.update(walk(name.rstrip("/")))
         else:
             names.add(name)
@@ -139,15 +142,20 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
 def text_of(name: str) -> str | None:
     """The text of a regular file; "" for what is none, None for one that is too large."""
     try:
-        status = os.lstat(name)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             return ""
         if status.st_size > FILE_BYTES:
             return None
-        with open(name, "rb") as file:
-            data = file.read()
+        data = os.read(file, status.st_size)
     except OSError:
         return ""
+    finally:
+        os.close(file)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     return "" if b"\0" in data[:SNIFFED_BYTES] else data.decode("utf-8", "replace")

@@ -42,14 +42,14 @@ async def look_at_list(workspace: Workspace, args: Arguments) -> Offer:
     pattern = args.get("pattern")
     what = f"files matching {pattern}" if pattern else "files"
     name = shown_name(workspace, path)
-    return looked(workspace, path, f"List {what}" + ("" if name == "." else f" in {name}"))
+    return looked(workspace, path, f"List {what}{within(name)}")
 
 
 async def look_at_grep(workspace: Workspace, args: Arguments) -> Offer:
     compiled(args)
     path = workspace.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
-    return looked(workspace, path, f"Search `{args['pattern']}`" + ("" if name == "." else f" in {name}"))
+    return looked(workspace, path, f"Search `{args['pattern']}`{within(name)}")
 
 
 def looked(workspace: Workspace, path: Path, title: str) -> Offer:
@@ -58,6 +58,11 @@ def looked(workspace: Workspace, path: Path, title: str) -> Offer:
         access="read",
         outside=not workspace.contains(path),
     )
+
+
+def within(name: str) -> str:
+    """Where a search looks, unless that goes without saying."""
+    return "" if name == "." else f" in {name}"
 
 
 def compiled(args: Arguments) -> None:
@@ -85,7 +90,7 @@ async def run_list(running: Running, args: Arguments) -> Outcome:
     answer = await scanned("list_files", workspace, path, {"glob": pattern, "limit": LISTED})
     names, total = [clean(line) for line in answer["names"]], answer["total"]
     if not names:
-        return Outcome(text=f"No files{f' matching {pattern}' if pattern else ''} in {name}.")
+        return Outcome(text=f"No files{f' matching {pattern}' if pattern else ''}{within(name)}.")
     lines = names if name == "." else [f"Paths are relative to {name}.", *names]
     if any(line.endswith(" files)") for line in names) and total > len(names):
         lines.append(f"[{total:,} files; directories with a count are not listed: name one with path, or use pattern]")
@@ -117,7 +122,7 @@ async def run_grep(running: Running, args: Arguments) -> Outcome:
     prefix = "" if (where := shown_name(workspace, top)) == "." else where + os.sep
     lines = [f"{prefix}{clean(file)}:{line}: {clean(text)}" for file, line, text in answer["matches"]]
     if not lines:
-        lines = [f"No line matches `{args['pattern']}` in {name}."]
+        lines = [f"No line matches `{args['pattern']}`{within(name)}."]
     if answer["more"]:
         lines.append(f"[the first {MATCHES} matches; narrow it with path, glob or a longer pattern]")
     if answer["large"]:

@@ -16,7 +16,7 @@ from crow.domain.entries import CallKind
 from crow.domain.messages import ToolSpec
 from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
 
-__all__ = ["Arguments", "Builtin", "Running", "shown_name", "shown_path"]
+__all__ = ["Arguments", "Builtin", "Running", "shown_name", "shown_path", "system_words"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 """Checked against the tool's schema; optional ones may be absent."""
@@ -46,6 +46,12 @@ class Builtin:
     look: Callable[[Workspace, Arguments], Awaitable[Offer]]
     run: Callable[[Running, Arguments], Awaitable[Outcome]]
     is_barrier: bool = False
+
+
+def system_words(tool: str, error: OSError) -> str:
+    """What the operating system said, with the file it said it of; or what the editor said."""
+    where = f": {error.filename}" if error.filename is not None else ""
+    return f"{tool}: {error.strerror or str(error) or type(error).__name__}{where}"
 
 
 def shown_path(workspace: Workspace, path: Path) -> str:

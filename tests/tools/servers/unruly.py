@@ -33,8 +33,10 @@ def serve(before_answer=lambda: None):
             version = message["params"]["protocolVersion"]
             info = {"name": "unruly", "version": "1"}
             result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+        elif message["method"] == "tools/list" and how == "no-schema":
+            result = {"tools": [{"name": "echo"}]}
         elif message["method"] == "tools/list":
-            tools = [{"name": "echo", "inputSchema": {}}, {"name": "echo", "inputSchema": {}}]
+            tools = [{"name": "echo", "inputSchema": {"type": "object"}}] * 2
             result = {"tools": tools}
         else:
             result = {"content": [{"type": "text", "text": "still here"}]}
@@ -76,6 +78,8 @@ match how:
         sys.exit(0)
     case "garbage":
         serve(garbage)
+    case "no-schema":
+        serve()
     case "flood":
         serve(flood)
     case "endless-line":

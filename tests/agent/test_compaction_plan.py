@@ -1,0 +1,208 @@
+"""What is decided, and what a checkpoint keeps beside its summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from crow.agent.compaction import (
+    CompactionSettings,
+    Decision,
+    MaskOutputs,
+    Measure,
+    Noop,
+    Reason,
+    Summarise,
+    TooSmall,
+    limits_for,
+    plan,
+)
+from crow.agent.compaction.contents import files_touched, pins_of
+from crow.domain.conversation import Projection
+from crow.domain.entries import (
+    Announcement,
+    Assistant,
+    Body,
+    CallRef,
+    Checkpoint,
+    Diff,
+    File,
+    Location,
+    Pin,
+    Prompt,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.messages import Image, Text, ToolCall
+from tests.support.paths import PathBuilder, result_of, said, user
+
+SYSTEM = Prompt(system="s" * 4_000, tools=(), cwd="/", model="m")
+END = TurnEnd(stop="end_turn")
+
+
+def decide(
+    *bodies: Body, window: int = 16_000, reason: Reason = "threshold", used: int | None = None
+) -> tuple[Decision, Projection]:
+    projection = Projection(PathBuilder(SYSTEM, *bodies).entries)
+    context = projection.context()
+    limits = limits_for(window, None, context.fixed_estimate, CompactionSettings())
+    found = Measure(
+        used=context.estimate if used is None else used, fixed=context.fixed_estimate, scale=1.0, is_reported=False
+    )
+    return plan(projection, limits, found, reason), projection
+
+
+def exchange(question: str, answer: str) -> tuple[User, Assistant, TurnEnd]:
+    return user(question), said(answer), END
+
+
+def test_below_the_threshold_nothing_is_done() -> None:
+    assert decide(*exchange("q" * 8_000, "a" * 8_000))[0] == Noop(why="There is enough room.")
+
+
+def test_old_outputs_are_hidden_first_if_that_is_enough() -> None:
+    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 44_000), said("well"), END, user("next")]
+    decision, projection = decide(*bodies)
+    assert isinstance(decision, MaskOutputs)
+    assert decision.before > 4
+    assert decision.tokens_after < projection.context().estimate - 10_000
+
+
+def test_results_that_the_model_has_not_seen_are_never_hidden() -> None:
+    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 52_000)]
+    assert not isinstance(decide(*bodies)[0], MaskOutputs)
+
+
+def test_the_command_summarises_without_hiding_first() -> None:
+    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 44_000), said("well"), END]
+    assert isinstance(decide(*bodies, reason="command")[0], Summarise)
+
+
+def test_the_cut_prefers_a_message_of_the_user() -> None:
+    long = [exchange("q" * 8_000, "a" * 8_000) for _ in range(3)]
+    last = (user("u" * 4_000), said("b" * 4_000), END)
+    decision, projection = decide(*[body for bodies in long for body in bodies], *last)
+    assert isinstance(decision, Summarise)
+    draft = decision.drafts[0]
+    kept = next(entry for entry in projection.entries if entry.id == draft.body.first_kept)
+    assert kept.body == last[0]
+
+
+def test_the_cut_never_parts_a_call_from_its_results() -> None:
+    steps: list[Body] = [user("go")]
+    for step in range(12):
+        steps += [said("", "a", "b"), result_of(3 + 3 * step, 0, "x" * 380), result_of(3 + 3 * step, 1, "y" * 5_000)]
+    decision, projection = decide(*steps)
+    bodies = {entry.id: entry.body for entry in projection.entries}
+    if isinstance(decision, Summarise):
+        for draft in decision.drafts:
+            assert draft.body.first_kept is None or isinstance(bodies[draft.body.first_kept], (Assistant, User))
+    else:
+        assert isinstance(decision, MaskOutputs)
+
+
+def test_what_was_not_answered_yet_is_kept_even_if_it_is_more_than_the_tail() -> None:
+    old = [exchange("q" * 6_000, "a" * 6_000) for _ in range(3)]
+    decision, projection = decide(*[body for bodies in old for body in bodies], user("n" * 11_000))
+    assert isinstance(decision, Summarise)
+    assert decision.drafts[0].body.first_kept == projection.entries[-1].id
+
+
+def test_a_checkpoint_with_nothing_after_it_is_not_made_again() -> None:
+    checkpoint = Checkpoint(compaction_id="k", summary="S", first_kept=None)
+    decision, _ = decide(*exchange("q" * 9_000, "a" * 9_000), checkpoint, reason="command")
+    assert decision == Noop(why="Nothing is new since the last compaction.")
+
+
+def test_a_short_conversation_is_not_summarised_on_command() -> None:
+    decision, _ = decide(*exchange("q", "a"), reason="command")
+    assert decision == Noop(why="The conversation is too short to gain by it.")
+
+
+def test_a_window_that_system_message_and_tools_fill_is_too_small() -> None:
+    assert decide(user("q" * 8_000), window=3_000)[0] == TooSmall()
+
+
+def test_later_drafts_keep_less_and_the_last_keeps_nothing() -> None:
+    old = [exchange("q" * 4_000, "a" * 4_000) for _ in range(8)]
+    decision, _ = decide(*[body for bodies in old for body in bodies])
+    assert isinstance(decision, Summarise)
+    starts = [draft.start for draft in decision.drafts]
+    assert starts == sorted(starts)
+    assert decision.drafts[-1].body.first_kept is None
+
+
+def test_pins_are_first_and_last_and_then_the_newest_that_fit() -> None:
+    path = PathBuilder(*[user(f"{number} " + "word " * 40) for number in range(10)])
+    pins = pins_of(None, path.entries, 300)
+    assert [pin.entry for pin in pins] == [1, 7, 8, 9, 10] or [pin.entry for pin in pins] == [1, 8, 9, 10]
+    assert all(pin.text == f"{pin.entry - 1} " + "word " * 40 for pin in pins if pin.entry in (1, 9, 10))
+
+
+def test_first_and_last_are_cut_to_half_of_the_budget_each_naming_their_entry() -> None:
+    path = PathBuilder(user("a" * 9_000), user("middle"), user("b" * 9_000))
+    first, last = pins_of(None, path.entries, 400)
+    assert (first.entry, last.entry) == (1, 3)
+    for pin in (first, last):
+        assert f"recall with entry {pin.entry} " in pin.text
+        assert 500 < len(pin.text) < 900
+
+
+def test_pins_of_the_checkpoint_before_are_carried_on_and_pictures_become_words() -> None:
+    picture = User(parts=(Text(text="like this"), Image(data="AA", mime_type="image/png")), message_id="m")
+    entry = replace(PathBuilder(picture).entries[0], id=40)
+    previous = Checkpoint(compaction_id="k", summary="S", first_kept=30, pins=(Pin(entry=3, text="the goal"),))
+    assert pins_of(previous, [entry], 1_000) == (
+        Pin(entry=3, text="the goal"),
+        Pin(entry=40, text="like this\n[An image.]"),
+    )
+
+
+def test_no_message_of_the_user_gives_no_pins() -> None:
+    assert pins_of(None, PathBuilder(said("hello")).entries, 1_000) == ()
+
+
+def ran(name: str, index: int, announcement: Announcement, *, is_error: bool = False) -> ToolResult:
+    return ToolResult(
+        call=CallRef(assistant=1, index=index), name=name, text="", announcement=announcement, is_error=is_error
+    )
+
+
+def called(*named: tuple[str, str]) -> Assistant:
+    calls = tuple(ToolCall(id="", name=name, arguments=json.dumps({"path": path})) for name, path in named)
+    return Assistant(text="", message_id="m", calls=calls)
+
+
+def test_files_come_from_arguments_announcements_and_saved_contents() -> None:
+    nothing = Announcement(title="t")
+    located = Announcement(title="t", kind="read", locations=(Location(path="/abs/read"),))
+    diff = Announcement(title="t", kind="edit", diffs=(Diff(path="/abs/diffed", old_text="a", new_text="b"),))
+    path = PathBuilder(
+        called(("read_file", "rel"), ("read_file", "x"), ("write_file", "/w"), ("apply", "y"), ("edit_file", "/e")),
+        ran("read_file", 0, nothing),
+        ran("read_file", 1, located),
+        ran("write_file", 2, nothing),
+        ran("apply", 3, diff),
+        ran("edit_file", 4, nothing, is_error=True),
+        File(call=CallRef(assistant=1, index=4), path="/half-written", before=None, after_hash="0"),
+    )
+    assert files_touched(None, path.entries) == (("rel", "/abs/read"), ("/w", "/abs/diffed", "/half-written"))
+
+
+def test_files_add_up_over_checkpoints_and_a_modified_file_is_no_longer_only_read() -> None:
+    previous = Checkpoint(
+        compaction_id="k", summary="S", first_kept=None, files_read=("/a", "/b"), files_modified=("/m", "/n")
+    )
+    path = PathBuilder(called(("write_file", "/a"), ("edit_file", "/m")))
+    path.add(ran("write_file", 0, Announcement(title="t")))
+    path.add(ran("edit_file", 1, Announcement(title="t")))
+    assert files_touched(previous, path.entries) == (("/b",), ("/n", "/a", "/m"))
+
+
+def test_arguments_that_are_no_path_name_no_file() -> None:
+    calls = tuple(ToolCall(id="", name="read_file", arguments=arguments) for arguments in ("[1]", "{", '{"path": 3}'))
+    path = PathBuilder(Assistant(text="", message_id="m", calls=calls))
+    for index in range(3):
+        path.add(ran("read_file", index, Announcement(title="t")))
+    assert files_touched(None, path.entries) == ((), ())

@@ -1,0 +1,543 @@
+"""Transport, retries and adaptation, against a real server on the loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from crow.domain.errors import (
+    AuthError,
+    BadRequest,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    ModelTimeout,
+    NetworkError,
+    Overloaded,
+    ProtocolError,
+    QuotaExceeded,
+    RateLimited,
+)
+from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, Usage, UserMessage
+from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
+from crow.llm.chat_completions import ChatCompletions
+from crow.llm.endpoint import Endpoint, Timeouts
+from crow.llm.exchange import Pace
+from tests.support.fake_endpoint import (
+    CUT,
+    HANG,
+    FakeEndpoint,
+    Gate,
+    Reply,
+    body,
+    calls,
+    chunk,
+    failing,
+    sse,
+    text,
+    usage,
+)
+
+TOOL = ToolSpec(name="read_file", description="Read.", input_schema={"type": "object", "properties": {"path": {}}})
+ASK = Request(
+    messages=(SystemMessage(text="Be brief."), UserMessage(parts=(Text(text="Hi"),))),
+    tools=(TOOL,),
+    max_output_tokens=100,
+    cache_key="session-1",
+)
+USAGE = Usage(input_tokens=10, output_tokens=5)
+QUICK = Timeouts(connect_s=2, first_byte_s=0.3, idle_s=0.15, grace_s=0.1)
+
+
+class Memory:
+    """What was learned, in a dict."""
+
+    def __init__(self, facts: Mapping[str, object] | None = None) -> None:
+        self.facts = dict(facts or {})
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        return dict(self.facts)
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        self.facts.update(facts)
+
+
+class Waits:
+    """A pace that waits not at all and notes what it was asked for; chance is always a half."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+    def pace(self) -> Pace:
+        return Pace(sleep=self.sleep, chance=lambda: 0.5)
+
+
+@asynccontextmanager
+async def asking(
+    endpoint: FakeEndpoint,
+    *,
+    memory: Memory | None = None,
+    waits: Waits | None = None,
+    timeouts: Timeouts = QUICK,
+    api_key: str | None = None,
+    window: int | None = None,
+) -> AsyncIterator[ChatCompletions]:
+    model = ChatCompletions(
+        Endpoint(
+            base_url=endpoint.base_url, model="fake-model", api_key=api_key, context_window=window, timeouts=timeouts
+        ),
+        memory=memory,
+        pace=(waits or Waits()).pace(),
+    )
+    try:
+        with anyio.fail_after(10):
+            yield model
+    finally:
+        await model.close()
+
+
+async def ask(model: ChatCompletions, request: Request = ASK) -> tuple[list[Delta], Answer]:
+    async with model.stream(request) as stream:
+        deltas = [delta async for delta in stream]
+        return deltas, stream.answer
+
+
+async def failure_of(model: ChatCompletions) -> tuple[ModelError, list[Delta], Answer]:
+    deltas: list[Delta] = []
+    async with model.stream(ASK) as stream:
+        try:
+            async for delta in stream:
+                deltas.append(delta)
+        except ModelError as error:
+            return error, deltas, stream.partial()
+    raise AssertionError(f"no error: {deltas}")
+
+
+def words(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+
+
+async def test_a_plain_answer_is_streamed_and_whole() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        gate = Gate()
+        endpoint.script(text("Hel", "lo", between=(gate,)))
+        async with model.stream(ASK) as stream:
+            deltas = aiter(stream)
+            assert await anext(deltas) == TextDelta(text="Hel")
+            assert stream.partial() == Answer(text="Hel", finish="interrupted")
+            gate.open()
+            assert [delta async for delta in deltas] == [TextDelta(text="lo")]
+            assert stream.answer == Answer(text="Hello", usage=USAGE)
+        sent = endpoint.asked[0]
+        assert sent.body == {
+            "model": "fake-model",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 100,
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "read_file", "description": "Read.", "parameters": TOOL.input_schema},
+                }
+            ],
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        }
+        assert sent.headers["accept-encoding"] == "identity"
+        assert sent.headers["user-agent"].startswith("crow/")
+
+
+async def test_tool_calls_come_with_the_answer_and_not_as_text() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(calls(("read_file", {"path": "a"}), ("read_file", {"path": "b"}), say="Looking."))
+        deltas, answer = await ask(model)
+        assert words(deltas) == "Looking."
+        assert answer.finish == "tool_calls"
+        assert [(call.id, call.name, call.arguments, call.fault) for call in answer.calls] == [
+            ("call0", "read_file", '{"path": "a"}', None),
+            ("call1", "read_file", '{"path": "b"}', None),
+        ]
+
+
+async def test_requests_reuse_the_connection() -> None:
+    seen: set[str] = set()
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        for _ in range(3):
+            await ask(model)
+        connections = endpoint.connections
+        seen.update(request.path for request in endpoint.requests)
+    assert (connections, seen) == (1, {"/v1/chat/completions"})
+
+
+async def test_a_refused_key_is_named_and_never_shown() -> None:
+    key = "sk-secret-0123456789"
+    async with FakeEndpoint() as endpoint, asking(endpoint, api_key=key) as model:
+        endpoint.script(failing(401, f"Incorrect API key provided: {key}", code="invalid_api_key"))
+        error, deltas, _ = await failure_of(model)
+        assert endpoint.asked[0].headers["authorization"] == f"Bearer {key}"
+    assert isinstance(error, AuthError)
+    assert deltas == []
+    assert key not in str(error)
+    assert "Incorrect API key provided: [secret] (HTTP 401, invalid_api_key)" in str(error)
+    assert "OPENAI_API_KEY" in str(error)
+
+
+async def test_a_missing_model_is_answered_with_the_nearest_names() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.models = ["other", "fake-model-2", "fake-model-1"]
+        endpoint.script(failing(404, 'model "fake-model" not found, try pulling it first'))
+        error, _, _ = await failure_of(model)
+    assert isinstance(error, ModelNotFound)
+    assert 'does not serve the model "fake-model"' in str(error)
+    assert "It offers fake-model-2, fake-model-1" in str(error)
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_asked_and_told() -> None:
+    waits = Waits()
+    async with FakeEndpoint() as endpoint, asking(endpoint, waits=waits) as model:
+        endpoint.script(failing(429, "Rate limit reached", headers={"Retry-After": "3"}), text("ok"))
+        deltas, answer = await ask(model)
+    assert waits.seconds == [3.125]
+    assert isinstance(deltas[0], Retrying)
+    assert "asks to slow down: Rate limit reached (HTTP 429)" in deltas[0].reason
+    assert (words(deltas), answer.text) == ("ok", "ok")
+
+
+async def test_a_rate_limit_that_asks_for_more_than_a_minute_is_raised_at_once() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(failing(429, "Rate limit reached", headers={"Retry-After": "3600"}))
+        error, deltas, _ = await failure_of(model)
+        assert len(endpoint.asked) == 1
+    assert isinstance(error, RateLimited)
+    assert (error.retry_after_s, deltas) == (3600.0, [])
+
+
+async def test_no_credit_is_not_asked_again() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(failing(429, "You exceeded your current quota", code="insufficient_quota"))
+        error, _, _ = await failure_of(model)
+        assert len(endpoint.asked) == 1
+    assert isinstance(error, QuotaExceeded)
+
+
+async def test_a_server_in_trouble_is_asked_four_times_with_growing_waits() -> None:
+    waits = Waits()
+    async with FakeEndpoint(otherwise=failing(503, "busy")) as endpoint, asking(endpoint, waits=waits) as model:
+        error, deltas, _ = await failure_of(model)
+        assert len(endpoint.asked) == 4
+    assert isinstance(error, Overloaded)
+    assert waits.seconds == [0.5, 1.0, 2.0]
+    assert [delta.wait_s for delta in deltas if isinstance(delta, Retrying)] == [0.5, 1.0, 2.0]
+
+
+async def test_an_html_error_is_its_title() -> None:
+    page = b"<!DOCTYPE html><html><head><title>502 Bad\n Gateway</title></head><body>" + b"x" * 5000 + b"</body></html>"
+    async with (
+        FakeEndpoint(otherwise=body(page, content_type="text/html", status=502)) as endpoint,
+        asking(endpoint) as model,
+    ):
+        error, _, _ = await failure_of(model)
+    assert isinstance(error, Overloaded)
+    assert str(error) == f"{endpoint.base_url} has trouble: 502 Bad Gateway (HTTP 502)."
+
+
+async def test_an_error_in_the_stream_after_text_is_raised_and_the_text_kept() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), {"error": {"code": 502, "message": "gone"}}),)))
+        error, deltas, partial = await failure_of(model)
+        assert len(endpoint.asked) == 1
+    assert isinstance(error, Overloaded)
+    assert deltas == [TextDelta(text="Half")]
+    assert partial == Answer(text="Half", finish="interrupted")
+
+
+async def test_an_error_in_the_stream_before_text_is_asked_again() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse({"error": {"message": "overloaded"}}, done=False),)), text("ok"))
+        deltas, _ = await ask(model)
+    assert [type(delta) for delta in deltas] == [Retrying, TextDelta]
+
+
+async def test_a_plain_completion_instead_of_a_stream_is_used() -> None:
+    whole = {
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "All at once", "reasoning_content": "Hm."},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+    }
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(body(json.dumps(whole, indent=2).encode()))
+        deltas, answer = await ask(model)
+    assert deltas == [ThoughtDelta(text="Hm."), TextDelta(text="All at once")]
+    assert answer == Answer(
+        text="All at once",
+        thought="Hm.",
+        reasoning_field="reasoning_content",
+        usage=Usage(input_tokens=3, output_tokens=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"<html><title>Log in</title></html>", 'a web page ("Log in") instead of a chat completion'),
+        (b"", "answered with nothing at all"),
+        (b"data: [DONE]\n\n", "sent an empty answer"),
+        (b'{"status": "ok"}', "broke off"),
+        (b"It works!", "something else than a chat completion: It works!"),
+        (b'{"choices": [{"message": {"content"', "something else than a chat completion"),
+    ],
+)
+async def test_a_successful_body_that_is_no_answer_is_named_after_one_retry(content: bytes, expected: str) -> None:
+    async with (
+        FakeEndpoint(otherwise=body(content, content_type="text/html")) as endpoint,
+        asking(endpoint) as model,
+    ):
+        error, _, _ = await failure_of(model)
+        assert len(endpoint.asked) == 2
+    assert isinstance(error, ProtocolError)
+    assert expected in str(error)
+
+
+async def test_an_error_with_status_200_is_that_error() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(body(b'{"error": {"message": "Invalid API key", "code": 401}}'))
+        error, _, _ = await failure_of(model)
+    assert isinstance(error, AuthError)
+
+
+async def test_a_connection_cut_after_text_keeps_the_text() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        gate = Gate()
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), gate, CUT)))
+        async with model.stream(ASK) as stream:
+            deltas = aiter(stream)
+            assert await anext(deltas) == TextDelta(text="Half")
+            gate.open()
+            with pytest.raises(NetworkError, match="broke"):
+                await anext(deltas)
+            assert stream.partial() == Answer(text="Half", finish="interrupted")
+            with pytest.raises(RuntimeError, match="not whole"):
+                _ = stream.answer
+
+
+async def test_a_connection_cut_before_text_is_made_again() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"role": "assistant"}), done=False), CUT)), text("ok"))
+        deltas, answer = await ask(model)
+    assert [type(delta) for delta in deltas] == [Retrying, TextDelta]
+    assert answer.text == "ok"
+
+
+async def test_a_cut_after_the_finish_reason_loses_nothing() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "All"}, finish="stop"), done=False), CUT)))
+        assert (await ask(model))[1] == Answer(text="All")
+
+
+async def test_a_stream_that_just_ends_is_incomplete() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False),)))
+        error, _, partial = await failure_of(model)
+    assert isinstance(error, ProtocolError)
+    assert "broke off" in str(error)
+    assert partial.text == "Half"
+
+
+async def test_a_stall_after_text_is_given_up() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
+        error, deltas, _ = await failure_of(model)
+        await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
+        assert endpoint.asked[0].left.is_set()
+    assert isinstance(error, ModelTimeout)
+    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s; the answer was given up."
+    assert deltas == [TextDelta(text="Half")]
+
+
+async def test_a_stall_before_the_first_event_is_tried_once_more() -> None:
+    async with FakeEndpoint(otherwise=Reply(steps=(HANG,))) as endpoint, asking(endpoint) as model:
+        error, _, _ = await failure_of(model)
+        assert len(endpoint.asked) == 2
+    assert isinstance(error, ModelTimeout)
+
+
+async def test_keep_alives_are_life() -> None:
+    pings: tuple[bytes | float, ...] = (b": ping\n\n", 0.1) * 4
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(*pings, sse(chunk({"content": "ok"}), chunk(finish="stop")))))
+        assert (await ask(model))[1].text == "ok"
+
+
+async def test_after_the_finish_reason_the_answer_does_not_wait_for_done() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "All"}, finish="stop"), done=False), HANG)))
+        assert (await ask(model))[1] == Answer(text="All")
+
+
+async def test_usage_after_the_finish_reason_is_waited_for() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        late = sse(usage(), done=False)
+        endpoint.script(Reply(steps=(sse(chunk({"content": "All"}, finish="stop"), done=False), 0.03, late, HANG)))
+        assert (await ask(model))[1] == Answer(text="All", usage=USAGE)
+
+
+async def test_cancelling_closes_the_connection_at_once() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=Timeouts()) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
+        started = anyio.Event()
+
+        async def follow() -> None:
+            async with model.stream(ASK) as stream:
+                async for _ in stream:
+                    started.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await started.wait()
+            group.cancel_scope.cancel()
+        await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
+        assert endpoint.asked[0].left.is_set()
+        assert (await ask(model))[1].text == "Hello there."
+
+
+async def test_leaving_the_block_early_closes_the_connection() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=Timeouts()) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
+        async with model.stream(ASK) as stream:
+            assert await anext(aiter(stream)) == TextDelta(text="Half")
+        await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
+        assert endpoint.asked[0].left.is_set()
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "missing", "present", "refused"),
+    [
+        (400, "Unknown parameter: 'stream_options'", "stream_options", None, "stream_options"),
+        (422, "body.stream_options: Extra inputs are not permitted", "stream_options", None, "stream_options"),
+        (
+            400,
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'.",
+            "max_tokens",
+            "max_completion_tokens",
+            "max_tokens",
+        ),
+    ],
+)
+async def test_a_refused_parameter_is_left_out_and_remembered(
+    status: int, message: str, missing: str, present: str | None, refused: str
+) -> None:
+    memory = Memory()
+    async with FakeEndpoint() as endpoint:
+        endpoint.script(failing(status, message))
+        async with asking(endpoint, memory=memory) as model:
+            deltas, answer = await ask(model)
+        async with asking(endpoint, memory=memory) as model:
+            await ask(model)
+        assert answer.text == "Hello there."
+        assert [delta for delta in deltas if isinstance(delta, Retrying)] == []
+        first, second, later = [request.body for request in endpoint.asked]
+        assert missing in first
+        assert missing not in second
+        assert present is None or present in second
+        assert later == second
+    assert memory.facts == {"refused": [refused]}
+
+
+async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint_takes() -> None:
+    memory = Memory()
+    async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
+        endpoint.script(
+            failing(400, "max_tokens is too large: 100. This model supports at most 64 completion tokens, not 100.")
+        )
+        await ask(model)
+        assert [request.body["max_tokens"] for request in endpoint.asked] == [100, 64]
+        assert model.info.max_output_tokens == 64
+    assert memory.facts == {"max_output_tokens": 64}
+
+
+async def test_a_refusal_of_everything_ends_with_the_words() -> None:
+    async with FakeEndpoint(otherwise=failing(400, "temperature must be 1")) as endpoint, asking(endpoint) as model:
+        error, _, _ = await failure_of(model)
+        assert len(endpoint.asked) == 1
+    assert isinstance(error, BadRequest)
+    assert "temperature must be 1" in str(error)
+
+
+async def test_an_overflow_teaches_the_window() -> None:
+    memory = Memory()
+    words = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens."
+    async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
+        assert model.info.context_window is None
+        endpoint.script(failing(400, words, code="context_length_exceeded"))
+        error, _, _ = await failure_of(model)
+        assert len(endpoint.asked) == 1
+        assert model.info.context_window == 8192
+    assert isinstance(error, ContextOverflow)
+    assert (error.limit, error.size) == (8192, 9001)
+    assert memory.facts == {"context_window": 8192}
+
+
+async def test_a_learned_window_is_used_and_forgotten_when_an_answer_disproves_it() -> None:
+    memory = Memory({"context_window": 8})
+    async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
+        async with model.stream(ASK) as stream:
+            deltas = aiter(stream)
+            await anext(deltas)
+            assert model.info.context_window == 8
+            async for _ in deltas:
+                pass
+        assert model.info.context_window is None
+    assert memory.facts == {"context_window": None}
+
+
+async def test_a_configured_window_wins_over_a_learned_one() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint, memory=Memory({"context_window": 8}), window=9000) as model:
+        await ask(model)
+        assert model.info.context_window == 9000
+
+
+async def test_nobody_listening_is_a_network_error_that_asks_for_the_server() -> None:
+    async with FakeEndpoint() as endpoint:
+        base_url = endpoint.base_url
+    gone = FakeEndpoint()
+    gone.base_url = base_url
+    async with asking(gone) as model:
+        error, deltas, _ = await failure_of(model)
+    assert isinstance(error, NetworkError)
+    assert len(deltas) == 3
+    assert str(error).startswith(f"No connection to {base_url}: ")
+    assert str(error).endswith("Is the server running?")
+
+
+async def test_the_names_that_an_endpoint_offers_are_listed() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.models = ["b", "a"]
+        assert await model.models() == ("b", "a")
+
+
+def test_a_remote_endpoint_without_a_key_says_how_to_give_one() -> None:
+    model = ChatCompletions(Endpoint(base_url="https://api.example.com/v1", model="m"))
+    with pytest.raises(AuthError, match="OPENAI_API_KEY"):
+        model.check()
+
+
+def test_a_local_endpoint_needs_no_key() -> None:
+    for base_url in ("http://127.0.0.1:1/v1", "http://localhost:11434/v1", "http://[::1]:1/v1", "http://ollama:11434"):
+        ChatCompletions(Endpoint(base_url=base_url, model="m")).check()
+
+
+def test_a_key_is_not_in_the_representation_of_its_endpoint() -> None:
+    assert "sk-1" not in repr(Endpoint(base_url="http://localhost/v1", model="m", api_key="sk-1"))

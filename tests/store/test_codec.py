@@ -1,0 +1,178 @@
+"""Bodies survive the way to JSON and back; what is damaged is named and nothing else raised."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.domain import entries as domain
+from crow.domain.entries import Body, File, Note, Prompt, ToolResult, TurnEnd, User
+from crow.domain.messages import Image, Text, ToolSpec
+from crow.store import codec
+from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts
+from tests.store.scenes import result
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+BODIES = typing.get_args(Body)
+
+
+def value(hint: object) -> st.SearchStrategy[object]:
+    """Any value of a type as the domain's dataclasses use them."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple:
+        return st.lists(value(arguments[0]), max_size=3).map(tuple)
+    if origin in (Mapping, typing.get_origin(Mapping[str, object])):
+        return st.dictionaries(st.text(), JSON, max_size=3)
+    if arguments:
+        return st.one_of([value(argument) for argument in arguments])
+    if dataclasses.is_dataclass(hint):
+        return record(hint)
+    return st.from_type(hint)
+
+
+def record(cls: type) -> st.SearchStrategy[object]:
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{name: value(hint) for name, hint in hints.items()})
+
+
+def read_back(body: Body) -> Body:
+    stored = encode(body)
+    text = stored.text if stored.spilled is None else stored.blobs[stored.spilled]
+    return decode(stored.kind, text, stored.blobs.get)
+
+
+@pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
+@settings(max_examples=40, deadline=None, database=None)
+@given(data=st.data())
+def test_every_body_is_read_back_as_it_was(cls: type, data: st.DataObject):
+    body = data.draw(record(cls))
+    assert read_back(body) == body
+    assert encode(body).body is body
+
+
+@given(parts=value(typing.get_type_hints(User)["parts"]))
+@settings(max_examples=40, deadline=None, database=None)
+def test_parts_of_a_waiting_prompt_are_read_back_as_they_were(parts: tuple):
+    assert decode_parts(encode_parts(parts)) == parts
+
+
+@given(kind=st.sampled_from(sorted(KINDS.values())), junk=JSON)
+@settings(max_examples=200, deadline=None, database=None)
+def test_any_json_is_a_body_or_unreadable(kind: str, junk: object):
+    try:
+        body = decode(kind, json.dumps(junk), lambda _: None)
+    except Unreadable:
+        return
+    assert KINDS[type(body)] == kind
+
+
+def test_there_is_one_kind_for_each_body_and_its_name_is_the_format():
+    assert set(KINDS) == set(BODIES)
+    assert list(KINDS.values()) == [
+        "prompt",
+        "user",
+        "assistant",
+        "started",
+        "file",
+        "tool",
+        "checkpoint",
+        "mask",
+        "restore",
+        "skill",
+        "reminder",
+        "remark",
+        "command",
+        "note",
+        "turn_end",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"text": 1}', '{"text": "x"}', "[" * 100_000, b"\xff\xfe{"])
+def test_a_damaged_body_is_named(text: str | bytes):
+    with pytest.raises(Unreadable, match="it is damaged"):
+        decode("remark", text, lambda _: None)
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(Unreadable, match="its kind 'hologram' is unknown to this version"):
+        decode("hologram", "{}", lambda _: None)
+
+
+def test_a_missing_blob_is_named():
+    stored = encode(File(call=domain.CallRef(assistant=1, index=0), path="/a", before=b"x", after_hash=""))
+    with pytest.raises(Unreadable, match="no blob for"):
+        decode("file", stored.text, lambda _: None)
+
+
+def test_fields_of_other_versions_are_ignored_or_take_their_defaults():
+    assert decode("turn_end", '{"stop":"end_turn","colour":"red"}', lambda _: None) == TurnEnd(stop="end_turn")
+    assert decode("turn_end", '{"stop":"a later reason"}', lambda _: None) == TurnEnd(stop="error")
+    assert decode("note", '{"about":"weather","value":"x"}', lambda _: None) == Note(about="label", value="x")
+
+
+def test_pictures_files_and_prompts_are_put_aside_as_their_own_bytes():
+    picture = Image(data="aGVsbG8=", mime_type="image/png")
+    spec = ToolSpec(name="t", description="d", input_schema={"type": "object"})
+    specs = '[{"name":"t","description":"d","input_schema":{"type":"object"}}]'
+    cases: list[tuple[Body, list[bytes]]] = [
+        (User(parts=(picture, Text(text="x")), message_id="u"), [b"hello"]),
+        (dataclasses.replace(result(1), images=(picture,)), [b"hello"]),
+        (File(call=domain.CallRef(assistant=1, index=0), path="/a", before=b"\xff\0", after_hash=""), [b"\xff\0"]),
+        (Prompt(system="Sýs", tools=(spec,), cwd="/", model="m"), ["Sýs".encode(), specs.encode()]),
+    ]
+    for body, blobs in cases:
+        assert list(encode(body).blobs.values()) == blobs
+
+
+@pytest.mark.parametrize("character", ["x", "字"])
+def test_a_body_is_put_aside_only_when_it_is_large(character: str):
+    size = len(character.encode())
+    small, large = (result(1, character * (count // size)) for count in (SPILL_BYTES - 500, SPILL_BYTES + 500))
+    assert (encode(small).spilled, encode(small).text is None) == (None, False)
+    assert encode(large).text is None
+    assert read_back(large) == large
+
+
+@pytest.mark.parametrize(
+    ("given_text", "stored_text"),
+    [
+        ("\ud800", "\ufffd"),
+        ("a\udfffb", "a\ufffdb"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\0", "\0"),
+    ],
+)
+def test_text_that_is_no_unicode_is_mended_and_the_body_returned_says_so(given_text: str, stored_text: str):
+    for body, mended in (
+        (result(1, given_text), result(1, stored_text)),
+        (
+            Prompt(system=given_text, tools=(), cwd="/", model="m"),
+            Prompt(system=stored_text, tools=(), cwd="/", model="m"),
+        ),
+    ):
+        assert encode(body).body == read_back(body) == mended
+
+
+def test_numbers_that_json_lacks_become_null():
+    body = dataclasses.replace(result(1), raw_output={"a": [float("inf"), {"b": float("nan")}], "c": 1.5})
+    expected = dataclasses.replace(result(1), raw_output={"a": [None, {"b": None}], "c": 1.5})
+    assert encode(body).body == read_back(body) == expected
+    assert isinstance(encode(body).body, ToolResult)
+
+
+def test_columns_that_are_damaged_read_as_empty():
+    assert codec.from_json('{"a": 1}', {}) == {"a": 1}
+    for damaged in (None, "", "{", "[]", "null", "[" * 100_000):
+        assert codec.from_json(damaged, {}) == {}

@@ -1,0 +1,436 @@
+"""The database file: who may read it, what is refused, what other programs, full disks and damage do to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import File, NewEntry, Remark, TurnEnd
+from crow.domain.errors import StoreTooNew, StoreUnavailable
+from crow.domain.messages import Text
+from crow.store.database import Database
+from crow.store.migrations import APPLICATION_ID, FILES, VERSION, schema
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
+
+PROJECT = Path(__file__).parents[2]
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@contextmanager
+def raw(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file as any other program would open it."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
+        yield connection
+
+
+async def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    with anyio.fail_after(30):
+        return await anyio.run_process([sys.executable, "-c", code, *arguments], check=False, cwd=PROJECT)
+
+
+# files
+
+
+async def test_new_files_and_directories_are_for_their_owner_alone(tmp_path: Path):
+    path = tmp_path / "data" / "crow" / "crow.db"
+    before = os.umask(0)
+    try:
+        store = await SqliteStore.open(path)
+        await store.create_session(new_session())
+        made = {name.name: mode_of(name) for name in path.parent.iterdir()}
+        directories = [mode_of(directory) for directory in (path.parent, path.parent.parent)]
+        await store.close()
+    finally:
+        os.umask(before)
+    assert directories == [0o700, 0o700]
+    assert made.pop("crow.db.lock", 0o600) == 0o600
+    assert made == {"crow.db": 0o600, "crow.db-wal": 0o600, "crow.db-shm": 0o600}
+
+
+async def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path):
+    path = tmp_path / "crow.db"
+    await (await SqliteStore.open(path)).close()
+    path.chmod(0o644)
+    await (await SqliteStore.open(path)).close()
+    assert mode_of(path) == 0o600
+
+
+async def test_the_journal_is_the_one_asked_for_and_closing_leaves_one_file(tmp_path: Path):
+    for journal_mode in ("wal", "delete"):
+        path = tmp_path / journal_mode
+        store = await SqliteStore.open(path, journal_mode=journal_mode)
+        await store.create_session(new_session())
+        with raw(path) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == (journal_mode,)
+        await store.close()
+        assert sorted(name.name for name in tmp_path.glob(f"{journal_mode}*") if name.suffix != ".lock") == [
+            journal_mode
+        ]
+
+
+async def test_commits_are_flushed_and_only_the_store_makes_checkpoints(sqlite_store: SqliteStore):
+    pragmas = (
+        "synchronous",
+        "wal_autocheckpoint",
+        "journal_size_limit",
+        "auto_vacuum",
+        "application_id",
+        "user_version",
+    )
+    values = await sqlite_store._database.write(
+        lambda sql: [sql.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
+    )
+    assert values == [2, 0, 64 * 1024 * 1024, 2, APPLICATION_ID, VERSION]
+
+
+async def test_the_wal_is_emptied_when_it_is_large_and_on_idle(sqlite_store: SqliteStore):
+    wal = Path(f"{sqlite_store._database.path}-wal")
+    await sqlite_store.create_session(new_session())
+    sizes = []
+    for _ in range(6):
+        await add(sqlite_store, "s1", result(1, os.urandom(2_000_000).hex()))
+        sizes.append(wal.stat().st_size)
+    assert 0 in sizes
+    assert max(sizes) < 24_000_000
+    await add(sqlite_store, "s1", said("more"))
+    assert wal.stat().st_size > 0
+    await sqlite_store.tidy()
+    assert wal.stat().st_size == 0
+
+
+async def test_a_reader_elsewhere_delays_a_checkpoint_but_no_commit(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    with raw(sqlite_store._database.path) as reader, anyio.fail_after(5):
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (0,)
+        await add(sqlite_store, "s1", said("x"))
+        await sqlite_store.tidy()
+        assert Path(f"{sqlite_store._database.path}-wal").stat().st_size > 0
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (0,)
+        reader.execute("COMMIT")
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+
+
+async def test_tidying_gives_the_space_of_a_deleted_session_back(sqlite_store: SqliteStore):
+    path = sqlite_store._database.path
+    await sqlite_store.create_session(new_session())
+    await sqlite_store.tidy()
+    before = path.stat().st_size
+    for index in range(3):
+        await add(sqlite_store, "s1", result(1, os.urandom(500_000).hex()), said(f"words {index} " * 100))
+    await sqlite_store.delete_session("s1")
+    await sqlite_store.tidy()
+    assert path.stat().st_size < before + 100_000
+    with raw(path) as connection:
+        tables = ("sessions", "entries", "blobs", "blob_refs", "inbox", "drafts", "moves", "conversations")
+        assert [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables] == [0] * len(
+            tables
+        )
+        connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
+        assert connection.execute("SELECT count(*) FROM entries_fts_idx").fetchone()[0] <= 1
+
+
+async def test_a_blob_that_two_entries_share_is_kept_once_and_until_the_last_goes(sqlite_store: SqliteStore):
+    for name in ("s1", "s2"):
+        await sqlite_store.create_session(new_session(name))
+        await add(sqlite_store, name, result(1, "x" * 100_000))
+    with raw(sqlite_store._database.path) as connection:
+        count = "SELECT (SELECT count(*) FROM blobs), (SELECT count(*) FROM blob_refs)"
+        assert connection.execute(count).fetchone() == (1, 2)
+        await sqlite_store.delete_session("s1")
+        await sqlite_store.tidy()
+        assert connection.execute(count).fetchone() == (1, 1)
+        assert (await history(sqlite_store, "s2"))[0].body == result(1, "x" * 100_000)
+        await sqlite_store.delete_session("s2")
+        await sqlite_store.tidy()
+        assert connection.execute(count).fetchone() == (0, 0)
+
+
+# refusals
+
+
+async def test_a_newer_database_is_refused_by_name_and_left_as_it_is(tmp_path: Path):
+    path = tmp_path / "crow.db"
+    await (await SqliteStore.open(path)).close()
+    with raw(path) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 7}")
+    before = path.read_bytes()
+    with pytest.raises(
+        StoreTooNew, match=re.escape(f"{path} was written by a newer crow: its schema is version {VERSION + 7}")
+    ):
+        await SqliteStore.open(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"This is no database, however long it may be. " * 100, "is no crow database"),
+        (None, "is the database of another program"),
+    ],
+)
+async def test_a_file_that_is_not_crows_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes | None, words: str):
+    path = tmp_path / "crow.db"
+    if content is None:
+        with raw(path) as connection:
+            connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(StoreUnavailable, match=f"{re.escape(str(path))} {words}.*CROW_HOME"):
+        await SqliteStore.open(path)
+    assert path.read_bytes() == before
+
+
+async def test_an_empty_file_becomes_a_database(tmp_path: Path):
+    path = tmp_path / "crow.db"
+    path.touch()
+    store = await SqliteStore.open(path)
+    assert (await store.create_session(new_session())).id == "s1"
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["file/crow.db", "directory"])
+async def test_a_path_that_cannot_be_a_database_is_named(tmp_path: Path, name: str):
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(StoreUnavailable, match=rf"{re.escape(str(tmp_path / name))} cannot be .*CROW_HOME"):
+        await SqliteStore.open(tmp_path / name)
+
+
+async def test_a_directory_that_cannot_be_written_is_named():
+    with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be made .*CROW_HOME"):
+        await SqliteStore.open(Path("/proc/crow/crow.db"))
+
+
+async def test_a_write_that_waits_too_long_for_another_program_says_so_and_the_next_one_works(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=0.05)
+    await store.create_session(new_session())
+    with raw(tmp_path / "crow.db") as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match=r"crow.db is locked by another program \(waited 0.05 s\)"):
+            await add(store, "s1", said("x"))
+        assert (await store.session("s1")).leaf is None
+        other.execute("ROLLBACK")
+    await add(store, "s1", said("x"))
+    await store.close()
+
+
+async def test_a_full_disk_loses_the_step_and_nothing_else(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    (kept,) = await add(sqlite_store, "s1", said("kept"))
+
+    def limit(pages: int | None):
+        return lambda sql: sql.execute(
+            f"PRAGMA max_page_count = {pages or sql.execute('PRAGMA page_count').fetchone()[0] + 1}"
+        ).fetchone()
+
+    await sqlite_store._database._writer.run(limit(None))
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        await add(sqlite_store, "s1", result(1, "x" * 1_000_000))
+    await sqlite_store._database._writer.run(limit(1_000_000))
+    assert await history(sqlite_store, "s1") == (kept,)
+    await add(sqlite_store, "s1", result(1, "x" * 1_000_000))
+
+
+async def test_a_fault_of_ours_stays_what_it_is_and_leaves_no_transaction(sqlite_store: SqliteStore):
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await sqlite_store._database.write(lambda sql: sql.execute("INSERT INTO nowhere VALUES (1)"))
+    await sqlite_store.create_session(new_session())
+
+
+async def test_the_reader_cannot_write(sqlite_store: SqliteStore):
+    with pytest.raises(StoreUnavailable, match="cannot be written"):
+        await sqlite_store._database.read(lambda sql: sql.execute("DELETE FROM sessions"))
+
+
+# damage
+
+
+async def test_a_damaged_entry_reads_as_a_remark_in_its_place(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one", "two")
+    with raw(sqlite_store._database.path) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE entries SET body = CAST(x'ff7b' AS TEXT) WHERE id = ?", (entries[1].id,))
+        connection.execute("UPDATE entries SET kind = 'hologram' WHERE id = ?", (entries[2].id,))
+        read = await history(sqlite_store, "s1")
+        assert connection.execute("SELECT id, content FROM messages ORDER BY id").fetchall() == [
+            (entries[0].id, "one"),
+            (entries[1].id, None),
+            (entries[3].id, "two"),
+            (entries[4].id, "TWO"),
+        ]
+    assert ids(read) == ids(entries)
+    assert (read[0], read[3:]) == (entries[0], entries[3:])
+    damaged, unknown = read[1].body, read[2].body
+    assert isinstance(damaged, Remark)
+    assert damaged.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
+    assert unknown == Remark(
+        text=f"Entry {entries[2].id} (hologram) could not be read: its kind 'hologram' is unknown to this version.",
+        message_id=f"unreadable-{entries[2].id}",
+    )
+    assert (await sqlite_store.tail("s1")).entries == read
+    assert [hit.entry for hit in await sqlite_store.search("tw")] == [entries[4].id, entries[3].id]
+    await converse(sqlite_store, "s1", "three")
+
+
+async def test_damaged_columns_of_a_session_read_as_empty(sqlite_store: SqliteStore):
+    row = await sqlite_store.create_session(new_session())
+    with raw(sqlite_store._database.path) as connection:
+        connection.execute("UPDATE sessions SET permissions = '[1, {', config = 'null', metadata = ''")
+    assert await sqlite_store.session("s1") == row
+
+
+async def test_a_damaged_page_is_named(tmp_path: Path):
+    path = tmp_path / "crow.db"
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    await add(store, "s1", *(said(f"words {index} " * 50) for index in range(100)))
+    await store.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(StoreUnavailable, match="crow.db is damaged .*Restore a backup"):
+        store = await SqliteStore.open(path)
+        try:
+            await store.session("s1")
+        finally:
+            await store.close()
+
+
+# the schema
+
+
+def test_the_published_schema_is_the_one_that_the_migrations_make():
+    assert (PROJECT / "schemas" / "store.sql").read_text() == schema()
+
+
+def test_every_migration_file_is_listed_in_order():
+    directory = PROJECT / "crow" / "store" / "migrations"
+    assert tuple(sorted(path.name for path in directory.glob("*.sql"))) == FILES
+
+
+async def test_entries_cannot_be_changed_and_follow_their_parent(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    (entry,) = await add(sqlite_store, "s1", said("x"))
+    with raw(sqlite_store._database.path) as connection:
+        with pytest.raises(sqlite3.IntegrityError, match="entries never change"):
+            connection.execute("UPDATE entries SET body = '{}'")
+        with pytest.raises(sqlite3.IntegrityError, match="parent < id"):
+            connection.execute(
+                "INSERT INTO entries (conversation, session, parent, turn, kind, body, created_ms)"
+                " VALUES (1, 's1', ?, 1, 'remark', '{}', 0)",
+                (entry.id + 5,),
+            )
+
+
+async def test_lists_walk_an_index_and_sort_nothing(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    seen: list[str] = []
+
+    def explain(sql: sqlite3.Connection) -> None:
+        from crow.store.sessions import list_sessions
+
+        sql.set_trace_callback(seen.append)
+        for cwd in (None, "/work"):
+            list_sessions(sql, cwd=cwd, cursor="MTpzMQ==", limit=50, archived=False)
+        sql.set_trace_callback(None)
+        plans = [row[3] for query in seen for row in sql.execute(f"EXPLAIN QUERY PLAN {query}")]
+        assert [plan.split(" (")[0] for plan in plans] == [
+            "SEARCH sessions USING INDEX sessions_listed",
+            "SEARCH sessions USING INDEX sessions_listed_by_cwd",
+        ]
+
+    await sqlite_store._database.write(explain)
+
+
+async def test_an_append_costs_a_bounded_number_of_statements(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    await converse(sqlite_store, "s1", *(f"prompt {index}" for index in range(20)))
+    row = await sqlite_store.session("s1")
+    seen: list[str] = []
+    await sqlite_store._database._writer.run(lambda sql: sql.set_trace_callback(seen.append))
+    end = NewEntry(body=TurnEnd(stop="end_turn"))
+    await sqlite_store.append("s1", leaf=row.leaf, turn=21, entries=[end], release=True)
+    await sqlite_store._database._writer.run(lambda sql: sql.set_trace_callback(None))
+    assert [statement.split()[0] for statement in seen] == ["BEGIN", "SELECT", "INSERT", "DELETE", "UPDATE", "COMMIT"]
+
+
+# processes
+
+
+async def test_a_process_that_forgets_to_close_ends_in_silence(tmp_path: Path):
+    code = """
+import asyncio, sys
+from pathlib import Path
+from crow.store import NewSession
+from crow.store.sqlite import SqliteStore
+
+async def main():
+    store = await SqliteStore.open(Path(sys.argv[1]))
+    await store.create_session(NewSession(id="s1", cwd="/", model="m", mode="ask"))
+    await store.session("s1")
+    print("done", flush=True)
+
+asyncio.run(main())
+"""
+    ended = await run_python(code, str(tmp_path / "crow.db"))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    assert (await store.session("s1")).cwd == "/"
+    await store.close()
+
+
+async def test_the_store_imports_no_model_protocol_or_tool_sdk():
+    code = """
+import sys
+import crow.store.sqlite
+print([name for name in ("openai", "mcp", "acp", "pydantic", "httpx", "importlib.resources") if name in sys.modules])
+"""
+    ended = await run_python(code)
+    assert ended.stdout == b"[]\n"
+
+
+async def test_closing_is_bounded_while_another_program_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("crow.store.database._CLOSE_S", 0.1)
+    store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=1.0)
+    await store.create_session(new_session())
+    with raw(tmp_path / "crow.db") as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as tasks:
+            with anyio.fail_after(0.8):
+                tasks.start_soon(_ignore_unavailable, store)
+                await anyio.wait_all_tasks_blocked()
+                await store.close()
+            other.execute("ROLLBACK")
+
+
+async def _ignore_unavailable(store: SqliteStore) -> None:
+    await add(store, "s1", said("x"))
+
+
+async def test_a_database_without_file_locks_or_wal_still_works(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    database = await Database.open(tmp_path / "crow.db", journal_mode="wal", busy_timeout_s=1.0)
+    assert database.journal_mode == "wal"
+    await database.close()
+
+
+def test_file_contents_are_kept_byte_for_byte() -> None:
+    assert File.__dataclass_params__.frozen
+    assert begin is not None
+    assert Text(text="x") == Text(text="x")

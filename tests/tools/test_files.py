@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crow.domain.entries import Announcement, Diff, Location
+from crow.tools import Offer, Outcome
+from tests.tools.conftest import OpenBox
+
+
+async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path):
+    (root / "a.txt").write_bytes("\ufeffone\r\n\r\nthrée".encode())
+    async with open_box() as box:
+        assert await box.run("read_file", path="a.txt") == Outcome(text="     1\tone\n     2\t\n     3\tthrée")
+
+
+async def test_a_window_says_what_it_is_and_how_to_go_on(open_box: OpenBox, root: Path):
+    (root / "a.txt").write_text("".join(f"{number}\n" for number in range(1, 5001)))
+    async with open_box() as box:
+        middle = await box.run("read_file", path="a.txt", line=10, limit=2)
+        whole = await box.run("read_file", path="a.txt")
+        last = await box.run("read_file", path="a.txt", line=5000)
+        beyond = await box.run("read_file", path="a.txt", line=5001)
+    assert middle.text == "    10\t10\n    11\t11\n[lines 10-11 of 5,000; go on with line=12]"
+    assert whole.text.endswith("  2000\t2000\n[lines 1-2000 of 5,000; go on with line=2001]")
+    assert last.text == "  5000\t5000"
+    assert beyond == Outcome(text="read_file: line is 5001; a.txt has 5000 lines", is_error=True)
+
+
+async def test_long_lines_and_large_windows_are_bounded(open_box: OpenBox, root: Path):
+    (root / "long.txt").write_text("x" * 3000 + "\n" + ("y" * 1000 + "\n") * 100)
+    async with open_box() as box:
+        text = (await box.run("read_file", path="long.txt")).text
+    assert text.startswith(f"     1\t{'x' * 2000}[... 1,000 more characters in this line]\n     2\ty")
+    assert text.endswith("\n[lines 1-48 of 101; go on with line=49]")
+    assert len(text) < 51_000
+
+
+async def test_a_huge_file_is_read_by_its_beginning_only(
+    open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.tools.builtin.files.WHOLE_BYTES", 4)
+    (root / "huge.txt").write_text("a\nb\nc\n")
+    async with open_box() as box:
+        read = await box.run("read_file", path="huge.txt")
+        beyond = await box.run("read_file", path="huge.txt", line=3)
+    assert read.text == "     1\ta\n     2\tb\n[the first 4 bytes end here; use shell, with sed or tail, for the rest]"
+    assert beyond.text == "read_file: line is 3; the readable part of huge.txt has 2 lines"
+
+
+async def test_a_huge_file_is_not_changed_since_what_it_held_could_not_be_kept(open_box: OpenBox, root: Path):
+    with (root / "huge.txt").open("wb") as file:
+        file.truncate(1_000_000_000)
+    async with open_box() as box:
+        write = await box.offer("write_file", path="huge.txt", content="")
+        edit = await box.offer("edit_file", path="huge.txt", old_text="a", new_text="b")
+        assert (await box.run("write_file", path="huge.txt", content="")).is_error
+    assert write.fault == "write_file: huge.txt holds 1,000,000,000 bytes, more than can be kept for undoing; use shell"
+    assert edit.fault == "edit_file: huge.txt holds 1,000,000,000 bytes, more than 32,000,000; use shell"
+    assert (root / "huge.txt").stat().st_size == 1_000_000_000
+
+
+async def test_what_cannot_be_read_is_refused_in_words(open_box: OpenBox, root: Path):
+    (root / "src").mkdir()
+    (root / "src" / "settings.py").write_text("")
+    (root / "data.bin").write_bytes(b"\x89PNG\0\0")
+    (root / "packed").write_bytes(bytes(range(128, 256)))
+    (root / "latin.txt").write_bytes("déjà vu, encore une fois".encode("latin-1"))
+    os.mkfifo(root / "pipe")
+    async with open_box() as box:
+        said = {
+            path: (await box.run("read_file", path=path)).text
+            for path in (
+                "src/Setings.py",
+                "nowhere/a.py",
+                "other",
+                "src",
+                "pipe",
+                "data.bin",
+                "packed",
+                "src/settings.py",
+                "latin.txt",
+                "a\0b",
+            )
+        }
+    assert said == {
+        "src/Setings.py": "read_file: src/Setings.py does not exist; similar: src/settings.py",
+        "nowhere/a.py": "read_file: nowhere/a.py does not exist; neither does the directory nowhere",
+        "other": "read_file: other does not exist; use list_files to see what is there",
+        "src": "read_file: src is a directory; use list_files",
+        "pipe": "read_file: pipe is a device, pipe or socket; expected a regular file",
+        "data.bin": "read_file: data.bin is binary (6 bytes); only text can be read",
+        "packed": "read_file: packed is binary (128 bytes); only text can be read",
+        "src/settings.py": "(src/settings.py is empty)",
+        "latin.txt": "     1\td�j� vu, encore une fois\n[bytes that are not UTF-8 are shown as �]",
+        "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
+    }
+
+
+async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
+    open_box: OpenBox, root: Path, tmp_path: Path
+):
+    (tmp_path / "secret").write_text("x")
+    (root / "link").symlink_to(tmp_path / "secret")
+    async with open_box() as box:
+        inside = await box.offer("read_file", path="src/a.py", line=10, limit=5)
+        outside = await box.offer("read_file", path="link")
+    assert inside == Offer(
+        announcement=Announcement(
+            title="Read src/a.py lines 10-14",
+            kind="read",
+            locations=(Location(path=str(root / "src" / "a.py"), line=10),),
+        ),
+        access="read",
+    )
+    assert outside == Offer(
+        announcement=Announcement(
+            title=f"Read {tmp_path / 'secret'}", kind="read", locations=(Location(path=str(tmp_path / "secret")),)
+        ),
+        access="read",
+        outside=True,
+    )
+
+
+async def test_writing_shows_the_diff_first_keeps_what_was_there_and_writes_exactly(open_box: OpenBox, root: Path):
+    path = root / "new" / "a.txt"
+    first = Announcement(
+        title="Write new/a.txt",
+        kind="edit",
+        locations=(Location(path=str(path)),),
+        diffs=(Diff(path=str(path), old_text=None, new_text="one\r\ntwo"),),
+    )
+    async with open_box() as box:
+        offer = await box.offer("write_file", path="new/a.txt", content="one\r\ntwo")
+        assert not path.exists()
+        created = await box.run("write_file", path="new/a.txt", content="one\r\ntwo")
+        replaced = await box.run("write_file", path="new/a.txt", content="")
+        changes = box.log.changes
+    assert offer == Offer(announcement=first, access="write", is_barrier=True)
+    assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
+    assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
+    assert replaced.announcement is not None
+    assert replaced.announcement.diffs == (Diff(path=str(path), old_text="one\r\ntwo", new_text=""),)
+    assert changes == [("call_7_0", path, None, b"one\r\ntwo"), ("call_7_0", path, b"one\r\ntwo", b"")]
+    assert path.read_bytes() == b""
+
+
+async def test_writing_over_a_directory_is_a_fault_and_still_a_barrier(open_box: OpenBox, root: Path):
+    (root / "src").mkdir()
+    async with open_box() as box:
+        offer = await box.offer("write_file", path="src", content="x")
+        outcome = await box.run("write_file", path="src", content="x")
+        below_a_file = await box.run("write_file", path="a\nb" * 200, content="x")
+    assert (offer.fault, offer.is_barrier) == ("write_file: src is a directory; expected the path of a file", True)
+    assert outcome == Outcome(text=offer.fault or "", is_error=True)
+    assert below_a_file.text.startswith("write_file: File name too long")
+    assert box.log.changes == []
+
+
+async def test_editing_shows_and_makes_the_same_change_and_keeps_bom_and_line_ends(open_box: OpenBox, root: Path):
+    path = root / "a.py"
+    path.write_bytes("\ufeffa = 1\r\nb = 2\r\n".encode())
+    change = Announcement(
+        title="Edit a.py",
+        kind="edit",
+        locations=(Location(path=str(path), line=2),),
+        diffs=(
+            Diff(path=str(path), old_text="\ufeffa = 1\r\nb = 2\r\n", new_text="\ufeffa = 1\r\nb = 3\r\nc = 4\r\n"),
+        ),
+    )
+    edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
+    async with open_box() as box:
+        assert await box.offer("edit_file", **edit) == Offer(announcement=change, access="write", is_barrier=True)
+        outcome = await box.run("edit_file", **edit)
+        changes = box.log.changes
+    assert outcome == Outcome(text="Edited a.py in 1 place, at line 2.", announcement=change)
+    after = "\ufeffa = 1\r\nb = 3\r\nc = 4\r\n".encode()
+    assert path.read_bytes() == after
+    assert changes == [("call_7_0", path, "\ufeffa = 1\r\nb = 2\r\n".encode(), after)]
+
+
+async def test_editing_says_how_often_and_how_it_matched(open_box: OpenBox, root: Path):
+    (root / "a.py").write_text("if x:\n    a\n    a\n")
+    async with open_box() as box:
+        every = await box.run("edit_file", path="a.py", old_text="a", new_text="b", all=True)
+        loosely = await box.run("edit_file", path="a.py", old_text="b\nb", new_text="c")
+    assert every.text == "Edited a.py in 2 places, at line 2 and after."
+    assert loosely.text == (
+        "Edited a.py in 1 place, at line 2 (old_text matched apart from white space, new_text was indented like it)."
+    )
+    assert (root / "a.py").read_text() == "if x:\n    c\n"
+
+
+async def test_an_edit_that_cannot_be_made_is_a_fault_of_the_offer_and_changes_nothing(open_box: OpenBox, root: Path):
+    (root / "src").mkdir()
+    (root / "src" / "app.py").write_text("a\na\na\n")
+    (root / "latin.txt").write_bytes(b"caf\xe9 = 1\n")
+    edits = {
+        "src/app.py": "edit_file: old_text occurs 3 times in src/app.py; include more lines so that it occurs once "
+        "(lines 1, 2, 3), or set all",
+        "latin.txt": "edit_file: latin.txt is not UTF-8 (byte 0xe9 at 3); use shell to change it",
+        "src/ap.py": "edit_file: src/ap.py does not exist; similar: src/app.py",
+        "src": "edit_file: src is a directory; use list_files",
+    }
+    async with open_box() as box:
+        for path, words in edits.items():
+            offer = await box.offer("edit_file", path=path, old_text="a", new_text="b")
+            assert (offer.fault, offer.is_barrier, offer.announcement.kind) == (words, True, "edit")
+            assert await box.run("edit_file", path=path, old_text="a", new_text="b") == Outcome(
+                text=words, is_error=True
+            )
+        assert box.log.changes == []
+
+
+async def test_nothing_about_a_file_outside_reaches_the_model_before_it_may(
+    open_box: OpenBox, root: Path, tmp_path: Path
+):
+    (tmp_path / "secret").write_text("password")
+    async with open_box() as box:
+        faults = [
+            (offer.outside, offer.fault)
+            for offer in (
+                await box.offer("edit_file", path="../secret", old_text="pass", new_text="x"),
+                await box.offer("edit_file", path="../secret", old_text="other", new_text="x"),
+                await box.offer("edit_file", path="../missing", old_text="other", new_text="x"),
+                await box.offer("write_file", path="..", content="x"),
+            )
+        ]
+    assert faults == [(True, None)] * 4
+
+
+async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_path: Path, root: Path):
+    from crow.tools import builtin
+    from crow.tools.workspace import DiskWorkspace
+    from tests.tools.conftest import call
+
+    (root / "a.py").write_text("a\n")
+    (tmp_path / "link").symlink_to(root)
+    workspace = DiskWorkspace(tmp_path / "link")
+    offer = await builtin.offer(call("edit_file", path="a.py", old_text="a", new_text="b"), workspace)
+    assert offer.outside is False
+    assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")
+    assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
+
+
+async def test_editing_five_megabytes_takes_no_time_worth_a_word(open_box: OpenBox, root: Path):
+    line = "x" * 99 + "\n"
+    (root / "big.txt").write_text(line * 50_000 + "needle\n")
+    async with open_box() as box:
+        outcome = await box.run("edit_file", path="big.txt", old_text="needle", new_text="found")
+    assert outcome.text == "Edited big.txt in 1 place, at line 50001."

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import Announcement
+from crow.domain.messages import Image, ToolCall
+from crow.tools import HttpServer, Offer, Outcome, ServerStatus, StdioServer, builtin
+from crow.tools.mcp_client import open_toolbox
+from crow.tools.workspace import DiskWorkspace
+from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, stdio, until_gone
+
+BUILT_IN = ["read_file", "write_file", "edit_file", "list_files", "grep", "shell", "update_plan", "recall"]
+
+
+def names(box: object) -> list[str]:
+    return [spec.name for spec in box.toolbox.specs()]  # type: ignore[attr-defined]
+
+
+async def test_built_in_tools_come_first_and_servers_in_the_order_given(open_box: OpenBox):
+    async with open_box(stdio("unruly.py", "garbage", name="b"), stdio("unruly.py", "flood", name="a")) as box:
+        assert names(box) == BUILT_IN
+        await box.toolbox.wait_ready(10)
+        assert names(box) == [*BUILT_IN, "b__echo", "a__echo"]
+        assert box.toolbox.specs()[-1].input_schema == {"properties": {}, "type": "object"}
+        assert box.toolbox.servers() == (
+            ServerStatus(name="b", state="ready", tools=1),
+            ServerStatus(name="a", state="ready", tools=1),
+        )
+        assert await box.run("a__echo") == Outcome(text="still here")
+
+
+@pytest.mark.parametrize("era", ["classic", "modern"])
+async def test_both_protocols_are_spoken(open_box: OpenBox, era: str):
+    async with open_box(stdio("tiny.py", era)) as box:
+        await box.toolbox.wait_ready(10)
+        assert [status.state for status in box.toolbox.servers()] == ["ready"]
+        assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
+
+
+async def test_results_become_text_pictures_and_errors(open_box: OpenBox):
+    async with open_box(stdio("tiny.py", "pages")) as box:
+        await box.toolbox.wait_ready(10)
+        assert len(names(box)) == len(BUILT_IN) + 13
+        results = {
+            tool: await box.run(f"srv__{tool}") for tool in ("refuse", "broken", "picture", "table", "links", "liar")
+        }
+    liar = results.pop("liar")
+    assert results == {
+        "refuse": Outcome(text="no such user", is_error=True),
+        "broken": Outcome(text="MCP server srv refused broken: out of order", is_error=True),
+        "picture": Outcome(text="(a picture)", images=(Image(data="iVBORw0KGgo=", mime_type="image/png"),)),
+        "table": Outcome(text='{\n  "rows": [\n    1,\n    2\n  ]\n}', raw_output={"rows": [1, 2]}),
+        "links": Outcome(
+            text="[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]"
+        ),
+    }
+    assert liar.is_error
+    assert liar.text.startswith("MCP server srv gave liar an answer that cannot be used: Invalid structured content")
+
+
+async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox):
+    async with open_box(stdio("tiny.py")) as box:
+        await box.toolbox.wait_ready(10)
+        assert await box.run("srv__count") == Outcome(text="counted")
+        assert box.shown[0] == "1/2"
+
+
+async def test_an_external_call_is_offered_by_server_and_title_and_is_no_barrier(open_box: OpenBox):
+    async with open_box(stdio("tiny.py")) as box:
+        offer = await box.offer("srv__table")  # waits for the server to have started
+        assert offer == Offer(announcement=Announcement(title="srv: Give a table"), access="external")
+
+
+async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: Path):
+    heard = tmp_path / "heard"
+    async with open_box(stdio("tiny.py", env=(("CANCELLED_FILE", str(heard)),))) as box:
+        await box.toolbox.wait_ready(10)
+        began = time.monotonic()
+        with anyio.move_on_after(0.05) as scope:
+            await box.run("srv__wait")
+        assert scope.cancelled_caught
+        assert time.monotonic() - began < 1
+        with anyio.fail_after(5):
+            while not heard.exists():  # noqa: ASYNC110 - written by another process
+                await anyio.sleep(0.005)
+        assert await box.run("srv__echo", text="alive") == Outcome(text="you said alive")
+
+
+async def test_a_call_that_takes_too_long_is_an_error_in_words(open_box: OpenBox):
+    async with open_box(stdio("tiny.py"), call_timeout_s=0.3) as box:
+        await box.toolbox.wait_ready(10)
+        assert await box.run("srv__wait") == Outcome(
+            text="MCP server srv did not answer wait within 0.3 s", is_error=True
+        )
+
+
+async def test_a_server_that_dies_during_a_call_is_named_and_its_tools_are_withdrawn(open_box: OpenBox):
+    changed = anyio.Event()
+
+    async def on_change() -> None:
+        if box.toolbox.servers()[0].state == "failed":
+            changed.set()
+
+    async with open_box(stdio("tiny.py"), on_change=on_change) as box:
+        await box.toolbox.wait_ready(10)
+        outcome = await box.run("srv__die")
+        with anyio.fail_after(5):
+            await changed.wait()
+        detail = 'it ended with exit code 7; it last said "about to die"'
+        assert outcome == Outcome(text=f"MCP server srv ended during die: {detail}", is_error=True)
+        assert box.toolbox.servers() == (ServerStatus(name="srv", state="failed", detail=detail),)
+        assert names(box) == BUILT_IN
+        unavailable = f"MCP server srv is not available: {detail}"
+        assert (await box.offer("srv__echo")).fault == unavailable
+        assert await box.run("srv__echo") == Outcome(text=unavailable, is_error=True)
+        assert (await box.run("recall", query="x")).text == "query=x entry=None limit=20"
+
+
+async def test_a_server_that_changes_its_tools_is_listed_again(open_box: OpenBox):
+    changed = anyio.Event()
+
+    async def on_change() -> None:
+        if box.toolbox.servers()[0].tools == 14:
+            changed.set()
+
+    async with open_box(stdio("tiny.py"), on_change=on_change) as box:
+        await box.toolbox.wait_ready(10)
+        await box.run("srv__more")
+        with anyio.fail_after(5):
+            await changed.wait()
+        assert await box.run("srv__extra") == Outcome(text="called extra")
+
+
+async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: OpenBox, tmp_path: Path):
+    servers = (
+        StdioServer(name="missing", command="no-such-program-anywhere"),
+        stdio("unruly.py", "early-end", name="early"),
+        stdio("unruly.py", "mute", str(tmp_path / "pid"), name="mute"),
+        StdioServer(name="nul", command="a\0b"),
+        HttpServer(name="nobody", url="http://127.0.0.1:1/mcp"),
+        HttpServer(name="nobody-sse", url="http://127.0.0.1:1/sse", transport="sse"),
+        stdio("unruly.py", "no-schema", name="vague"),
+        stdio("tiny.py", name="good"),
+    )
+    began = time.monotonic()
+    async with open_box(*servers, start_timeout_s=1.0) as box:
+        assert await box.run("good__echo", text="early") == Outcome(text="you said early")
+        await box.toolbox.wait_ready(5)
+        assert time.monotonic() - began < 2.5
+        statuses = {status.name: (status.state, status.detail) for status in box.toolbox.servers()}
+        await until_gone(int((tmp_path / "pid").read_text()))
+        assert (await box.run("update_plan", items=[])).is_error is False
+        fault = (await box.offer("mute__tool")).fault
+    for name, word in (("nobody", "connect"), ("nobody-sse", "connect"), ("vague", "inputschema")):
+        state, detail = statuses.pop(name)
+        assert state == "failed"
+        assert word in detail.lower()
+        assert "\n" not in detail
+    assert statuses == {
+        "missing": ("failed", "No such file or directory: no-such-program-anywhere"),
+        "early": ("failed", 'it ended with exit code 3; it last said "bad configuration: no token"'),
+        "mute": ("failed", "it did not answer within 1 s"),
+        "nul": ("failed", "embedded null byte"),
+        "good": ("ready", ""),
+    }
+    assert fault == 'No tool "mute__tool": MCP server mute is not available: it did not answer within 1 s'
+
+
+async def test_closing_takes_less_than_a_second_whatever_servers_do(open_box: OpenBox, tmp_path: Path):
+    servers = [stdio("unruly.py", "deaf", str(tmp_path / f"pids{number}"), name=f"s{number}") for number in range(3)]
+    async with open_box(*servers, stdio("unruly.py", "mute", name="mute")) as box:
+        with anyio.fail_after(10):
+            for number in range(3):
+                await box.run(f"s{number}__echo")
+        began = time.monotonic()
+    assert time.monotonic() - began < 1
+    for number in range(3):
+        for pid in (tmp_path / f"pids{number}").read_text().split():
+            await until_gone(int(pid))
+
+
+async def test_cancelling_the_session_ends_its_servers(open_box: OpenBox, tmp_path: Path):
+    with anyio.CancelScope() as scope:
+        async with open_box(stdio("unruly.py", "deaf", str(tmp_path / "pids"))) as box:
+            await box.run("srv__echo")
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    for pid in (tmp_path / "pids").read_text().split():
+        await until_gone(int(pid))
+
+
+async def test_an_exception_of_the_session_comes_out_as_itself(open_box: OpenBox):
+    class Mine(Exception): ...
+
+    async def session() -> None:
+        async with open_box(stdio("tiny.py")) as box:
+            await box.toolbox.wait_ready(10)
+            raise Mine
+
+    with pytest.raises(Mine):
+        await session()
+
+
+async def test_two_external_calls_run_at_once(open_box: OpenBox):
+    async with open_box(stdio("tiny.py")) as box:
+        await box.toolbox.wait_ready(10)
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(box.run, "srv__wait")
+                assert await box.run("srv__echo", text="beside") == Outcome(text="you said beside")
+                tasks.cancel_scope.cancel()
+
+
+async def test_names_that_meet_lead_to_their_own_servers(open_box: OpenBox):
+    first = stdio("tiny.py", name="db", env=(("WHO", "first"),))
+    second = stdio("tiny.py", name="db", env=(("WHO", "second"),))
+    async with open_box(first, second) as box:
+        await box.toolbox.wait_ready(10)
+        tools = [name for name in names(box) if name.endswith("__env")]
+        said = [(await box.run(tool, text="WHO")).text for tool in tools]
+    assert said == ["first", "second"]
+
+
+async def test_a_bent_name_calls_the_tool_it_stands_for(open_box: OpenBox):
+    async with open_box(stdio("tiny.py")) as box:
+        await box.toolbox.wait_ready(10)
+        assert await box.run("srv__get_user") == Outcome(text="called get.user")
+
+
+async def test_bad_calls_earn_precise_words_and_do_not_run(open_box: OpenBox):
+    async with open_box(stdio("unruly.py", "garbage")) as box:
+        await box.toolbox.wait_ready(10)
+        faulty = {
+            "no tool": call("read_fiel"),
+            "bad arguments": ToolCall(id="c", name="shell", arguments="[]"),
+            "fault of the stream": ToolCall(
+                id="c", name="shell", arguments="{}", fault="shell: the arguments broke off", raw='{"comm'
+            ),
+            "external": ToolCall(id="c", name="srv__echo", arguments='"x"'),
+        }
+        faults = {}
+        for what, bad in faulty.items():
+            offer = await box.toolbox.offer(bad)
+            outcome = await box.toolbox.run(bad, "call_1_0", box.show)
+            assert outcome == Outcome(text=offer.fault or "", is_error=True)
+            faults[what] = offer.fault
+    assert faults == {
+        "no tool": 'No tool "read_fiel". Did you mean read_file? There are: ' + ", ".join(BUILT_IN) + ", srv__echo.",
+        "bad arguments": "shell: the arguments are []; expected a JSON object",
+        "fault of the stream": "shell: the arguments broke off",
+        "external": 'srv__echo: the arguments are "x"; expected a JSON object',
+    }
+
+
+async def test_a_bug_in_a_built_in_tool_is_raised_as_it_is(root: Path):
+    class Broken(RecordingLog):
+        async def recall(self, **_: object) -> str:
+            raise ZeroDivisionError("a bug")
+
+    async with open_toolbox(DiskWorkspace(root), Broken(), FixedPlan(), []) as toolbox:
+
+        async def unwatched(_text: str) -> None: ...
+
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await toolbox.run(call("recall", query="x"), "call_1_0", unwatched)
+
+
+async def test_schemas_of_built_in_tools_are_sound():
+    from jsonschema import Draft202012Validator
+
+    for spec in builtin.SPECS:
+        Draft202012Validator.check_schema(dict(spec.input_schema))
+        assert set(spec.input_schema.get("required", ())) <= set(spec.input_schema["properties"])
+
+
+async def test_built_in_tools_hold_the_loop_up_by_no_blocking_call(open_box: OpenBox, root: Path):
+    from blockbuster import blockbuster_ctx
+
+    (root / "a.txt").write_text("one\n")
+    async with open_box() as box:
+        with blockbuster_ctx("crow") as guard:
+            for function in guard.functions.values():  # resolving a path is synchronous by contract
+                function.can_block_in("crow/tools/workspace.py", {"resolve"})
+            assert (await box.run("read_file", path="a.txt")).text == "     1\tone"
+            assert (await box.run("edit_file", path="a.txt", old_text="one", new_text="two")).is_error is False
+            assert (await box.run("grep", pattern="two")).text == "a.txt:1: two"
+            assert (await box.run("shell", command="sleep 60 >/dev/null & echo hi")).text.startswith("hi")
+
+
+class Http(BaseHTTPRequestHandler):
+    """Streamable HTTP with plain JSON answers."""
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "id" not in message:
+            self.send_response(202)
+            self.end_headers()
+            return
+        match message["method"]:
+            case "initialize":
+                version = message["params"]["protocolVersion"]
+                info = {"name": "http", "version": "1"}
+                result: dict[str, object] = {
+                    "protocolVersion": version,
+                    "capabilities": {"tools": {}},
+                    "serverInfo": info,
+                }
+            case "tools/list":
+                result = {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]}
+            case _:
+                who = self.headers.get("Authorization")
+                result = {"content": [{"type": "text", "text": f"you are {who}"}]}
+        body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def do_DELETE(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Http) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/mcp"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_a_server_over_http_gets_its_headers(open_box: OpenBox):
+    with http_server() as url:
+        async with open_box(HttpServer(name="web", url=url, headers=(("Authorization", "Bearer t"),))) as box:
+            await box.toolbox.wait_ready(10)
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
+            assert await box.run("web__whoami") == Outcome(text="you are Bearer t")

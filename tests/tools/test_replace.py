@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crow.domain.errors import ArgumentError
+from crow.tools.builtin.replace import Replaced, replace
+
+CODE = "def f():\n    if x:\n        return 1\n    return 2\n"
+
+
+def once(text: str, old: str, new: str) -> Replaced:
+    return replace(text, old, new, every=False, name="a.py")
+
+
+def refused(text: str, old: str, new: str = "new") -> str:
+    with pytest.raises(ArgumentError) as error:
+        once(text, old, new)
+    return str(error.value)
+
+
+def test_exact_match_replaces_one_place_and_names_its_line():
+    assert once(CODE, "return 1", "return 3") == Replaced(text=CODE.replace("1", "3"), count=1, line=3)
+
+
+def test_several_places_are_refused_with_their_lines_or_all_replaced():
+    text = "a\nb\na\na\n"
+    assert refused(text, "a\n") == (
+        "edit_file: old_text occurs 3 times in a.py; include more lines so that it occurs once "
+        "(lines 1, 3, 4), or set all"
+    )
+    assert replace(text, "a\n", "c\n", every=True, name="a.py") == Replaced(text="c\nb\nc\nc\n", count=3, line=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("", "x", "edit_file: old_text is empty; expected text of the file, or use write_file for a new file"),
+        ("x", "x", "edit_file: old_text and new_text are the same; nothing would change"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(old: str, new: str, words: str):
+    assert refused(CODE, old, new) == words
+
+
+def test_crlf_is_matched_by_lf_and_kept_in_what_is_new():
+    assert once("a\r\nb\r\nc\r\n", "a\nb", "x\ny\nz").text == "x\r\ny\r\nz\r\nc\r\n"
+    assert once("a\r\nb\r\n", "b", "x\ny").text == "a\r\nx\r\ny\r\n"
+    assert once("a\r\nb\r\n", "a\r\nb", "x\ny").text == "x\ny\r\n"
+
+
+def test_lf_lines_of_a_file_that_also_has_crlf_stay_lf_outside_the_match():
+    assert once("a\nb\nc\r\n", "a\nb", "x\ny").text == "x\ny\nc\r\n"
+
+
+def test_trailing_white_space_is_forgiven_and_said():
+    assert once("a  \nb\t\nc\n", "a\nb\n", "x\ny\n") == Replaced(
+        text="x\ny\nc\n", count=1, line=1, remark="old_text matched apart from white space"
+    )
+
+
+def test_one_shift_of_indentation_is_forgiven_and_given_to_the_new_text():
+    assert once(CODE, "if x:\n    return 1", "if y:\n\n    return 3") == Replaced(
+        text="def f():\n    if y:\n\n        return 3\n    return 2\n",
+        count=1,
+        line=2,
+        remark="old_text matched apart from white space, new_text was indented like it",
+    )
+    assert once("if x:\n  go\n", "    if x:\n      go", "    if y:\n      stay").text == "if y:\n  stay\n"
+
+
+def test_lines_that_need_different_shifts_are_no_match():
+    words = refused(CODE, "if x:\nreturn 1")
+    assert words == (
+        "edit_file: old_text does not occur in a.py; its first line stands at line 2, "
+        "but what follows differs: read it again from there"
+    )
+
+
+def test_loose_match_in_several_places_is_refused():
+    assert refused("a \nb\na\t\n", "a\n") == (
+        "edit_file: old_text occurs nowhere in a.py exactly, and 2 times apart from white space (lines 1, 3); "
+        "copy the one that is meant, with its white space"
+    )
+
+
+def test_loose_match_keeps_a_missing_final_newline_and_crlf():
+    assert once("a\r\n  b ", "b\n", "x\ny\n").text == "a\r\n  x\n  y"
+    assert once("a \r\nb\r\n", "a\nb", "x\ny").text == "x\r\ny\r\n"
+
+
+def test_deleting_lines_by_loose_match_leaves_no_empty_line():
+    assert once("a\nb \nc\n", "b\nc\n", "").text == "a\n"
+
+
+def test_line_numbers_in_old_text_are_pointed_out():
+    assert refused(CODE, "     1\tdef f():\n     2\t    if x:") == (
+        "edit_file: old_text does not occur in a.py; leave out the line numbers that read_file shows"
+    )
+
+
+def test_text_that_is_nowhere_is_refused():
+    assert refused(CODE, "class C:") == (
+        "edit_file: old_text does not occur in a.py; read the file again and copy the text exactly"
+    )
+    assert refused("", "class C:").startswith("edit_file: old_text does not occur in a.py")
+    assert refused("a\nb\n", " \n \n").startswith("edit_file: old_text does not occur in a.py")
+
+
+PIECE = st.text(alphabet="ab \t\r\n", max_size=12)
+
+
+@given(before=PIECE, old=PIECE.filter(bool), after=PIECE, new=PIECE)
+def test_what_stands_around_the_match_is_never_touched(before: str, old: str, after: str, new: str):
+    text = f"{before}<{old}>{after}"
+    wanted, given_text = f"<{old}>", f"<{new}>"
+    if wanted == given_text:
+        return
+    replaced = once(text, wanted, given_text)
+    assert replaced.text.startswith(before)
+    assert replaced.text.endswith(after)
+    middle = replaced.text[len(before) : len(replaced.text) - len(after)]
+    assert middle.replace("\r\n", "\n") == given_text.replace("\r\n", "\n")
+    assert replaced.line == before.count("\n") + 1

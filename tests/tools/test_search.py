@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import Announcement, Location
+from crow.tools import Offer, Outcome
+from crow.tools.builtin.scan import glob_expression, summarised
+from tests.tools.conftest import OpenBox
+
+
+def write(root: Path, *names: str, text: str = "x\n") -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def git(root: Path, *args: str) -> None:
+    subprocess.run(["git", *args], cwd=root, check=True, capture_output=True)
+
+
+async def test_listing_a_repository_leaves_out_what_git_ignores(open_box: OpenBox, root: Path):
+    write(root, "b.py", "src/a.py", "src/gone.py", "built/out.o", ".github/ci.yml", "node_modules/x.js", "ü\n.txt")
+    (root / ".gitignore").write_text("built/\n")
+    git(root, "init", "-q")
+    git(root, "add", "src", ".gitignore")
+    (root / "src" / "gone.py").unlink()
+    async with open_box() as box:
+        everything = await box.run("list_files")
+        below = await box.run("list_files", path="src")
+        ignored = await box.run("list_files", path="built")
+        python = await box.run("list_files", pattern="*.py")
+        none = await box.run("list_files", pattern="*.rs", path="src")
+    assert everything.text.splitlines() == [
+        ".github/ci.yml",
+        ".gitignore",
+        "b.py",
+        "node_modules/x.js",
+        "src/a.py",
+        "ü\\n.txt",
+    ]
+    assert below.text == "Paths are relative to src.\na.py"
+    assert ignored.text == "Paths are relative to built.\nout.o"
+    assert python.text == "b.py\nsrc/a.py"
+    assert none == Outcome(text="No files matching *.rs in src.")
+
+
+async def test_listing_without_a_repository_walks_past_what_tools_made_and_follows_no_link(
+    open_box: OpenBox, root: Path, tmp_path: Path
+):
+    write(root, "a.py", "src/b.py", "node_modules/x.js", "src/__pycache__/b.pyc", ".venv/lib.py")
+    write(tmp_path, "other/secret.txt")
+    (root / "out").symlink_to(tmp_path / "other")
+    async with open_box() as box:
+        assert (await box.run("list_files")).text == "a.py\nsrc/b.py"
+
+
+async def test_a_repository_that_names_a_program_starts_none(open_box: OpenBox, root: Path):
+    write(root, "a.py")
+    git(root, "init", "-q")
+    trap = root / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {root}/sprung\n")
+    trap.chmod(0o755)
+    git(root, "config", "core.fsmonitor", str(trap))
+    git(root, "config", "core.hooksPath", str(root))
+    async with open_box() as box:
+        listed = await box.run("list_files")
+        found = await box.run("grep", pattern="x", glob="*.py")
+    assert (listed.text, found.text) == ("a.py\ntrap.sh", "a.py:1: x")
+    assert not (root / "sprung").exists()
+
+
+async def test_a_large_tree_is_summarised_by_directory(open_box: OpenBox, root: Path):
+    write(root, "README.md", *(f"src/d{number % 3}/f{number:03}.py" for number in range(600)))
+    async with open_box() as box:
+        tree = await box.run("list_files")
+        flat = await box.run("list_files", path="src/d0", pattern="*.py")
+    assert tree.text.splitlines() == [
+        "README.md",
+        "src/d0/ (200 files)",
+        "src/d1/ (200 files)",
+        "src/d2/ (200 files)",
+        "[601 files; directories with a count are not listed: name one with path, or use pattern]",
+    ]
+    assert len(flat.text.splitlines()) == 201
+
+
+def test_where_even_directories_are_too_many_the_first_are_given():
+    names = [f"{number}.txt" for number in range(10)]
+    assert summarised(names, 3) == ["0.txt", "1.txt", "2.txt"]
+
+
+async def test_grep_gives_path_line_and_text_and_skips_binary_links_and_ignored(
+    open_box: OpenBox, root: Path, tmp_path: Path
+):
+    write(root, "a.py", text="import os\r\nx = 1\nIMPORT = 2\n")
+    write(root, "src/b.txt", text="no\nimport re")
+    write(root, "built/c.py", text="import built\n")
+    (root / "utf16.txt").write_bytes("import sixteen\n".encode("utf-16"))
+    (root / "d.bin").write_bytes(b"import\0")
+    (root / "name\udcff.py").write_text("import bytes\n")
+    (tmp_path / "secret.py").write_text("import secret\n")
+    (root / "link.py").symlink_to(tmp_path / "secret.py")
+    os.mkfifo(root / "pipe.py")
+    (root / ".gitignore").write_text("built/\n")
+    git(root, "init", "-q")
+    async with open_box() as box:
+        everywhere = await box.run("grep", pattern="^import")
+        python = await box.run("grep", pattern="^import", glob="*.py", ignore_case=True)
+        in_file = await box.run("grep", pattern=r"re$", path="src/b.txt")
+        nothing = await box.run("grep", pattern="nowhere", path="src")
+    assert everywhere.text.splitlines() == [
+        "a.py:1: import os",
+        "name�.py:1: import bytes",
+        "src/b.txt:2: import re",
+        "utf16.txt:1: import sixteen",
+    ]
+    assert python.text.splitlines() == ["a.py:1: import os", "a.py:3: IMPORT = 2", "name�.py:1: import bytes"]
+    assert in_file.text == "src/b.txt:2: import re"
+    assert nothing == Outcome(text="No line matches `nowhere` in src.")
+
+
+async def test_grep_is_bounded_in_matches_line_length_and_file_size(
+    open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(root, "many.txt", text="needle\n" * 300)
+    write(root, "long/a.txt", text="x" * 1000 + "needle" + "y" * 1000)
+    with (root / "long" / "sparse.txt").open("wb") as file:
+        file.truncate(1_000_000_000)
+    async with open_box() as box:
+        many = await box.run("grep", pattern="needle", glob="many.txt")
+        long = await box.run("grep", pattern="needle", path="long")
+    assert many.text.splitlines() == [
+        *(f"many.txt:{number}: needle" for number in range(1, 201)),
+        "[the first 200 matches; narrow it with path, glob or a longer pattern]",
+    ]
+    assert long.text.splitlines() == [
+        f"long/a.txt:1: …{'x' * 100}needle{'y' * 294}…",
+        "[1 files larger than 20,000,000 bytes were left out]",
+    ]
+
+
+@pytest.mark.parametrize("pattern", [r"\Aone", r"one\Z", r"(?<!\n)one", "o[^x]*e", "[[a]one|one"])
+async def test_a_line_is_matched_by_itself(open_box: OpenBox, root: Path, pattern: str):
+    write(root, "a.txt", text="zero\none\ntwo")
+    async with open_box() as box:
+        assert (await box.run("grep", pattern=pattern)).text == "a.txt:2: one"
+
+
+async def test_a_bad_pattern_is_a_precise_fault(open_box: OpenBox):
+    words = (
+        'grep: pattern is "foo("; expected a Python regular expression: missing ), unterminated subpattern at position '
+        "3. Put a backslash before characters that stand for themselves"
+    )
+    async with open_box() as box:
+        assert (await box.offer("grep", pattern="foo(")).fault == words
+        assert await box.run("grep", pattern="foo(") == Outcome(text=words, is_error=True)
+
+
+async def test_a_pattern_that_never_ends_holds_up_nobody_and_is_stopped(
+    open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.tools.builtin.search.TIMEOUT_S", 0.3)
+    write(root, "a.txt", text="a" * 60 + "b\n")
+    async with open_box() as box:
+        with anyio.fail_after(5):
+            outcome = await box.run("grep", pattern="(a+)+$")
+    assert outcome == Outcome(text="grep: stopped after 0 s; narrow it with path, or a simpler pattern", is_error=True)
+
+
+async def test_searching_what_is_not_there_or_no_directory_is_refused(open_box: OpenBox, root: Path):
+    write(root, "src/a.py")
+    os.mkfifo(root / "pipe")
+    async with open_box() as box:
+        said = [
+            (await box.run("list_files", path="scr")).text,
+            (await box.run("list_files", path="src/a.py")).text,
+            (await box.run("grep", pattern="x", path="scr")).text,
+            (await box.run("grep", pattern="x", path="pipe")).text,
+        ]
+    assert said == [
+        "list_files: scr does not exist; similar: src",
+        "list_files: src/a.py is no directory; use read_file",
+        "grep: scr does not exist; similar: src",
+        "grep: pipe is a device, pipe or socket; expected a file or directory",
+    ]
+
+
+async def test_offers_of_searches_name_what_and_where(open_box: OpenBox, root: Path, tmp_path: Path):
+    async with open_box() as box:
+        assert await box.offer("grep", pattern="foo", path="src") == Offer(
+            announcement=Announcement(
+                title="Search `foo` in src", kind="search", locations=(Location(path=str(root / "src")),)
+            ),
+            access="read",
+        )
+        titles = [
+            (offer.announcement.title, offer.outside)
+            for offer in (
+                await box.offer("grep", pattern="foo"),
+                await box.offer("list_files"),
+                await box.offer("list_files", path="..", pattern="*.py"),
+            )
+        ]
+    assert titles == [
+        ("Search `foo`", False),
+        ("List files", False),
+        (f"List files matching *.py in {tmp_path}", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("*.py", ["a.py"], ["a.pyc", "src/a.py"]),
+        ("src/**/*.ts", ["src/a.ts", "src/x/y/a.ts"], ["a.ts", "src/a.tsx"]),
+        ("src/**", ["src/a", "src/b/c"], ["lib/a"]),
+        ("**/test_*.py", ["test_a.py", "x/y/test_b.py"], ["x/a_test.py"]),
+        ("file[0-9!].{c,h}?", ["file1.cc", "file!.hh"], ["filex.cc", "file1.c"]),
+        ("[!a]b", ["cb"], ["ab"]),
+        ("a+(b).txt", ["a+(b).txt"], ["aab.txt"]),
+        ("odd[{", ["odd[{"], ["odd"]),
+        ("./a", ["a"], ["b"]),
+    ],
+)
+def test_globs_match_as_in_a_shell(pattern: str, matching: list[str], other: list[str]):
+    expression = re.compile(glob_expression(pattern))
+    assert [name for name in matching + other if expression.fullmatch(name)] == matching
+
+
+def test_the_scanning_program_imports_nothing_of_crow():
+    program = Path(sys.modules["crow.tools.builtin.scan"].__file__ or "")
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", program, '{"glob": "*.none", "limit": 1}'],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+    )
+    assert answer.stdout == b'{"names": [], "total": 0}\n'
