@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# uv when it is there, else pip: both take the same constraints.
+# uv when it is there, else pip. constraints.txt names all that is needed, so that nothing else is ever fetched.
 UV := $(shell command -v uv 2>/dev/null)
 MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
@@ -25,8 +25,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(MAKE_VENV) .venv || { \
 	  rm -rf .venv; echo "$(PYTHON) cannot make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv ..."
-	@$(INSTALL) --constraint constraints.txt hatchling
-	@$(INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(INSTALL) --requirement constraints.txt
+	@$(INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL)

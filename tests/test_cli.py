@@ -191,3 +191,13 @@ def test_a_reader_that_left_is_no_reason_to_complain() -> None:
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait(timeout=60) == 1
+
+
+def test_a_broken_installation_is_one_sentence_for_the_editor_and_a_traceback_in_the_log(home: Path) -> None:
+    script = "import sys\nsys.modules['crow.app'] = None\nfrom crow.cli import main\nsys.exit(main(['acp']))"
+    done = subprocess.run([sys.executable, "-c", script], input=INITIALIZE, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("crow: internal error: ModuleNotFoundError: ")
+    assert str(home / "crow.log") in line
+    assert "Traceback" in (home / "crow.log").read_text()

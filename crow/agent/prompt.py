@@ -9,8 +9,8 @@ files, bounded; knows no model, store or protocol.
 from __future__ import annotations
 
 import datetime
-import os
 import platform
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ __all__ = ["Facts", "build_prompt", "changes", "facts_now", "facts_told"]
 
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
+SHELL = "bash" if shutil.which("bash") else "sh"
 
 ROLE = """\
 You are Crow, a coding agent working in the user's editor through the Agent Client Protocol.
@@ -103,7 +104,7 @@ async def build_prompt(
     lines = [
         f"Working directory: {cwd}",
         *(f"Additional directory: {directory}" for directory in directories),
-        f"Platform: {platform.system()} {platform.release()}, shell {os.environ.get('SHELL') or '/bin/sh'}",
+        f"Platform: {platform.system()} {platform.release()}; commands run in {SHELL}",
         f"Git: {git}",
         f"Model: {model}",
         f"Tools: {', '.join(tool.name for tool in tools)}",

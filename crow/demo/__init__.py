@@ -36,7 +36,7 @@ def show() -> None:
         environment["CROW_HOME"] = str(Path(scratch) / "home")
         if offline:
             environment["CROW_MODEL"] = "offline"
-        console.print(Text(_welcome(environment, offline=offline)))
+        console.print(Text(_welcome(environment, offline=offline)), soft_wrap=True)
         story = Story(page, Path(scratch).resolve(), environment, offline=offline)
         try:
             anyio.run(story.tell)
@@ -50,8 +50,8 @@ def show() -> None:
     page.line("")
     console.rule(Text("What you saw", style="bold"), align="left", style="dim")
     for number, scene in enumerate(page.scenes, start=1):
-        console.print(Text(f"  {number}. {scene}"))
-    console.print(Text(_farewell()))
+        console.print(Text(f"  {number}. {scene}{' (not all of it, with this model)' if scene in page.missed else ''}"))
+    console.print(Text(_farewell()), soft_wrap=True)
 
 
 def _names_an_endpoint(environment: Mapping[str, str]) -> bool:

@@ -30,6 +30,7 @@ class Page:
         self._titles: dict[str, str] = {}
         self._shown: set[tuple[str, str]] = set()
         self.scenes: list[str] = []
+        self.missed: set[str] = set()
         self.text = ""
         self.pieces = 0
         self.asked = 0
@@ -56,6 +57,11 @@ class Page:
         """A line of its own."""
         self._end_line()
         self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def miss(self, complaint: str) -> None:
+        """The scene did not show what its title says."""
+        self.missed.add(self.scenes[-1])
+        self.line(f"  ! {complaint}", "yellow")
 
     def update(self, update: Json) -> None:
         """Something happened in the session."""

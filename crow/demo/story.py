@@ -195,7 +195,7 @@ class Story:
             return
         if self._offline:
             raise DemoFailed(complaint)
-        self._page.line(f"  ! {complaint}: this model chose so", "yellow")
+        self._page.miss(f"{complaint}, with this model")
 
 
 def _common(one: str, other: str) -> str:

@@ -63,10 +63,10 @@ class Replay:
             case ToolResult():
                 return self._result(entry, body)
             case TurnEnd():
-                return self.end()
-            case Checkpoint() | Remark() | Command():
+                return (*self.end(), EntryStored(entry=entry))
+            case Checkpoint() | Mask() | Remark() | Command():
                 return (EntryStored(entry=entry),)
-            case Prompt() | File() | Mask() | Restore() | Skill() | Reminder() | Note():
+            case Prompt() | File() | Restore() | Skill() | Reminder() | Note():
                 return ()
             case _ as never:
                 assert_never(never)

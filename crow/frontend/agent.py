@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 WARM_AFTER_S = 0.2
 LIST_PAGE = 50
+DRAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class AcpAgent:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening = asyncio.Lock()
+        self._answering: set[asyncio.Task[Any]] = set()
         self._quiet_since = asyncio.get_running_loop().time()
         self._requests: dict[str, tuple[type[BaseModel], Method]] = {
             "initialize": (schema.InitializeRequest, self._initialize),
@@ -116,8 +118,13 @@ class AcpAgent:
         if method not in self._requests:
             raise RequestError.method_not_found(method)
         model, answer = self._requests[method]
+        task = asyncio.current_task()
+        assert task is not None
         try:
             model.model_validate(raw)
+            if method != "session/prompt":
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
             return await answer(raw)
         except ValidationError as error:
             raise invalid_params(method, error) from None
@@ -141,7 +148,10 @@ class AcpAgent:
             opened.session.warm()
 
     async def close(self) -> None:
-        """See :class:`crow.frontend.server.Handler`."""
+        """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered, prompts by
+        `cancelled`."""
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=DRAIN_S)
         async with anyio.create_task_group() as tasks:
             for opened in self._sessions.values():
                 tasks.start_soon(opened.session.close)

@@ -51,16 +51,14 @@ class Region:
 
 def weight(value: object) -> int:
     """Bytes of `value` as JSON on the wire."""
-    if isinstance(value, str) and len(value) < 64:
-        return 6 * len(value) + 2  # enough for any string this short
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def head_and_tail(text: str, limit: int = TEXT_BYTES) -> str:
     """`text`, or its beginning and end around a marker when it is heavier than `limit` bytes."""
-    if 6 * len(text) <= limit or (whole := weight(text)) <= limit:
+    if _fits(text, limit):
         return text
-    keep = len(text) * limit // whole
+    keep = min(limit, len(text))
     while True:
         head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
         left_out = len(text) - len(head) - len(tail)
@@ -72,11 +70,9 @@ def head_and_tail(text: str, limit: int = TEXT_BYTES) -> str:
 
 def pieces(text: str, limit: int = PIECE_BYTES) -> list[str]:
     """`text` in parts of at most `limit` bytes each; together they are the text."""
-    if 6 * len(text) <= limit:
+    if _fits(text, limit):
         return [text] if text else []
-    if weight(text) <= limit:
-        return [text]
-    step = max(1, limit // 6)
+    step = max(1, (limit - 2) // 6)
     return [text[at : at + step] for at in range(0, len(text), step)]
 
 
@@ -84,11 +80,11 @@ def bounded(value: object, limit: int) -> object:
     """JSON `value`, its long strings cut head and tail and its long lists shortened until it weighs at most `limit`."""
     most_items = 10_000
     for longest in (limit // 2, 20_000, 5_000, 1_000, 200):
-        if weight(value) <= limit:
+        if _fits(value, limit):
             return value
         value = _shortened(value, longest, most_items)
         most_items //= 4
-    return value if weight(value) <= limit else {"note": "too large to show here"}
+    return value if _fits(value, limit) else {"note": "too large to show here"}
 
 
 def changed_regions(old: str, new: str) -> tuple[Region, ...]:
@@ -112,6 +108,29 @@ def changed_regions(old: str, new: str) -> tuple[Region, ...]:
         )
         for start, end, new_start, new_end in spans
     )
+
+
+def _fits(value: object, limit: int) -> bool:
+    """Whether `value` weighs at most `limit`; the exact count, which costs, is made only where it can matter."""
+    if isinstance(value, str) and 6 * len(value) + 2 <= limit:
+        return True
+    return _least(value, limit) <= limit and weight(value) <= limit
+
+
+def _least(value: object, enough: int) -> int:
+    """Bytes that `value` weighs at the very least; counting stops above `enough`."""
+    match value:
+        case str():
+            return len(value)
+        case dict() | list() | tuple():
+            least = 0
+            for item in value.values() if isinstance(value, dict) else value:
+                least += 2 + _least(item, enough)
+                if least > enough:
+                    break
+            return least
+        case _:
+            return 0
 
 
 def _shortened(value: object, longest: int, most_items: int) -> object:

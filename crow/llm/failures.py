@@ -67,7 +67,7 @@ _FILTERED = re.compile(
     re.IGNORECASE,
 )
 _REFUSED_REQUEST = re.compile(
-    r"invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected"
+    r"invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected\b"
     r"|must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation",
     re.IGNORECASE,
 )

@@ -20,6 +20,7 @@ import aiosqlite
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.fields import mend
+from crow.store.lock import locked
 
 __all__ = ["Connection", "explained"]
 
@@ -42,12 +43,13 @@ class Connection:
 
         :raises StoreUnavailable: it cannot be opened; what `prepare` raises is passed on.
         """
-        connection = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s))
-        try:
-            await connection
-        except sqlite3.Error as error:
-            raise explained(error, path, busy_timeout_s) from error
-        return cls(path, connection)
+        connection, failures = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s))
+        await connection
+        opened = cls(path, connection)
+        if failures:
+            await opened.close()
+            raise explained(failures[0], path, busy_timeout_s) from failures[0]
+        return opened
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """What `function` gives, called with the connection in its thread.
@@ -75,7 +77,7 @@ def explained(error: sqlite3.Error, path: Path, busy_timeout_s: float) -> Except
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            words = f"is locked by another program (waited {busy_timeout_s:g} s). End that program, then try again"
+            return locked(path, busy_timeout_s)
         case sqlite3.SQLITE_FULL:
             words = "cannot grow: the disk is full. Free some space, then try again"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
@@ -122,9 +124,24 @@ def _mended(parameters: Any) -> Any:
     return [mend(value) if isinstance(value, str) else value for value in parameters]
 
 
-def _make(path: Path, prepare: Callable[[], None], busy_timeout_s: float) -> aiosqlite.Connection:
+def _make(
+    path: Path, prepare: Callable[[], None], busy_timeout_s: float
+) -> tuple[aiosqlite.Connection, list[sqlite3.Error]]:
+    """A connection to be awaited, and where it then puts the error if it could not connect.
+
+    aiosqlite does not wait for the thread of a connection that failed to open; so it is not told, and closed instead.
+    """
     prepare()
-    return aiosqlite.connect(path, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionRunner)
+    failures: list[sqlite3.Error] = []
+
+    def connect() -> sqlite3.Connection:
+        try:
+            return sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionRunner)
+        except sqlite3.Error as error:
+            failures.append(error)
+            return sqlite3.connect(":memory:")
+
+    return aiosqlite.Connection(connect, iter_chunk_size=64), failures
 
 
 async def _in_daemon_thread(make: Callable[[], T]) -> T:

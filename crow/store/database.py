@@ -9,7 +9,6 @@ would drop SQLite's locks. Knows no tables beyond the schema's version.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -24,6 +23,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.connection import Connection, explained
+from crow.store.lock import FileLock, Patience
 from crow.store.migrations import APPLICATION_ID, VERSION, migrate
 
 __all__ = ["Database", "JournalMode"]
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT_BYTES = 16 * 1024 * 1024
 _JOURNAL_LIMIT_BYTES = 64 * 1024 * 1024
 _CLOSE_S = 5.0
+_BUSY_STEP_S = 0.05
 _VACUUM_PAGES = 500
 _OLDEST_SQLITE = (3, 34, 0)  # the trigram tokenizer
 _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
@@ -45,14 +46,15 @@ _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 class Database:
     """The file at `path` and the connections to it."""
 
-    def __init__(self, path: Path, writer: Connection, lock: _FileLock, *, busy_timeout_s: float) -> None:
+    def __init__(self, path: Path, writer: Connection, *, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
         self._writer = writer
         self._reader: Connection | None = None
         self._reader_lock = anyio.Lock()
-        self._lock = lock
         self._busy_timeout_s = busy_timeout_s
+        self._patience = Patience(busy_timeout_s)
+        self._lock = FileLock(path, self._patience)
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES
         self._is_closed = False
 
@@ -66,7 +68,7 @@ class Database:
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
         writer = await Connection.open(path, prepare=lambda: _prepare(path), busy_timeout_s=busy_timeout_s)
-        database = cls(path, writer, _FileLock(path, timeout_s=busy_timeout_s), busy_timeout_s=busy_timeout_s)
+        database = cls(path, writer, busy_timeout_s=busy_timeout_s)
         try:
             database.journal_mode = await database._run(
                 writer, lambda connection: database._set_up(connection, journal_mode)
@@ -105,6 +107,7 @@ class Database:
         if self._is_closed:
             return
         self._is_closed = True
+        self._patience.end()
         with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
             try:
                 if self._reader is not None:
@@ -139,6 +142,7 @@ class Database:
 
     def _set_up(self, connection: sqlite3.Connection, wanted: JournalMode) -> str:
         """In the writer's thread: the checks that must leave the file untouched, then what may change it."""
+        _set_busy_timeout(connection, self._busy_timeout_s)
         version = _version(connection, self.path)
         journal_mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
         if version < VERSION or journal_mode != wanted:
@@ -152,14 +156,15 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT_BYTES}")
+        _set_busy_timeout(connection, _BUSY_STEP_S)
         return journal_mode
 
     def _transaction(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._writing():
-            connection.execute("BEGIN IMMEDIATE")
+            self._insist(connection, "BEGIN IMMEDIATE")
             try:
                 result = work(connection)
-                connection.execute("COMMIT")
+                self._insist(connection, "COMMIT")
             except BaseException:  # no transaction may stay open, whatever happened
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -167,6 +172,18 @@ class Database:
             if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
                 self._empty_wal(connection)
         return result
+
+    def _insist(self, connection: sqlite3.Connection, statement: str) -> None:
+        """Execute a statement that other programs may delay; SQLite's own wait would go on while the store closes."""
+        since = time.monotonic()
+        while True:
+            try:
+                connection.execute(statement)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._patience.is_over(since):
+                    raise
+            else:
+                return
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -202,13 +219,13 @@ class Database:
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
         """The transaction before is on disk already, so nothing here may fail it."""
         try:
-            connection.execute("PRAGMA busy_timeout = 0")
+            _set_busy_timeout(connection, 0)
             is_busy = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         except sqlite3.Error as error:
             logger.warning("%s: the checkpoint failed (%s); the WAL goes on growing", self.path, error)
             is_busy = True
         finally:
-            connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+            _set_busy_timeout(connection, _BUSY_STEP_S)
         # While somebody reads, the file cannot shrink: try again after as much again.
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES + (self._wal_bytes() if is_busy else 0)
 
@@ -219,76 +236,16 @@ class Database:
             return 0
 
 
-class _FileLock:
-    """An advisory lock beside the database, held by one writer of all processes at a time. Used in one thread."""
-
-    def __init__(self, path: Path, *, timeout_s: float) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
-        self._file: int | None = None
-        self._is_supported = True
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Wait for the lock, hold it, give it back.
-
-        :raises StoreUnavailable: it cannot be made, or somebody else held it for too long.
-        """
-        if self._file is None:
-            self._file = self._open()
-        file = self._file
-        if self._is_supported:
-            self._acquire(file)
-        try:
-            yield
-        finally:
-            if self._is_supported:
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close its file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _open(self) -> int:
-        path = f"{self._path}.lock"
-        try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreUnavailable(
-                f"{path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
-                " another directory."
-            ) from error
-
-    def _acquire(self, file: int) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        pause_s = 0.0002
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StoreUnavailable(
-                        f"{self._path} is locked by another program (waited {self._timeout_s:g} s). End that program,"
-                        " then try again."
-                    ) from None
-            except OSError as error:
-                self._is_supported = False
-                logger.warning("%s: there are no file locks here (%s)", self._path, error.strerror)
-                return
-            else:
-                return
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.005)
-
-
 def _snapshot(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
     connection.execute("BEGIN")
     try:
         return work(connection)
     finally:
         connection.execute("ROLLBACK")
+
+
+def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
 def _free_pages(connection: sqlite3.Connection) -> int:

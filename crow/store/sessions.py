@@ -1,8 +1,7 @@
-"""The rows of sessions: made, listed, changed, deleted, and what deletion leaves behind removed.
+"""The rows of sessions: made, listed, changed, hidden.
 
 Strategy: a session is a row that points into a conversation; a fork is one more row. Lists are one walk along an index,
-continued by a cursor that names the last row shown. Deleting hides; the entries go later, newest first and a few at a
-time, those that a living session needs excepted: its path, what it wrote, and where it stood before. Knows no turns.
+continued by a cursor that names the last row shown. Deleting only hides; `removal` does the rest. Knows no turns.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -10,7 +9,6 @@ time, those that a living session needs excepted: its path, what it wrote, and w
 from __future__ import annotations
 
 import base64
-import json
 import sqlite3
 from dataclasses import fields
 
@@ -20,9 +18,8 @@ from crow.store.codec import to_json
 from crow.store.paths import has_user
 from crow.store.rows import SESSION_COLUMNS, session_of, session_row
 
-__all__ = ["change_session", "create_session", "delete_session", "list_sessions", "remove_some"]
+__all__ = ["change_session", "create_session", "delete_session", "list_sessions", "set_title"]
 
-_BATCH = 50
 _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
@@ -61,7 +58,7 @@ def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: i
         ),
     )
     if new.title is not None:
-        _set_title(connection, new.id, new.title)
+        set_title(connection, new.id, new.title)
     return session_row(connection, new.id)
 
 
@@ -104,7 +101,7 @@ def change_session(connection: sqlite3.Connection, session_id: str, changes: Ses
         if other:
             raise ArgumentError(f'Alias "{alias}" is the one of session {other[0]}; choose another.')
     if "title" in values:
-        _set_title(connection, session_id, values.pop("title"))
+        set_title(connection, session_id, values.pop("title"))
     values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in values.items()}
     assignments = ", ".join(f"{name} = ?" for name in (*values, "updated_ms"))
     connection.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), now_ms, session_id))
@@ -121,75 +118,7 @@ def delete_session(connection: sqlite3.Connection, session_id: str, *, now_ms: i
     )
 
 
-def remove_some(connection: sqlite3.Connection) -> bool:
-    """Remove a batch of what deleted sessions left; whether there may be more."""
-    pending = connection.execute(
-        "SELECT conversation FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation LIMIT 1"
-    ).fetchone()
-    if pending is None:
-        return False
-    unneeded = [row[0] for row in connection.execute(_UNNEEDED, {"conversation": pending[0], "limit": _BATCH})]
-    _remove_entries(connection, unneeded)
-    if len(unneeded) < _BATCH:
-        _remove_rows(connection, pending[0])
-    return True
-
-
-# What a living session needs: its path, whatever it wrote, and every place it ever stood on, with all that lies before.
-_UNNEEDED = """
-    WITH RECURSIVE
-    living (id, leaf) AS (
-        SELECT id, leaf FROM sessions WHERE conversation = :conversation AND deleted_ms IS NULL
-    ),
-    needed (id) AS (
-        SELECT leaf FROM living
-        UNION SELECT e.id FROM living JOIN entries e ON e.session = living.id
-        UNION SELECT m.from_leaf FROM living JOIN moves m ON m.session = living.id
-        UNION SELECT m.to_leaf FROM living JOIN moves m ON m.session = living.id
-        UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
-    )
-    SELECT id FROM entries
-    WHERE conversation = :conversation AND id NOT IN (SELECT id FROM needed WHERE id IS NOT NULL)
-    ORDER BY id DESC LIMIT :limit
-"""
-
-
-def _remove_entries(connection: sqlite3.Connection, ids: list[int]) -> None:
-    chosen = (json.dumps(ids),)
-    among = "(SELECT value FROM json_each(?))"
-    # The index holds no text: it must be told what it had, while the text is still there.
-    connection.execute(
-        "INSERT INTO entries_fts (entries_fts, rowid, text)"
-        f" SELECT 'delete', id, text FROM searchable WHERE id IN {among} AND text <> ''",
-        chosen,
-    )
-    blobs = [
-        row[0] for row in connection.execute(f"SELECT DISTINCT blob FROM blob_refs WHERE entry IN {among}", chosen)
-    ]
-    connection.execute(f"DELETE FROM blob_refs WHERE entry IN {among}", chosen)
-    connection.execute(
-        f"DELETE FROM blobs WHERE hash IN {among} AND NOT EXISTS (SELECT 1 FROM blob_refs WHERE blob = hash)",
-        (json.dumps(blobs),),
-    )
-    connection.execute(f"DELETE FROM entries WHERE id IN {among}", chosen)
-
-
-def _remove_rows(connection: sqlite3.Connection, conversation: int) -> None:
-    deleted = connection.execute(
-        "SELECT id FROM sessions WHERE conversation = ? AND deleted_ms IS NOT NULL", (conversation,)
-    ).fetchall()
-    for (session_id,) in deleted:
-        _set_title(connection, session_id, None)
-        for table in ("inbox", "drafts", "moves"):
-            connection.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
-        connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-    connection.execute(
-        "DELETE FROM conversations WHERE id = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE conversation = ?)",
-        (conversation, conversation),
-    )
-
-
-def _set_title(connection: sqlite3.Connection, session_id: str, title: str | None) -> None:
+def set_title(connection: sqlite3.Connection, session_id: str, title: str | None) -> None:
     """Set the title, and say so to the full-text index: what it had, what it has."""
     indexed = "SELECT id, text FROM searchable WHERE id = (SELECT -number FROM sessions WHERE id = ?) AND text <> ''"
     connection.execute(

@@ -27,6 +27,7 @@ from crow.store import (
     TurnStart,
     endpoints,
     paths,
+    removal,
     sessions,
     turns,
 )
@@ -39,6 +40,7 @@ from crow.store.search import search
 __all__ = ["SqliteStore"]
 
 _IDS_PER_READ = 4_096
+_ENTRIES_PER_REMOVAL = 50
 _LARGEST_ID = 2**63 - 1
 
 
@@ -203,11 +205,20 @@ class SqliteStore(Store):
         await self._database.write(lambda sql: endpoints.learn(sql, base_url, model, facts))
 
     async def tidy(self) -> None:
-        while await self._database.write(sessions.remove_some):
-            pass
+        undisturbed = True
+        while undisturbed and (found := await self._database.read(removal.next_removal)) is not None:
+            undisturbed = await self._remove(found)
         while await self._database.vacuum():
             pass
         await self._database.checkpoint()
+
+    async def _remove(self, found: removal.Removal) -> bool:
+        """Remove it all; false if a session that lives came in between: the next `tidy` goes on."""
+        for start in range(0, len(found.entries), _ENTRIES_PER_REMOVAL):
+            some = found.entries[start : start + _ENTRIES_PER_REMOVAL]
+            if not await self._database.write(_remove_entries(found, some)):
+                return False
+        return await self._database.write(lambda sql: removal.remove_rows(sql, found))
 
     async def close(self) -> None:
         try:
@@ -226,3 +237,7 @@ def _ids_before(start: int) -> Callable[[sqlite3.Connection], tuple[list[int], i
 
 def _entries_of(ids: Sequence[int]) -> Callable[[sqlite3.Connection], tuple[tuple[Entry, ...], int]]:
     return lambda sql: paths.entries_of(sql, ids)
+
+
+def _remove_entries(found: removal.Removal, ids: Sequence[int]) -> Callable[[sqlite3.Connection], bool]:
+    return lambda sql: removal.remove_entries(sql, found, ids)

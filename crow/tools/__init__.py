@@ -78,7 +78,7 @@ class Offer:
 
     `outside` is true when a path it touches lies outside the workspace after resolving links. `argument` is what an
     "always" answer would be about, beside the tool's name: the command line of `shell`, None elsewhere. `fault`, when
-    set, is the precise error for the model: the call must not run. `is_barrier`: it writes files or runs commands, so
+    set, is the precise error for the model: the call must not run. `is_barrier`: it writes files, so
     nothing may run beside it.
     """
 

@@ -20,7 +20,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.tools import Log, McpServer, Offer, OnOutput, Outcome, Plan, ServerStatus, Workspace, builtin
-from crow.tools.builtin.arguments import parse
+from crow.tools.builtin.arguments import parse_foreign
 from crow.tools.mcp_connection import Connection, ExternalTool, OnChange
 from crow.tools.mcp_names import prefixes
 
@@ -56,7 +56,7 @@ class McpToolbox:
 
     async def offer(self, call: ToolCall) -> Offer:
         """See :meth:`crow.tools.Toolbox.offer`."""
-        if call.name in BUILTIN_NAMES and call.fault is None:
+        if call.name in BUILTIN_NAMES:
             return await builtin.offer(call, self._workspace)
         found = await self._find(call.name)
         title = call.name if found is None else f"{found[0].name}: {found[1].title}"
@@ -64,21 +64,21 @@ class McpToolbox:
 
     async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
-        if call.name in BUILTIN_NAMES and call.fault is None:
+        if call.name in BUILTIN_NAMES:
             return await self._run_builtin(call, call_id, on_output)
         found = await self._find(call.name)
         fault = self._fault(call, found)
         if found is None or fault is not None:
             return Outcome(text=fault or "", is_error=True)
         connection, tool = found
-        return await connection.call(tool, parse(call.name, call.arguments), on_output)
+        return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output)
 
     async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
         try:
-            arguments = parse(call.name, call.arguments)
+            arguments = builtin.arguments_of(call)
         except ArgumentError as error:
             return Outcome(text=str(error), is_error=True)
         try:
@@ -109,7 +109,7 @@ class McpToolbox:
         if found[0].status.state == "failed":
             return f"MCP server {found[0].name} is not available: {found[0].status.detail}"
         try:
-            parse(call.name, call.arguments)
+            parse_foreign(call.name, call.arguments)
         except ArgumentError as error:
             return str(error)
         return None

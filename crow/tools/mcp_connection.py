@@ -14,10 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import anyio.to_thread
 import httpx2
 import mcp_types as mcp
 from mcp.client import Client
@@ -87,6 +89,7 @@ class Connection:
         self._detail = ""
         self._client: Client | None = None
         self._transport: StdioTransport | None = None
+        self._starting = anyio.CancelScope()
         self._stopping = anyio.Event()
         self._listing_changed = anyio.Event()
 
@@ -97,8 +100,10 @@ class Connection:
         return ServerStatus(name=self.name, state=self._state, detail=self._detail, tools=tools)
 
     def stop(self) -> None:
-        """Let `serve` end."""
+        """Let `serve` end; a server that is still starting is given up at once."""
         self._stopping.set()
+        if not self.settled.is_set():
+            self._starting.cancel()
 
     async def serve(self) -> None:
         """Start the server and keep it until `stop`; never raises for what the server does."""
@@ -114,7 +119,9 @@ class Connection:
             await self._fail(self._words(error))
 
     async def _serve(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
-        with anyio.CancelScope(deadline=deadline) as starting:
+        if self._stopping.is_set():
+            raise ToolServerError("stopped")
+        with anyio.CancelScope(deadline=deadline) as self._starting:
             async with AsyncExitStack() as stack:
                 transport = await self._open(stack)
                 client = Client(
@@ -126,15 +133,16 @@ class Connection:
                 )
                 await stack.enter_async_context(client)
                 self.tools = await self._list(client)
-                starting.deadline = math.inf
+                self._starting.deadline = math.inf
                 self._client = client
                 await self._settle("ready", "")
                 try:
                     await self._attend(client)
                 finally:
                     self._client = None
-        if starting.cancelled_caught:
-            raise ToolServerError(f"it did not answer within {self._start_timeout_s:g} s")
+        if self._starting.cancelled_caught:
+            stopped = self._stopping.is_set()
+            raise ToolServerError("stopped" if stopped else f"it did not answer within {self._start_timeout_s:g} s")
 
     async def _open(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         match self._server:
@@ -149,10 +157,13 @@ class Connection:
                     sse_read_timeout=HTTP_READ_S,
                 )
             case HttpServer():
-                timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
-                http = await stack.enter_async_context(
-                    httpx2.AsyncClient(headers=dict(self._server.headers), timeout=timeout)
+                make = partial(
+                    httpx2.AsyncClient,
+                    headers=dict(self._server.headers),
+                    timeout=httpx2.Timeout(HTTP_S, read=HTTP_READ_S),
                 )
+                # it reads the certificates of the system: 25 ms in which nothing else would happen
+                http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
                 return streamable_http_client(self._server.url, http_client=http)
 
     async def _attend(self, client: Client) -> None:
@@ -188,11 +199,12 @@ class Connection:
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
         self.settled.set()
-        if self._on_change is not None:
+        if self._on_change is not None and not self._stopping.is_set():
             await self._on_change()
 
     async def _fail(self, detail: str) -> None:
-        logger.warning("MCP server %s: %s", self.name, detail)
+        if not self._stopping.is_set():
+            logger.warning("MCP server %s: %s", self.name, detail)
         await self._settle("failed", detail)
 
     def _words(self, error: BaseException) -> str:

@@ -59,6 +59,7 @@ class StdioTransport:
         self._partial = bytearray()
         self._lines: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._taken_bytes = 0
         self._paused = False
         self._arrived = anyio.Event()
         self._errors = bytearray()
@@ -116,8 +117,12 @@ class StdioTransport:
     async def _watch_process(self, process: Process) -> None:
         """Notice the end of the process, even if somebody it started holds its output open."""
         await process.exited.wait()
-        with anyio.move_on_after(CLOSE_S):
-            await process.output_ended.wait()
+        seen = -1
+        while self._paused or self._taken_bytes > seen:  # what it still said comes first
+            seen = self._taken_bytes
+            with anyio.move_on_after(CLOSE_S):
+                await process.output_ended.wait()
+                break
         code = process.returncode
         assert code is not None
         self._close(f"it ended with exit code {code}" if code >= 0 else f"it was ended by signal {-code}")
@@ -161,6 +166,7 @@ class StdioTransport:
 
     def _take_output(self, data: bytes) -> None:
         """Split what arrives into lines; a reader that falls behind stops the server from writing on."""
+        self._taken_bytes += len(data)
         newline = data.find(b"\n")
         if newline < 0:
             self._partial += data

@@ -55,6 +55,7 @@ def test_prompt_reasoning_and_answer_are_shown_whole() -> None:
         EntryStored(entry=entries[0]),
         ThoughtShown(message_id="m7", text="hm"),
         TextShown(message_id="m7", text="hello"),
+        EntryStored(entry=entries[2]),
     ]
 
 
@@ -76,6 +77,7 @@ def test_calls_are_announced_in_call_order_each_with_its_result() -> None:
         EntryStored(entry=first),
         announced(1, 1, "b", second.body.announcement),
         EntryStored(entry=second),
+        EntryStored(entry=entries[3]),
     ]
 
 
@@ -90,21 +92,21 @@ def test_calls_without_result_end_in_the_words_that_the_model_hears() -> None:
     ]
 
 
-def test_checkpoints_remarks_and_commands_are_shown_and_what_only_the_model_hears_is_not() -> None:
+def test_compactions_remarks_and_commands_are_shown_and_what_only_the_model_hears_is_not() -> None:
     shown: list[Body] = [
         Checkpoint(compaction_id="k", summary="S", first_kept=None),
+        Mask(before=1),
         Remark(text="A server failed.", message_id="r"),
         Command(text="/help", answer="...", message_id="c"),
     ]
     hidden: list[Body] = [
         Prompt(system="s", tools=(), cwd="/", model="m"),
         Reminder(text="plan mode"),
-        Mask(before=1),
         Restore(entry=1),
         Note(about="title", value="t"),
     ]
     entries, events = of(*shown, *hidden)
-    assert events == [EntryStored(entry=entry) for entry in entries[:3]]
+    assert events == [EntryStored(entry=entry) for entry in entries[:4]]
 
 
 @given(entries=histories())
@@ -114,7 +116,7 @@ def test_compactions_change_nothing_of_what_is_replayed_but_themselves(entries: 
     events = [
         event
         for event in replayed(entries)
-        if not (isinstance(event, EntryStored) and isinstance(event.entry.body, Checkpoint))
+        if not (isinstance(event, EntryStored) and isinstance(event.entry.body, (Checkpoint, Mask)))
     ]
     assert events == replayed(without)
 

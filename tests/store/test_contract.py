@@ -563,6 +563,12 @@ async def test_a_snippet_shows_the_place_in_a_long_text(store: Store):
     assert len(hit.snippet) < 200
 
 
+async def test_texts_of_any_length_are_searched(store: Store):
+    await store.create_session(new_session())
+    (entry,) = await add(store, "s1", said("hay " * 20_000 + "needle"))
+    assert [hit.entry for hit in await store.search("needle")] == [entry.id]
+
+
 # endpoints
 
 

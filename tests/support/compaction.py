@@ -13,14 +13,12 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.compaction import CompactionResult, CompactionSettings, Compactor, Reason
+from crow.agent.compaction import CompactionResult, CompactionSettings, Compactor, Limits, Reason
 from crow.domain.entries import (
     Announcement,
     Assistant,
     CallRef,
-    Checkpoint,
     Diff,
-    Entry,
     File,
     NewEntry,
     Prompt,
@@ -128,10 +126,10 @@ async def same_prompt() -> Prompt:
 
 @dataclass(kw_only=True)
 class Pass:
-    """One pass, with what stood before it."""
+    """One pass, the limits that held, and the questions it asked."""
 
     result: CompactionResult
-    checkpoint_before: Entry | None
+    limits: Limits
     calls: int
 
 
@@ -185,9 +183,9 @@ class Simulation:
     async def make_room(self, check: Callable[[Simulation], None]) -> bool:
         """One pass as before a request; false if the turn had to end."""
         reason: Reason = "command" if self.random.random() < 0.05 else "threshold"
-        checkpoint, calls = self.branch.projection.checkpoint, len(self.model.requests)
+        limits, calls = self.compactor.limits(), len(self.model.requests)
         result = await self.compactor.compact(reason)
-        done = Pass(result=result, checkpoint_before=checkpoint, calls=len(self.model.requests) - calls)
+        done = Pass(result=result, limits=limits, calls=len(self.model.requests) - calls)
         self.passes.append(done)
         if result.outcome in ("masked", "compacted"):
             self.broken.add(len(self.requests))
@@ -256,9 +254,3 @@ class Simulation:
     def files_modified(self) -> set[str]:
         """Over the whole history."""
         return {entry.body.path for entry in self.store.path("s") if isinstance(entry.body, File)}
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        entry = self.branch.projection.checkpoint
-        assert entry is None or isinstance(entry.body, Checkpoint)
-        return None if entry is None else entry.body  # type: ignore[return-value]

@@ -188,6 +188,18 @@ async def test_closing_takes_less_than_a_second_whatever_servers_do(open_box: Op
             await until_gone(int(pid))
 
 
+async def test_closing_gives_up_at_once_on_a_server_that_is_still_starting(open_box: OpenBox, tmp_path: Path):
+    pid_file = anyio.Path(tmp_path / "pid")
+    async with open_box(stdio("unruly.py", "mute", str(pid_file))) as box:
+        with anyio.fail_after(5):
+            while not await pid_file.exists():  # noqa: ASYNC110 - written by another process
+                await anyio.sleep(0.005)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.45
+    assert box.toolbox.servers() == (ServerStatus(name="srv", state="failed", detail="stopped"),)
+    await until_gone(int(await pid_file.read_text()))
+
+
 async def test_cancelling_the_session_ends_its_servers(open_box: OpenBox, tmp_path: Path):
     with anyio.CancelScope() as scope:
         async with open_box(stdio("unruly.py", "deaf", str(tmp_path / "pids"))) as box:
@@ -244,9 +256,11 @@ async def test_bad_calls_earn_precise_words_and_do_not_run(open_box: OpenBox):
             "no tool": call("read_fiel"),
             "bad arguments": ToolCall(id="c", name="shell", arguments="[]"),
             "fault of the stream": ToolCall(
-                id="c", name="shell", arguments="{}", fault="shell: the arguments broke off", raw='{"comm'
+                id="c", name="shell", arguments="{}", fault="The arguments broke off.", raw='{"comm'
             ),
             "external": ToolCall(id="c", name="srv__echo", arguments='"x"'),
+            "half a pair": ToolCall(id="c", name="write_file", arguments='{"path": "a", "content": "\\ud83d"}'),
+            "half a pair outside": ToolCall(id="c", name="srv__echo", arguments='{"text": "\\ud83d"}'),
         }
         faults = {}
         for what, bad in faulty.items():
@@ -257,8 +271,12 @@ async def test_bad_calls_earn_precise_words_and_do_not_run(open_box: OpenBox):
     assert faults == {
         "no tool": 'No tool "read_fiel". Did you mean read_file? There are: ' + ", ".join(BUILT_IN) + ", srv__echo.",
         "bad arguments": "shell: the arguments are []; expected a JSON object",
-        "fault of the stream": "shell: the arguments broke off",
+        "fault of the stream": "The arguments broke off.",
         "external": 'srv__echo: the arguments are "x"; expected a JSON object',
+        "half a pair": "write_file: content holds half a surrogate pair, \\ud83d, at character 0; "
+        "expected text that UTF-8 can hold",
+        "half a pair outside": "srv__echo: the JSON text of the arguments holds half a surrogate pair, \\ud83d, "
+        "at character 10; expected text that UTF-8 can hold",
     }
 
 

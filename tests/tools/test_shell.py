@@ -41,13 +41,12 @@ async def test_a_timeout_is_said_and_keeps_the_output(open_box: OpenBox):
         )
 
 
-async def test_a_command_is_offered_as_itself_and_as_a_barrier(open_box: OpenBox):
+async def test_a_command_is_offered_as_itself_and_may_run_beside_others(open_box: OpenBox):
     async with open_box() as box:
         assert await box.offer("shell", command="make  test\n  && ls", description="run the tests") == Offer(
             announcement=Announcement(title="make test && ls", kind="execute"),
             access="execute",
             argument="make  test\n  && ls",
-            is_barrier=True,
         )
         with_nul = await box.offer("shell", command="a\0b")
         assert with_nul.fault == "shell: command holds a NUL character; expected a command line"

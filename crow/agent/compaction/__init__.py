@@ -1,11 +1,12 @@
 """Compaction: keeping the context small without losing anything.
 
 Strategy: `limits` measures, `planner` decides, `contents` keeps words and files, `summary` asks the model, `compactor`
-puts them together on a branch. All but the last two are pure. The history itself is never changed: a mask or a
-checkpoint is one more entry, and the projection does the rest.
+puts them together on a branch, `outcome` has the words for the user. Only `summary` and `compactor` do anything; the
+rest is pure. The history itself is never changed: a mask or a checkpoint is one more entry, and the projection does
+the rest.
 """
 
-from crow.agent.compaction.compactor import CompactionResult, Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.limits import (
     DEFAULT_WINDOW,
     CompactionSettings,
@@ -16,6 +17,7 @@ from crow.agent.compaction.limits import (
     measure,
     recalibrated,
 )
+from crow.agent.compaction.outcome import CompactionResult
 from crow.agent.compaction.planner import Decision, Draft, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
 
 __all__ = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import anyio
@@ -23,6 +23,15 @@ from crow.agent.compaction.limits import (
     limits_for,
     measure,
     recalibrated,
+)
+from crow.agent.compaction.outcome import (
+    CompactionResult,
+    compacted,
+    masked,
+    nothing_done,
+    too_fast,
+    too_small,
+    undone_not,
 )
 from crow.agent.compaction.planner import (
     Draft,
@@ -45,24 +54,12 @@ from crow.domain.events import CompactionChanged, ContextMeasured
 from crow.llm import Model
 from crow.store import SessionChanges
 
-__all__ = ["CompactionResult", "Compactor"]
+__all__ = ["Compactor"]
 
 DEADLINE_S = 120.0
 PUBLISH_S = 2.0
 ANSWERS_BETWEEN = 4
 """Three passes in a row need at least so many answers between the first and the third."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionResult:
-    """How a pass ended; `words` say it to the user. Tokens are of the whole request."""
-
-    outcome: Literal["noop", "masked", "compacted", "too_small"]
-    words: str
-    tokens_before: int
-    tokens_after: int
-    model_calls: int = 0
-    entry: Entry | None = None
 
 
 class Compactor:
@@ -170,16 +167,13 @@ class Compactor:
         limits = self._limits(found.fixed)
         match plan(projection, limits, found, reason):
             case Noop(why=why):
-                return CompactionResult(outcome="noop", words=why, tokens_before=found.used, tokens_after=found.used)
+                return nothing_done(found, why)
             case TooSmall():
-                return self._too_small(limits, found)
+                return too_small(self.model.info.name, limits, found)
             case MaskOutputs(before=before, tokens_after=after):
                 body = Mask(before=before, tokens_before=found.used, tokens_after=after)
                 (entry,) = await self._store([NewEntry(body=body)], found)
-                words = f"Hid old tool outputs from the model: {found.used:,} → {after:,} tokens."
-                return CompactionResult(
-                    outcome="masked", words=words, tokens_before=found.used, tokens_after=after, entry=entry
-                )
+                return masked(entry, body)
             case Summarise(drafts=drafts):
                 return await self._summarise(drafts, limits, found, reason, focus)
 
@@ -270,6 +264,7 @@ class Compactor:
                 summary=text,
                 # entries that came while the summary was written are no part of it
                 first_kept=newer if draft.body.first_kept is None else draft.body.first_kept,
+                mode=self._branch.row.mode,
                 method=summary.method,
                 model_calls=summary.model_calls,
             )
@@ -290,16 +285,7 @@ class Compactor:
         )
         prompts = [] if prompt is None else [NewEntry(body=prompt)]
         stored = await self._store([*prompts, new], found)
-        before, after = checkpoint.tokens_before, checkpoint.tokens_after
-        how = "notes taken without the model" if checkpoint.method == "fallback" else "a summary"
-        return CompactionResult(
-            outcome="compacted",
-            words=f"Compacted to {how}: {before:,} → {after:,} tokens. Nothing is deleted; the model can recall it.",
-            tokens_before=before,
-            tokens_after=after,
-            model_calls=checkpoint.model_calls,
-            entry=stored[-1],
-        )
+        return compacted(stored[-1], checkpoint)
 
     async def _store(self, entries: list[NewEntry], found: Measure) -> tuple[Entry, ...]:
         calibration = recalibrated(self._branch.row.calibration, found)
@@ -321,10 +307,7 @@ class Compactor:
         before = self.used()
         tokens = entry.body.tokens_before + max(0, before - entry.body.tokens_after)
         if tokens >= limits.threshold:
-            return (
-                f"Not undone: the conversation would have {tokens:,} tokens again, and from {limits.threshold:,} on it "
-                f"is compacted (window {limits.window:,})."
-            )
+            return undone_not(tokens, limits)
         await self._branch.record([NewEntry(body=Restore(entry=entry.id))])
         return f"Undone: {before:,} → {self.used():,} tokens. The model sees the conversation as it was before."
 
@@ -335,12 +318,7 @@ class Compactor:
         since = self._passes[-2]
         answers = sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
         if answers < ANSWERS_BETWEEN:
-            limits = self.limits()
-            raise TurnError(
-                f"The context fills up faster than compaction can empty it: 2 compactions and only {answers} answers "
-                f"since. The window of {self.model.info.name} is taken as {limits.window:,} tokens, of which system "
-                f"prompt and tools take {limits.fixed:,}. Ask for smaller steps, or use a model with a larger window."
-            )
+            raise TurnError(too_fast(self.model.info.name, self.limits(), answers))
 
     async def _learn(self, error: ContextOverflow) -> None:
         """Lower the window to what the refusal shows, and raise the calibration to what it counted."""
@@ -352,17 +330,7 @@ class Compactor:
         )
         await self._branch.change(changes)
 
-    def _too_small(self, limits: Limits, found: Measure) -> CompactionResult:
-        words = (
-            f"The request does not fit {self.model.info.name} and cannot be compacted further: its context window is "
-            f"taken as {limits.window:,} tokens, of which system prompt and tools take {limits.fixed:,}; "
-            f"{found.used:,} would be sent, {limits.threshold:,} are possible. Use a model with a larger window, set "
-            f"model.context_window if the endpoint serves more, or disable MCP servers that are not needed."
-        )
-        return CompactionResult(outcome="too_small", words=words, tokens_before=found.used, tokens_after=found.used)
-
     def _gave_nothing(self, limits: Limits, found: Measure, reason: Reason) -> CompactionResult:
-        if reason != "command":
-            return self._too_small(limits, found)
-        words = "The conversation is already so short that a summary would be longer."
-        return CompactionResult(outcome="noop", words=words, tokens_before=found.used, tokens_after=found.used)
+        if reason == "command":
+            return nothing_done(found, "The conversation is already so short that a summary would be longer.")
+        return too_small(self.model.info.name, limits, found)

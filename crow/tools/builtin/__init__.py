@@ -27,7 +27,7 @@ from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL
 from crow.tools.builtin.tool import Builtin, Running, system_words
 
-__all__ = ["SPECS", "build_server", "from_result", "meta_for", "offer"]
+__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 
 META = "crow"
 CALL_ID = "crow/call_id"
@@ -50,10 +50,9 @@ async def offer(call: ToolCall, workspace: Workspace) -> Offer:
     """Look at a call of a built-in tool; a bad one has its fault in the offer."""
     tool = TOOLS[call.name]
     try:
-        args = check(call.name, tool.spec.input_schema, parse(call.name, call.arguments))
-        return await tool.look(workspace, args)
+        return await tool.look(workspace, arguments_of(call))
     except ArgumentError as error:
-        fault = named(call.name, str(error))
+        fault = named(call.name, str(error)) if call.fault is None else call.fault
     except OSError as error:
         fault = system_words(call.name, error)
     announcement = Announcement(title=call.name, kind=tool.kind)
@@ -63,6 +62,13 @@ async def offer(call: ToolCall, workspace: Workspace) -> Offer:
 def meta_for(call_id: str) -> mcp.RequestParamsMeta:
     """What a request to the built-in server carries in `_meta`: the id that the ports are told."""
     return cast(mcp.RequestParamsMeta, {CALL_ID: call_id})
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """The checked arguments of a built-in call. :raises ~crow.domain.errors.ArgumentError: they cannot be used."""
+    if call.fault is not None:
+        raise ArgumentError(call.fault)
+    return check(call.name, TOOLS[call.name].spec.input_schema, parse(call.name, call.arguments))
 
 
 def build_server(workspace: Workspace, log: Log, plan: Plan) -> Server[Any]:

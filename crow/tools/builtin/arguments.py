@@ -13,7 +13,7 @@ from typing import Any
 
 from crow.domain.errors import ArgumentError
 
-__all__ = ["check", "parse"]
+__all__ = ["check", "parse", "parse_foreign"]
 
 SHOWN_CHARS = 80
 
@@ -28,6 +28,16 @@ def parse(tool: str, text: str) -> dict[str, Any]:
         raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
     if not isinstance(value, dict):
         raise ArgumentError(f"{tool}: the arguments are {shown(value)}; expected a JSON object")
+    return value
+
+
+def parse_foreign(tool: str, text: str) -> dict[str, Any]:
+    """The object in the JSON text of a call whose schema is not known here, fit to be sent.
+
+    :raises ~crow.domain.errors.ArgumentError: it is none, or UTF-8 cannot hold it.
+    """
+    value = parse(tool, text)
+    check_encodable(tool, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
     return value
 
 
@@ -106,6 +116,7 @@ def fits(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def check_encodable(tool: str, where: str, text: str) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: UTF-8 cannot hold the text."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

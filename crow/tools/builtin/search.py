@@ -32,7 +32,8 @@ LISTED = 500
 MATCHES = 200
 TIMEOUT_S = 60.0
 GIT_FILES = (
-    "env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE GIT_OPTIONAL_LOCKS=0 "
+    "env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE "
+    "GIT_OPTIONAL_LOCKS=0 GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none "
     "git -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null"
 )
 

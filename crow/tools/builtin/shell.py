@@ -31,7 +31,6 @@ async def look(_workspace: Workspace, args: Arguments) -> Offer:
         access="execute",
         argument=command,
         fault="shell: command holds a NUL character; expected a command line" if "\0" in command else None,
-        is_barrier=True,
     )
 
 
@@ -90,5 +89,4 @@ SHELL = Builtin(
     access="execute",
     look=look,
     run=run,
-    is_barrier=True,
 )

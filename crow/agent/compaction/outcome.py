@@ -1,0 +1,86 @@
+"""How a pass ended, in words for the user. Numbers are tokens of the whole request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from crow.agent.compaction.limits import Limits, Measure
+from crow.domain.entries import Checkpoint, Entry, Mask
+
+__all__ = [
+    "CompactionResult",
+    "compacted",
+    "masked",
+    "nothing_done",
+    "too_fast",
+    "too_small",
+    "undone_not",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionResult:
+    """`entry` is the mask or checkpoint that was stored; None: nothing was."""
+
+    outcome: Literal["noop", "masked", "compacted", "too_small"]
+    words: str
+    tokens_before: int
+    tokens_after: int
+    model_calls: int = 0
+    entry: Entry | None = None
+
+
+def nothing_done(found: Measure, why: str) -> CompactionResult:
+    return CompactionResult(outcome="noop", words=why, tokens_before=found.used, tokens_after=found.used)
+
+
+def masked(entry: Entry, body: Mask) -> CompactionResult:
+    return CompactionResult(
+        outcome="masked",
+        words=f"Hid old tool outputs from the model: {arrow(body)}. It can recall them.",
+        tokens_before=body.tokens_before,
+        tokens_after=body.tokens_after,
+        entry=entry,
+    )
+
+
+def compacted(entry: Entry, body: Checkpoint) -> CompactionResult:
+    how = "notes taken without the model" if body.method == "fallback" else "a summary"
+    return CompactionResult(
+        outcome="compacted",
+        words=f"Compacted to {how}: {arrow(body)}. Nothing is deleted; the model can recall it.",
+        tokens_before=body.tokens_before,
+        tokens_after=body.tokens_after,
+        model_calls=body.model_calls,
+        entry=entry,
+    )
+
+
+def too_small(model: str, limits: Limits, found: Measure) -> CompactionResult:
+    words = (
+        f"The request does not fit {model} and cannot be compacted further: its context window is taken as "
+        f"{limits.window:,} tokens, of which system prompt and tools take {limits.fixed:,}; {found.used:,} would be "
+        f"sent, {limits.threshold:,} are possible. Use a model with a larger window, set model.context_window if the "
+        f"endpoint serves more, or disable MCP servers that are not needed."
+    )
+    return CompactionResult(outcome="too_small", words=words, tokens_before=found.used, tokens_after=found.used)
+
+
+def too_fast(model: str, limits: Limits, answers: int) -> str:
+    return (
+        f"The context fills up faster than compaction can empty it: 2 compactions and only {answers} answers since. "
+        f"The window of {model} is taken as {limits.window:,} tokens, of which system prompt and tools take "
+        f"{limits.fixed:,}. Ask for smaller steps, or use a model with a larger window."
+    )
+
+
+def undone_not(tokens: int, limits: Limits) -> str:
+    return (
+        f"Not undone: the conversation would have {tokens:,} tokens again, and from {limits.threshold:,} on it is "
+        f"compacted (window {limits.window:,})."
+    )
+
+
+def arrow(body: Mask | Checkpoint) -> str:
+    return f"{body.tokens_before:,} → {body.tokens_after:,} tokens"

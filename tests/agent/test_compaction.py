@@ -1,0 +1,265 @@
+"""A pass on a branch: what is stored, what the client hears, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from crow.agent.branch import Branch
+from crow.agent.compaction import CompactionSettings, Compactor
+from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
+from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
+from crow.domain.events import CompactionChanged, ContextMeasured
+from crow.domain.messages import Usage
+from crow.llm import ModelInfo
+from crow.store import SessionChanges
+from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, summariser
+from tests.support.memory_store import MemoryStore
+from tests.support.paths import result_of, said, user
+from tests.support.scripted_model import Say
+
+SYSTEM = Prompt(system="s" * 4_000, tools=(), cwd="/", model="m")
+FRESH = Prompt(system="t" * 4_000, tools=(), cwd="/", model="m")
+INFO = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
+
+
+async def fresh() -> Prompt:
+    return FRESH
+
+
+class Place:
+    """A branch in memory and a compactor on it."""
+
+    def __init__(self, model: AnsweringModel | None = None, settings: CompactionSettings | None = None) -> None:
+        self.store, self.client = MemoryStore(), Notes()
+        self.branch: Branch = branch_of(self.store, self.client)
+        self.model = model or summariser("good", info=INFO)
+        self.settings = settings or CompactionSettings()
+        self.compactor = self.renewed()
+
+    def renewed(self) -> Compactor:
+        return Compactor(self.branch, self.model, self.settings, fresh, deadline_s=30)
+
+    async def talk(self, exchanges: int, size: int = 8_000) -> None:
+        """Prompt and answer, estimated at half of `size` characters."""
+        for _ in range(exchanges):
+            for body in (user("q" * size), said("a" * size), TurnEnd(stop="end_turn")):
+                await self.branch.record([NewEntry(body=body)])
+
+    def stored(self) -> list[Entry]:
+        return list(self.store.path("s"))
+
+
+@pytest.fixture
+async def place() -> Place:
+    place = Place()
+    await place.branch.record([NewEntry(body=SYSTEM)])
+    return place
+
+
+async def test_checkpoint_and_fresh_prompt_are_one_append_and_the_client_hears_of_both_ends(place: Place) -> None:
+    await place.talk(3)
+    await place.branch.record([NewEntry(body=user("next"))])
+    appends = place.store.appends
+    await place.compactor.make_room()
+    assert place.store.appends == appends + 1
+    prompt, checkpoint = place.stored()[-2:]
+    assert prompt.body == FRESH
+    assert isinstance(checkpoint.body, Checkpoint)
+    assert (checkpoint.body.summary, checkpoint.body.method, checkpoint.body.reason) == (SUMMARY, "prefix", "threshold")
+    assert (checkpoint.usage, checkpoint.model) == (Usage(input_tokens=1000, output_tokens=100), "tiny")
+    said_to_client = [event for event in place.client.events if isinstance(event, CompactionChanged)]
+    assert said_to_client == [
+        CompactionChanged(compaction_id=checkpoint.body.compaction_id, status="in_progress"),
+        CompactionChanged(compaction_id=checkpoint.body.compaction_id, status="completed", detail=SUMMARY),
+    ]
+    assert place.branch.context().system == FRESH.system
+    assert (await place.store.tail("s")).entries == tuple(place.branch.entries)
+
+
+async def test_mode_and_plan_go_into_the_checkpoint(place: Place) -> None:
+    plan = (PlanItem(content="write tests", status="in_progress"),)
+    await place.branch.change(SessionChanges(mode="plan"))
+    (step,) = await place.branch.record([NewEntry(body=said("", "a"))])
+    await place.branch.record([NewEntry(body=result_of(step.id, 0, "ok", name="update_plan", plan=plan))])
+    await place.talk(3)
+    await place.compactor.make_room()
+    checkpoint = place.stored()[-1].body
+    assert isinstance(checkpoint, Checkpoint)
+    assert (checkpoint.mode, checkpoint.plan) == ("plan", plan)
+    assert (place.branch.projection.mode, place.branch.projection.plan) == ("plan", plan)
+
+
+async def test_mask_is_one_entry_and_no_question(place: Place) -> None:
+    (step,) = await place.branch.record([NewEntry(body=said("", "a"))])
+    for body in (result_of(step.id, 0, "x" * 50_000), said("well"), user("next")):
+        await place.branch.record([NewEntry(body=body)])
+    await place.compactor.make_room()
+    body = place.stored()[-1].body
+    assert isinstance(body, Mask)
+    assert body.tokens_after < body.tokens_before
+    assert place.model.requests == []
+    assert place.compactor.used() == body.tokens_after
+
+
+async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(place: Place) -> None:
+    await place.talk(1)
+    await place.compactor.make_room()
+    await place.talk(3)
+    off = Compactor(place.branch, place.model, CompactionSettings(auto=False), fresh)
+    await off.make_room()
+    assert not await off.overflowed(ContextOverflow("too long", limit=100))
+    assert place.model.requests == []
+    assert place.client.compactions() == []
+    assert "Compacted to a summary" in await off.on_command()
+
+
+async def test_cancel_while_the_summary_is_written_leaves_nothing_behind() -> None:
+    reached = anyio.Event()
+    model = AnsweringModel(lambda _: Say(hold=anyio.Event(), reached=reached), INFO)
+    place = Place(model)
+    await place.talk(4)
+    before = place.stored()
+    compactor = Compactor(place.branch, model, CompactionSettings(), fresh)
+    ended: list[str] = []
+
+    async def make_room() -> None:
+        try:
+            await compactor.make_room()
+        except anyio.get_cancelled_exc_class():
+            ended.append("cancelled")
+            raise
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(make_room)
+            await reached.wait()
+            tasks.cancel_scope.cancel()
+    assert ended == ["cancelled"]
+    assert place.stored() == before
+    assert place.client.compactions() == ["in_progress", "cancelled"]
+
+
+async def test_lost_race_for_the_leaf_fails_and_changes_nothing(place: Place) -> None:
+    await place.talk(4)
+    await place.store.append("s", leaf=place.branch.leaf, turn=9, entries=[NewEntry(body=user("from elsewhere"))])
+    stored = place.stored()
+    with pytest.raises(LeafMoved):
+        await place.compactor.make_room()
+    assert place.stored() == stored
+    assert place.client.compactions() == ["in_progress", "failed"]
+
+
+async def test_what_comes_while_the_summary_is_written_is_kept(place: Place) -> None:
+    late = Reminder(text="The mode is now plan.")
+
+    async def fresh_and_late() -> Prompt:
+        await place.branch.record([NewEntry(body=late)])
+        return FRESH
+
+    settings = CompactionSettings(keep_tokens=0)
+    await place.talk(4)
+    await Compactor(place.branch, place.model, settings, fresh_and_late).compact("command")
+    assert "The mode is now plan." in repr(place.branch.context().messages[-1])
+
+
+async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less() -> None:
+    place = Place()
+    await place.branch.record([NewEntry(body=SYSTEM)])
+    await place.talk(8, 4_000)
+
+    async def larger() -> Prompt:
+        return Prompt(system="word" * 8_000, tools=(), cwd="/", model="m")
+
+    result = await Compactor(place.branch, place.model, CompactionSettings(), larger).compact("threshold")
+    assert result.outcome == "compacted"
+    assert place.branch.projection.checkpoint is not None
+    assert place.compactor.used() < place.compactor.limits().threshold
+
+
+async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> None:
+    place = Place(summariser("good", info=ModelInfo(name="tiny", endpoint="test tiny", context_window=3_000)))
+    await place.branch.record([NewEntry(body=SYSTEM)])
+    await place.talk(2)
+    before = place.stored()
+    with pytest.raises(TurnError, match=r"3,000 tokens, of which system prompt and tools take 1,004.*larger window"):
+        await place.compactor.make_room()
+    assert place.stored() == before
+    assert place.model.requests == []
+
+
+async def test_third_pass_in_a_row_ends_the_turn_and_the_next_turn_starts_afresh(place: Place) -> None:
+    for _ in range(2):
+        await place.talk(4)
+        await place.compactor.make_room()
+        await place.branch.record([NewEntry(body=said("one answer"))])
+    for _ in range(4):
+        await place.branch.record([NewEntry(body=user("q" * 12_000))])
+    with pytest.raises(TurnError, match="fills up faster than compaction can empty it"):
+        await place.compactor.make_room()
+    await place.renewed().make_room()
+
+
+async def test_overflow_lowers_the_window_for_good_and_compacts(place: Place) -> None:
+    await place.talk(2)
+    assert await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
+    assert place.compactor.window() == 9_000
+    assert place.renewed().window() == 9_000
+    checkpoint = place.stored()[-1].body
+    assert isinstance(checkpoint, Checkpoint)
+    assert checkpoint.reason == "overflow"
+
+
+async def test_overflow_that_compaction_cannot_help_is_explained(place: Place) -> None:
+    await place.talk(1)
+    with pytest.raises(TurnError, match="cannot be compacted further"):
+        await place.compactor.overflowed(ContextOverflow("too long", limit=2_000))
+
+
+async def test_command_answers_with_numbers_and_a_second_one_finds_nothing_new(place: Place) -> None:
+    await place.talk(2)
+    before = place.compactor.used()
+    answer = await place.compactor.on_command("the parser")
+    assert answer == (
+        f"Compacted to a summary: {before:,} → {place.compactor.used():,} tokens. "
+        "Nothing is deleted; the model can recall it."
+    )
+    assert "the parser" in repr(place.model.requests[0].messages[-1])
+    assert await place.compactor.on_command() == "Nothing is new since the last compaction."
+
+
+async def test_undo_brings_back_what_was_before_also_from_a_loaded_tail(place: Place) -> None:
+    await place.talk(2)
+    before = place.branch.context()
+    await place.compactor.on_command()
+    assert place.branch.context() != before
+    loaded = Branch(place.store, place.client, await place.store.tail("s"))  # type: ignore[arg-type]
+    answer = await Compactor(loaded, place.model, CompactionSettings()).on_command("undo")
+    assert answer.startswith("Undone: ")
+    assert loaded.context().messages[1:] == before.messages[1:]
+    assert isinstance(place.stored()[-1].body, Restore)
+
+
+async def test_undo_is_refused_with_numbers_when_it_would_not_fit(place: Place) -> None:
+    assert await place.compactor.on_command("undo") == "There is no compaction to undo."
+    await place.talk(4)
+    await place.compactor.make_room()
+    assert "Not undone: the conversation would have 17," in await place.compactor.on_command("undo")
+
+
+async def test_calibration_is_stored_with_the_pass(place: Place) -> None:
+    await place.talk(2)
+    estimate = place.compactor.estimate()
+    answer = replace(said("more"), endpoint=INFO.endpoint)
+    usage = Usage(input_tokens=2 * estimate, output_tokens=10)
+    await place.branch.record([NewEntry(body=answer, usage=usage, estimate=estimate), NewEntry(body=user("go"))])
+    await place.compactor.make_room()
+    assert place.branch.row.calibration == 1.5
+
+
+async def test_the_client_is_told_how_full_the_context_is(place: Place) -> None:
+    await place.talk(1)
+    await place.compactor.tell()
+    assert place.client.events[-1] == ContextMeasured(used=place.compactor.used(), size=16_000, cost=None)

@@ -1,0 +1,145 @@
+"""Questions for a summary, what is refused, and the notes that cannot fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crow.agent.compaction import CompactionSettings, limits_for
+from crow.agent.compaction.summary import HEADINGS, NOTES_HEADING, Head, Summary, notes, summarise
+from crow.domain.messages import (
+    AssistantMessage,
+    Message,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolMessage,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from crow.domain.rendering import NO_ANSWER
+from crow.domain.tokens import estimate_text
+from crow.llm import ModelInfo
+from tests.support.compaction import SUMMARY, AnsweringModel, Way, summariser
+
+TOOLS = (ToolSpec(name="read_file", description="Reads.", input_schema={"type": "object"}),)
+CALL = ToolCall(id="c", name="read_file", arguments='{"path": "/a"}')
+TALK: tuple[Message, ...] = (
+    SystemMessage(text="You are crow."),
+    UserMessage(parts=(Text(text="read a"),)),
+    AssistantMessage(text="I look.", calls=(CALL,)),
+    ToolMessage(call_id="c", text="x" * 9_000),
+    AssistantMessage(text="Done."),
+)
+LIMITS = limits_for(32_000, None, 2_000, CompactionSettings())
+
+
+async def ask(model: AnsweringModel, head: Head | None = None, **more: Any) -> Summary:
+    head = head or Head(tools=TOOLS, messages=TALK, estimate=3_000)
+    return await summarise(head, model, LIMITS, 1.0, cache_key="s1", **({"deadline_s": 30} | more))
+
+
+async def test_first_question_is_the_conversation_as_sent_and_one_instruction() -> None:
+    model = summariser("good")
+    summary = await ask(model)
+    assert summary == Summary(
+        text=SUMMARY,
+        method="prefix",
+        model_calls=1,
+        usage=Usage(input_tokens=1000, output_tokens=100),
+        model="scripted",
+    )
+    (request,) = model.requests
+    assert request.messages[:-1] == TALK
+    assert (request.tools, request.tool_choice, request.cache_key) == (TOOLS, "none", "s1")
+    instruction = request.messages[-1]
+    assert isinstance(instruction, UserMessage)
+    assert all(f"## {heading}" in repr(instruction) for heading in HEADINGS)
+
+
+async def test_fixed_line_stands_between_a_prompt_and_the_instruction() -> None:
+    model = summariser("good")
+    await ask(model, Head(tools=(), messages=TALK[:2], estimate=100))
+    assert model.requests[0].messages[2] == AssistantMessage(text=NO_ANSWER)
+
+
+@pytest.mark.parametrize("way", ["empty", "cut", "calls", "long", "error", "hang"])
+async def test_what_is_no_whole_summary_is_asked_again_as_a_capped_transcript(way: Way) -> None:
+    model = summariser(way, "good")
+    summary = await ask(model, deadline_s=0.2 if way == "hang" else 30)
+    assert (summary.text, summary.method, summary.model_calls) == (SUMMARY, "serialised", 2)
+    request = model.requests[1]
+    assert (request.tools, len(request.messages)) == ((), 2)
+    transcript = repr(request.messages[1])
+    assert "read a" in transcript
+    assert "[calls read_file]" in transcript
+    assert 500 < transcript.count("x") < 3_000
+
+
+async def test_after_two_failures_notes_stand_in() -> None:
+    model = summariser("error", "hang")
+    summary = await ask(model, deadline_s=0.01)
+    assert summary == Summary(
+        text=f'{NOTES_HEADING}\n- I look.; read_file({{"path": "/a"}})\n- Done.', method="fallback", model_calls=2
+    )
+    assert len(model.requests) == 2
+
+
+async def test_head_that_leaves_no_room_for_an_answer_is_asked_about_as_a_transcript_at_once() -> None:
+    model = summariser("good")
+    summary = await ask(model, Head(tools=TOOLS, messages=TALK, estimate=31_000))
+    assert (summary.method, summary.model_calls) == ("serialised", 1)
+
+
+async def test_second_question_goes_to_the_compact_model_within_its_own_window() -> None:
+    small = summariser(
+        "good",
+        info=ModelInfo(name="small", endpoint="test small", context_window=8_000, max_output_tokens=1_000),
+    )
+    head = Head(tools=TOOLS, messages=(*TALK, *[AssistantMessage(text="word " * 2_000)] * 30), estimate=3_000)
+    summary = await ask(summariser("empty"), head, compact_model=small)
+    assert summary.model == "small"
+    (request,) = small.requests
+    assert request.max_output_tokens == 1_000
+    assert estimate_text(repr(request.messages[1])) < 5_000
+    assert "earlier messages are left out" in repr(request.messages[1])
+
+
+async def test_earlier_summary_is_to_be_updated_and_the_focus_is_passed_on() -> None:
+    model = summariser("good")
+    earlier = UserMessage(parts=(Text(text="THE EARLIER SUMMARY"),))
+    head = Head(tools=(), messages=(TALK[0], earlier, *TALK[2:]), estimate=100, previous="THE EARLIER SUMMARY")
+    await ask(model, head, focus="the parser's tests")
+    instruction = repr(model.requests[0].messages[-1])
+    assert "Update it" in instruction
+    assert "the parser's tests" in instruction
+    await ask(model)
+    assert "Update it" not in repr(model.requests[1].messages[-1])
+
+
+def test_notes_continue_earlier_notes_and_do_not_nest() -> None:
+    once = notes("## Goal\nShip.", [AssistantMessage(text="one")], 500)
+    twice = notes(once, [AssistantMessage(text="two")], 500)
+    assert twice == f"## Goal\nShip.\n\n{NOTES_HEADING}\n- one\n- two"
+
+
+def test_notes_drop_the_oldest_first() -> None:
+    said = [AssistantMessage(text=f"answer {number}") for number in range(100)]
+    text = notes("", said, 60)
+    assert text.endswith("- answer 98\n- answer 99")
+    assert "- answer 1\n" not in text
+
+
+@given(
+    previous=st.text(max_size=2_000),
+    texts=st.lists(st.text(max_size=300), max_size=20),
+    budget=st.integers(30, 400),
+)
+def test_notes_are_never_empty_and_never_longer_than_their_budget(previous: str, texts: list[str], budget: int) -> None:
+    text = notes(previous, [AssistantMessage(text=words) for words in texts], budget)
+    assert text.strip()
+    assert estimate_text(text) <= budget

@@ -1,0 +1,132 @@
+"""Prompts as parts and back."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Image, Link, Resource, Text
+from crow.frontend.content import blocks, parts_from
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def test_every_kind_of_block_becomes_a_part() -> None:
+    prompt = [
+        text("look at"),
+        {"type": "image", "data": PNG, "mimeType": "image/png", "uri": "file:///w/a.png"},
+        {"type": "resource", "resource": {"uri": "file:///w/a.py", "text": "x = 1", "mimeType": "text/x-python"}},
+        {"type": "resource_link", "uri": "/w/with%20space/b.py", "name": "b.py", "mimeType": "text/x-python"},
+    ]
+    assert parts_from(prompt) == (
+        Text(text="look at"),
+        Image(data=PNG, mime_type="image/png", uri="file:///w/a.png"),
+        Resource(uri="file:///w/a.py", text="x = 1", mime_type="text/x-python"),
+        Link(uri="/w/with%20space/b.py", name="b.py", mime_type="text/x-python"),
+    )
+
+
+def test_what_cannot_be_used_becomes_words() -> None:
+    blob = base64.b64encode(bytes(300)).decode()
+    prompt = [
+        {"type": "audio", "data": blob, "mimeType": "audio/wav"},
+        {"type": "resource", "resource": {"uri": "file:///w/a.pdf", "blob": blob, "mimeType": "application/pdf"}},
+        {"type": "image", "data": blob, "mimeType": "image/tiff"},
+    ]
+    assert parts_from(prompt) == (
+        Text(text="(An audio clip (audio/wav, 300 bytes) came with the prompt; crow cannot hear it.)"),
+        Text(text="(The file file:///w/a.pdf (application/pdf, 300 bytes) came with the prompt; crow cannot read it.)"),
+        Text(text="(A file (image/tiff, 300 bytes) came with the prompt; crow cannot read it.)"),
+    )
+
+
+def test_blobs_become_the_image_or_text_that_they_are() -> None:
+    source = base64.b64encode(b"x = 1").decode()
+    prompt = [
+        {"type": "resource", "resource": {"uri": "a.png", "blob": PNG, "mimeType": "image/png"}},
+        {"type": "resource", "resource": {"uri": "a.py", "blob": source}},
+        {"type": "image", "data": base64.b64encode(b"<svg/>").decode(), "mimeType": "image/svg+xml"},
+    ]
+    assert parts_from(prompt) == (
+        Image(data=PNG, mime_type="image/png", uri="a.png"),
+        Resource(uri="a.py", text="x = 1"),
+        Resource(uri="attachment", text="<svg/>", mime_type="image/svg+xml"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "mime_type"),
+    [
+        (PNG.rstrip("="), "image/png"),
+        (PNG[:10] + "\n" + PNG[10:], "IMAGE/PNG"),
+        (f"data:image/png;base64,{PNG}", "application/octet-stream"),
+    ],
+)
+def test_sloppy_base64_is_made_clean_before_it_is_stored(data: str, mime_type: str) -> None:
+    assert parts_from([{"type": "image", "data": data, "mimeType": mime_type}]) == (
+        Image(data=PNG, mime_type="image/png"),
+    )
+
+
+def test_an_image_that_is_only_named_is_a_link() -> None:
+    block = {"type": "image", "data": "", "mimeType": "image/png", "uri": "file:///w/shot%201.png"}
+    assert parts_from([block]) == (Link(uri="file:///w/shot%201.png", name="shot 1.png", mime_type="image/png"),)
+
+
+def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
+    block = {"type": "text", "text": "hi", "annotations": 5, "_meta": {"text": "forged"}, "x": 1}
+    assert parts_from([block]) == (Text(text="hi"),)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("hi", 'prompt is "hi"; expected a list of content blocks.'),
+        (None, "prompt is missing; expected a list of content blocks."),
+        ([text("a"), "hi"], 'prompt[1] is "hi"; expected a content block, such as {"type": "text"}.'),
+        ([{}], "prompt[0].type is missing; expected text, image, audio, resource or resource_link."),
+        (
+            [text("a"), {"type": "video"}],
+            'prompt[1].type is "video"; expected text, image, audio, resource or resource_link.',
+        ),
+        ([{"type": "text", "text": 5}], "prompt[0].text is 5; expected a string."),
+        ([{"type": "image", "data": PNG}], "prompt[0].mimeType is missing; expected a string."),
+        (
+            [{"type": "resource", "resource": []}],
+            "prompt[0].resource is a list; expected an object with uri and text or blob.",
+        ),
+        (
+            [{"type": "resource", "resource": {"uri": "u"}}],
+            "prompt[0].resource has neither text nor blob; expected one of them as a string.",
+        ),
+        ([{"type": "resource_link", "name": "n"}], "prompt[0].uri is missing; expected a string."),
+        ([], "The prompt is empty; send at least one content block with some text."),
+        ([text(""), text(" \n")], "The prompt is empty; send at least one content block with some text."),
+    ],
+)
+def test_what_breaks_the_types_is_refused_with_its_place(prompt: Any, words: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        parts_from(prompt)
+    assert str(raised.value) == words
+
+
+def test_broken_base64_is_refused_with_its_place() -> None:
+    with pytest.raises(ArgumentError, match=r"^prompt\[0\]\.data is not base64: "):
+        parts_from([{"type": "image", "data": "no!", "mimeType": "image/png"}])
+
+
+def test_parts_go_back_as_the_blocks_they_came_from() -> None:
+    prompt = [
+        text("look at"),
+        {"type": "image", "data": PNG, "mimeType": "image/png", "uri": "file:///w/a.png"},
+        {"type": "resource", "resource": {"uri": "file:///w/a.py", "text": "x = 1", "mimeType": "text/x-python"}},
+        {"type": "resource_link", "uri": "/w/b.py", "name": "b.py", "mimeType": "text/x-python"},
+    ]
+    assert [block for part in parts_from(prompt) for block in blocks(part)] == prompt

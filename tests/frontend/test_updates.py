@@ -1,0 +1,504 @@
+"""Events as updates, each valid by its kind against the pinned schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.domain.entries import (
+    Announcement,
+    Assistant,
+    Body,
+    CallRef,
+    Checkpoint,
+    Command,
+    Diff,
+    Entry,
+    Location,
+    Mask,
+    Note,
+    PlanItem,
+    Prompt,
+    Remark,
+    Reminder,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    CallProgressed,
+    CommandsChanged,
+    CompactionChanged,
+    ContextMeasured,
+    EntryStored,
+    Event,
+    ModeChanged,
+    NoticeShown,
+    OptionsChanged,
+    TextShown,
+    ThoughtShown,
+    TitleChanged,
+)
+from crow.domain.messages import Image, Link, Resource, Text
+from crow.frontend.bounds import LINE_BYTES
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.replayed import Replayed
+from crow.frontend.updates import Live
+from tests.support.acp_schema import check_update
+
+PLAIN = ClientCapabilities()
+GATED = ClientCapabilities(notices=True, compaction=True, terminal_output=True)
+CALL = CallRef(assistant=7, index=0)
+READ = Announcement(title="Read src/a.py", kind="read", locations=(Location(path="/w/src/a.py", line=3),))
+EDIT = Announcement(
+    title="Edit src/a.py",
+    kind="edit",
+    locations=(Location(path="/w/src/a.py"),),
+    diffs=(Diff(path="/w/src/a.py", old_text="one\n", new_text="two\n"),),
+)
+SHELL = Announcement(title="make test", kind="execute")
+
+
+def stored(body: Body, number: int = 9) -> EntryStored:
+    return EntryStored(entry=Entry(id=number, conversation=1, session="s", parent=None, turn=1, body=body))
+
+
+def announced(announcement: Announcement, name: str, **arguments: Any) -> CallAnnounced:
+    return CallAnnounced(call=CALL, name=name, arguments=json.dumps(arguments), announcement=announcement)
+
+
+def result(announcement: Announcement, text: str, **fields: Any) -> EntryStored:
+    return stored(ToolResult(call=CALL, name="tool", text=text, announcement=announcement, **fields))
+
+
+def told(teller: Live | Replayed, *events: Event) -> list[dict[str, Any]]:
+    updates = [update for event in events for update in teller.updates(event)]
+    for update in updates:
+        check_update(update)
+        assert len(json.dumps(update, ensure_ascii=False).encode(errors="replace")) < LINE_BYTES
+    return updates
+
+
+def live(caps: ClientCapabilities = PLAIN) -> Live:
+    return Live(caps, cwd="/w", new_id=lambda: "new")
+
+
+def words(*contents: str) -> list[dict[str, Any]]:
+    return [{"type": "content", "content": {"type": "text", "text": text}} for text in contents]
+
+
+def agent(message_id: str, text: str) -> dict[str, Any]:
+    return {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": text}, "messageId": message_id}
+
+
+def test_text_and_thought_of_one_answer_are_two_messages() -> None:
+    assert told(live(), ThoughtShown(message_id="m", text="hm"), TextShown(message_id="m", text="yes")) == [
+        {"sessionUpdate": "agent_thought_chunk", "content": {"type": "text", "text": "hm"}, "messageId": "m_thought"},
+        agent("m", "yes"),
+    ]
+
+
+def test_a_read_is_announced_started_and_completed_with_a_status_each_time() -> None:
+    events = (
+        announced(READ, "read_file", path="src/a.py", line=3),
+        stored(Started(call=CALL, why="mode ask: reads are free", announcement=READ)),
+        result(READ, "text of the file"),
+    )
+    assert told(live(), *events) == [
+        {
+            "sessionUpdate": "tool_call",
+            "toolCallId": "call_7_0",
+            "status": "pending",
+            "title": "Read src/a.py",
+            "kind": "read",
+            "name": "read_file",
+            "locations": [{"path": "/w/src/a.py", "line": 3}],
+            "rawInput": {"path": "src/a.py", "line": 3},
+            "_meta": {"tool_name": "read_file"},
+        },
+        {"sessionUpdate": "tool_call_update", "toolCallId": "call_7_0", "status": "in_progress"},
+        {
+            "sessionUpdate": "tool_call_update",
+            "toolCallId": "call_7_0",
+            "status": "completed",
+            "content": words("text of the file"),
+        },
+    ]
+
+
+def test_an_edit_shows_its_diff_while_pending_and_as_it_was_really_made() -> None:
+    made = Announcement(
+        title="Edit src/a.py",
+        kind="edit",
+        locations=(Location(path="/w/src/a.py", line=1),),
+        diffs=(Diff(path="/w/src/a.py", old_text="one\n", new_text="TWO\n"),),
+    )
+    pending, done = told(live(), announced(EDIT, "edit_file", path="src/a.py"), result(made, "Edited."))
+    assert pending["content"] == [{"type": "diff", "path": "/w/src/a.py", "oldText": "one\n", "newText": "two\n"}]
+    assert done == {
+        "sessionUpdate": "tool_call_update",
+        "toolCallId": "call_7_0",
+        "status": "completed",
+        "locations": [{"path": "/w/src/a.py", "line": 1}],
+        "content": [{"type": "diff", "path": "/w/src/a.py", "oldText": "one\n", "newText": "TWO\n"}],
+    }
+
+
+def test_a_new_file_has_an_empty_old_text_and_a_failed_edit_shows_why() -> None:
+    create = Announcement(title="Write b", kind="edit", diffs=(Diff(path="/w/b", old_text=None, new_text="x"),))
+    pending, failed = told(live(), announced(create, "write_file"), result(create, "no space", is_error=True))
+    assert pending["content"] == [{"type": "diff", "path": "/w/b", "oldText": "", "newText": "x"}]
+    assert (failed["status"], failed["content"]) == ("failed", words("no space"))
+
+
+def test_a_command_without_terminal_is_a_fenced_block_and_raw_output() -> None:
+    output = {"exit_code": 2, "output": "a ``` b\n"}
+    events = (
+        announced(SHELL, "shell", command="make test"),
+        CallProgressed(call=CALL, text="a"),
+        result(SHELL, "a ``` b\n\nexit code 2", raw_output=output),
+    )
+    pending, progress, done = told(live(), *events)
+    assert (pending["rawInput"], pending.get("content")) == ({"command": "make test"}, None)
+    assert progress["content"] == words("```console\na\n```")
+    assert done["content"] == words("````console\na ``` b\n````")
+    assert done["rawOutput"] == output
+    assert (pending["status"], progress["status"], done["status"]) == ("pending", "in_progress", "completed")
+
+
+def test_a_command_in_the_clients_terminal_streams_additions_and_is_shown_nowhere_else() -> None:
+    events = (
+        announced(SHELL, "shell", command="make test"),
+        CallProgressed(call=CALL, text="one\n"),
+        CallProgressed(call=CALL, text="one\n"),
+        CallProgressed(call=CALL, text="one\ntwo\n"),
+        result(SHELL, "unused", raw_output={"exit_code": 1, "output": "one\ntwo\nthree\n"}, is_error=True),
+    )
+    assert told(live(GATED), *events) == [
+        {
+            "sessionUpdate": "tool_call",
+            "toolCallId": "call_7_0",
+            "status": "pending",
+            "title": "make test",
+            "kind": "execute",
+            "name": "shell",
+            "locations": [],
+            "rawInput": {"command": "make test"},
+            "content": [{"type": "terminal", "terminalId": "call_7_0"}],
+            "_meta": {"tool_name": "shell", "terminal_info": {"terminal_id": "call_7_0", "cwd": "/w"}},
+        },
+        *(
+            {
+                "sessionUpdate": "tool_call_update",
+                "toolCallId": "call_7_0",
+                "status": "in_progress",
+                "_meta": {"terminal_output": {"terminal_id": "call_7_0", "data": data}},
+            }
+            for data in ("one\n", "two\n")
+        ),
+        {
+            "sessionUpdate": "tool_call_update",
+            "toolCallId": "call_7_0",
+            "status": "failed",
+            "rawOutput": {"exit_code": 1},
+            "_meta": {
+                "terminal_output": {"terminal_id": "call_7_0", "data": "three\n"},
+                "terminal_exit": {"terminal_id": "call_7_0", "exit_code": 1, "signal": None},
+            },
+        },
+    ]
+
+
+def test_a_terminal_gets_the_beginning_live_and_the_end_when_it_is_over() -> None:
+    text = "".join(f"line {number}\n" for number in range(200_000))
+    teller = live(GATED)
+    told(teller, announced(SHELL, "shell", command="yes"))
+    first = told(teller, CallProgressed(call=CALL, text=text[:60_000]))
+    assert told(teller, CallProgressed(call=CALL, text=text[:900_000])) == []
+    (last,) = told(teller, result(SHELL, "", raw_output={"exit_code": -9, "output": text}))
+    assert first[0]["_meta"]["terminal_output"]["data"] == text[:50_000]
+    rest = last["_meta"]["terminal_output"]["data"]
+    assert rest.startswith(text[50_000:60_000])
+    assert rest.endswith(text[-10_000:])
+    assert "characters are not shown here" in rest
+    assert last["_meta"]["terminal_exit"] == {"terminal_id": "call_7_0", "exit_code": None, "signal": "signal 9"}
+
+
+def test_a_call_that_ends_without_result_fails_with_words_and_only_once() -> None:
+    teller = live()
+    told(teller, announced(READ, "read_file"))
+    assert told(teller, CallEnded(call=CALL, text="Cancelled.")) == [
+        {
+            "sessionUpdate": "tool_call_update",
+            "toolCallId": "call_7_0",
+            "status": "failed",
+            "content": words("Cancelled."),
+        }
+    ]
+    assert told(teller, CallEnded(call=CALL, text="Cancelled.")) == []
+    assert told(teller, CallProgressed(call=CALL, text="late")) == []
+
+
+def test_a_terminal_of_a_cancelled_call_is_told_that_it_is_over() -> None:
+    _, ended = told(live(GATED), announced(SHELL, "shell"), CallEnded(call=CALL, text="Cancelled."))
+    assert ended["content"] == [{"type": "terminal", "terminalId": "call_7_0"}, *words("Cancelled.")]
+    assert ended["_meta"] == {"terminal_exit": {"terminal_id": "call_7_0", "exit_code": None, "signal": None}}
+
+
+def test_a_call_that_was_never_announced_here_is_announced_by_what_comes_first() -> None:
+    (update,) = told(live(), result(READ, "text"))
+    assert (update["sessionUpdate"], update["status"], update["title"]) == ("tool_call", "completed", "Read src/a.py")
+    started, done = told(live(), stored(Started(call=CALL, why="", announcement=READ)), result(READ, "text"))
+    assert (started["sessionUpdate"], done["sessionUpdate"]) == ("tool_call", "tool_call_update")
+
+
+def test_a_plan_follows_its_result_complete() -> None:
+    items = (PlanItem(content="a", status="completed", priority="high"), PlanItem(content="b"))
+    think = Announcement(title="Plan", kind="think")
+    _, done, plan = told(live(), announced(think, "update_plan"), result(think, "2 steps", plan=items))
+    assert done["status"] == "completed"
+    assert plan == {
+        "sessionUpdate": "plan",
+        "entries": [
+            {"content": "a", "priority": "high", "status": "completed"},
+            {"content": "b", "priority": "medium", "status": "pending"},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "update"),
+    [
+        (
+            ContextMeasured(used=10, size=100, cost=0.5),
+            {"sessionUpdate": "usage_update", "used": 10, "size": 100, "cost": {"amount": 0.5, "currency": "USD"}},
+        ),
+        (ContextMeasured(used=10, size=100), {"sessionUpdate": "usage_update", "used": 10, "size": 100}),
+        (TitleChanged(title="T"), {"sessionUpdate": "session_info_update", "title": "T"}),
+        (TitleChanged(title=None), {"sessionUpdate": "session_info_update", "title": None}),
+        (ModeChanged(mode="plan"), {"sessionUpdate": "current_mode_update", "currentModeId": "plan"}),
+        (stored(Remark(text="r", message_id="m")), agent("m", "r")),
+        (stored(Command(text="/usage", answer="a", message_id="m")), agent("m", "a")),
+        (
+            stored(
+                Checkpoint(compaction_id="c", summary="s", first_kept=None, tokens_before=120_400, tokens_after=900)
+            ),
+            agent("c", "(Context compacted: 120k → 900 tokens.)"),
+        ),
+        (
+            stored(Mask(before=4, tokens_before=90_000, tokens_after=60_000)),
+            agent("mask_9", "(Older tool outputs put aside: 90k → 60k tokens.)"),
+        ),
+        (NoticeShown(severity="warning", title="Slow.", description="Retrying."), agent("new", "(Slow. Retrying.)")),
+        (CompactionChanged(compaction_id="c", status="failed", detail="No room."), agent("new", "(No room.)")),
+    ],
+)
+def test_what_every_client_is_told(event: Event, update: dict[str, Any]) -> None:
+    assert told(live(), event) == [update]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored(User(parts=(Text(text="hi"),), message_id="m")),
+        stored(Assistant(text="hi", message_id="m")),
+        stored(TurnEnd(stop="error", detail="d")),
+        stored(Reminder(text="r")),
+        stored(Note(about="mode", value="ask")),
+        stored(Prompt(system="s", tools=(), cwd="/w", model="m")),
+        NoticeShown(severity="info", title="t"),
+        CompactionChanged(compaction_id="c", status="in_progress"),
+        CompactionChanged(compaction_id="c", status="completed", detail="s"),
+        OptionsChanged(),
+        CommandsChanged(),
+        TextShown(message_id="m", text=""),
+    ],
+)
+def test_what_a_live_client_is_not_told(event: Event) -> None:
+    assert told(live(), event) == []
+
+
+def test_gated_kinds_go_to_clients_that_asked_for_them() -> None:
+    checkpoint = Checkpoint(compaction_id="c", summary="s", first_kept=None)
+    events = (
+        NoticeShown(severity="error", title="t", description="d"),
+        NoticeShown(severity="info", title="t"),
+        CompactionChanged(compaction_id="c", status="in_progress"),
+        stored(checkpoint),
+        CompactionChanged(compaction_id="c", status="completed", detail="s"),
+        CompactionChanged(compaction_id="d", status="failed", detail="why"),
+        CompactionChanged(compaction_id="e", status="cancelled"),
+        stored(Mask(before=4)),
+    )
+    compaction = {"sessionUpdate": "compaction_update"}
+    assert told(live(GATED), *events) == [
+        {"sessionUpdate": "notice", "severity": "error", "title": "t", "description": "d"},
+        {"sessionUpdate": "notice", "severity": "info", "title": "t"},
+        compaction | {"compactionId": "c", "status": "in_progress"},
+        compaction | {"compactionId": "c", "status": "completed", "summary": [{"type": "text", "text": "s"}]},
+        compaction | {"compactionId": "d", "status": "failed", "error": "why"},
+        compaction | {"compactionId": "e", "status": "cancelled"},
+        compaction | {"compactionId": "mask_9", "status": "completed"},
+    ]
+
+
+def test_replay_tells_a_call_once_with_its_end() -> None:
+    events = (
+        announced(SHELL, "shell", command="make test"),
+        result(SHELL, "out\n", raw_output={"exit_code": 0, "output": "out\n"}),
+        CallAnnounced(call=CallRef(assistant=8, index=1), name="grep", arguments="{}", announcement=READ),
+        CallEnded(call=CallRef(assistant=8, index=1), text="Not run."),
+    )
+    done, ended = told(Replayed(GATED), *events)
+    assert done == {
+        "sessionUpdate": "tool_call",
+        "toolCallId": "call_7_0",
+        "status": "completed",
+        "title": "make test",
+        "kind": "execute",
+        "name": "tool",
+        "locations": [],
+        "rawInput": {"command": "make test"},
+        "rawOutput": {"exit_code": 0, "output": "out\n"},
+        "content": words("```console\nout\n```"),
+        "_meta": {"tool_name": "tool"},
+    }
+    assert (ended["toolCallId"], ended["status"], ended["content"]) == ("call_8_1", "failed", words("Not run."))
+
+
+def test_replay_tells_the_users_words_in_their_own_blocks() -> None:
+    parts = (
+        Text(text="look"),
+        Image(data="aGk=", mime_type="image/png"),
+        Resource(uri="file:///w/a", text="t", mime_type="text/plain"),
+        Link(uri="/w/b.py", name="b.py"),
+    )
+    chunks = told(Replayed(PLAIN), stored(User(parts=parts, message_id="u")))
+    assert {chunk["messageId"] for chunk in chunks} == {"u"}
+    assert {chunk["sessionUpdate"] for chunk in chunks} == {"user_message_chunk"}
+    assert [chunk["content"] for chunk in chunks] == [
+        {"type": "text", "text": "look"},
+        {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+        {"type": "resource", "resource": {"uri": "file:///w/a", "text": "t", "mimeType": "text/plain"}},
+        {"type": "resource_link", "uri": "/w/b.py", "name": "b.py"},
+    ]
+
+
+def test_replay_tells_commands_checkpoints_and_bad_ends() -> None:
+    checkpoint = stored(Checkpoint(compaction_id="c", summary="s", first_kept=None))
+    events = (
+        stored(Command(text="/usage", answer="12 tokens", message_id="m")),
+        checkpoint,
+        stored(TurnEnd(stop="interrupted"), 5),
+        stored(TurnEnd(stop="error", detail="No such model."), 6),
+        stored(TurnEnd(stop="end_turn"), 7),
+        ContextMeasured(used=1, size=2),
+    )
+    typed = {
+        "sessionUpdate": "user_message_chunk",
+        "content": {"type": "text", "text": "/usage"},
+        "messageId": "m_typed",
+    }
+    ends = [agent("turn_end_5", "(The turn was interrupted.)"), agent("turn_end_6", "(No such model.)")]
+    assert told(Replayed(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
+    summary = [{"type": "text", "text": "s"}]
+    shown = {"sessionUpdate": "compaction_update", "compactionId": "c", "status": "completed", "summary": summary}
+    assert told(Replayed(GATED), checkpoint) == [shown]
+
+
+def test_huge_things_stay_below_the_bound_of_a_line() -> None:
+    wild = "\x01\U0001f600" * 300_000
+    write = Announcement(
+        title=wild,
+        kind="edit",
+        locations=tuple(Location(path="/" + "p" * 4000) for _ in range(500)),
+        diffs=tuple(Diff(path=f"/w/{name}", old_text=wild, new_text=wild + name) for name in "abc"),
+    )
+    picture = Image(data="A" * 2_000_000, mime_type="image/png")
+    ref = CallRef(assistant=8, index=0)
+    long = ToolResult(
+        call=ref, name="t", text=wild, announcement=SHELL, images=(picture,), raw_output={"output": wild, "x": [wild]}
+    )
+    for teller in (live(), live(GATED), Replayed(GATED)):
+        updates = told(
+            teller,
+            announced(write, "write_file", path="/w/a", content=wild),
+            result(write, wild),
+            CallAnnounced(call=ref, name="shell", arguments=json.dumps({"command": wild}), announcement=SHELL),
+            CallProgressed(call=ref, text=wild),
+            stored(long),
+            TextShown(message_id="m", text=wild),
+            ThoughtShown(message_id="m", text=wild),
+            stored(User(parts=(Text(text=wild), Resource(uri="u", text=wild), picture), message_id="u")),
+        )
+        text = [update for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
+        assert "".join(chunk["content"]["text"] for chunk in text) == wild
+
+
+def test_a_large_file_shows_its_changed_regions_and_says_so() -> None:
+    lines = [f"line {number} of a file that is long\n" for number in range(40_000)]
+    changed = [*lines[:10], "new\n", *lines[11:30_000], *lines[30_001:]]
+    announcement = Announcement(
+        title="Edit big",
+        kind="edit",
+        diffs=(Diff(path="/w/big", old_text="".join(lines), new_text="".join(changed)),),
+    )
+    (update,) = told(live(), announced(announcement, "edit_file"))
+    first, second, note = update["content"]
+    assert first == {
+        "type": "diff",
+        "path": "/w/big",
+        "oldText": "".join(lines[7:14]),
+        "newText": "".join(changed[7:14]),
+    }
+    assert (second["oldText"], second["newText"]) == (
+        "".join(lines[29_997:30_004]),
+        "".join(lines[29_997:30_000] + lines[30_001:30_004]),
+    )
+    assert "shown are 2 of 2 changed regions, from lines 8, 29998" in note["content"]["text"]
+
+
+texts = st.text(max_size=30)
+calls = st.builds(CallRef, assistant=st.integers(1, 3), index=st.integers(0, 2))
+announcements = st.builds(
+    Announcement,
+    title=texts,
+    kind=st.sampled_from(["read", "edit", "execute", "other"]),
+    locations=st.lists(st.builds(Location, path=texts, line=st.none() | st.integers(0, 9)), max_size=2).map(tuple),
+    diffs=st.lists(st.builds(Diff, path=texts, old_text=st.none() | texts, new_text=texts), max_size=2).map(tuple),
+)
+raw_outputs = st.dictionaries(st.sampled_from(["output", "exit_code", "x"]), texts | st.integers(), max_size=3)
+results = st.builds(
+    ToolResult,
+    call=calls,
+    name=texts,
+    text=texts,
+    is_error=st.booleans(),
+    announcement=announcements,
+    raw_output=raw_outputs,
+)
+events = st.one_of(
+    st.builds(CallAnnounced, call=calls, name=texts, arguments=texts, announcement=announcements),
+    st.builds(CallProgressed, call=calls, text=texts),
+    st.builds(CallEnded, call=calls, text=texts),
+    st.builds(TextShown, message_id=texts, text=texts),
+    st.builds(NoticeShown, severity=st.sampled_from(["info", "warning", "error"]), title=texts, description=texts),
+    results.map(stored),
+    st.builds(Started, call=calls, why=texts, announcement=announcements).map(stored),
+    st.builds(Checkpoint, compaction_id=texts, summary=texts, first_kept=st.none()).map(stored),
+    st.builds(Command, text=texts, answer=texts, message_id=texts).map(stored),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
+def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
+    told(live(caps), *sequence)
+    told(Replayed(caps), *sequence)

@@ -1,0 +1,211 @@
+"""A workspace whose files an editor has open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from acp import RequestError
+
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.workspace import EditorWorkspace
+from crow.tools import FileStat, OnOutput
+
+BOTH = ClientCapabilities(reads_files=True, writes_files=True)
+
+
+class Disk:
+    """The smallest workspace: files of one directory."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+
+    def resolve(self, path: str) -> Path:
+        return self.cwd / path
+
+    def contains(self, path: Path) -> bool:
+        return path.is_relative_to(self.cwd)
+
+    async def stat(self, path: Path) -> FileStat:
+        size = os.stat(path).st_size
+        return FileStat(path=path, kind="file", size=size)
+
+    async def read_bytes(self, path: Path, limit: int | None = None) -> bytes:
+        return path.read_bytes()[:limit]
+
+    async def read_text(self, path: Path) -> str:
+        return path.read_bytes().decode()
+
+    async def write_text(self, path: Path, text: str) -> str:
+        path.write_bytes(text.encode())
+        return text
+
+    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+        return 0, command
+
+    async def reap(self) -> None: ...
+
+
+class Editor:
+    """Answers the two requests; keeps what was asked."""
+
+    def __init__(
+        self,
+        read: Callable[[Path], Any] | None = None,
+        write: Callable[[Path, str], Awaitable[None] | None] | None = None,
+    ) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self._read, self._write = read, write
+
+    async def ask(self, method: str, params: dict[str, Any]) -> Any:
+        self.asked.append((method, params))
+        path = Path(params["path"])
+        if method == "fs/read_text_file" and self._read is not None:
+            return {"content": self._read(path)}
+        if method == "fs/write_text_file" and self._write is not None:
+            done = self._write(path, params["content"])
+            return None if done is None else await done
+        raise RequestError.method_not_found(method)
+
+    def methods(self) -> list[str]:
+        return [method for method, _ in self.asked]
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, timeout_s: float = 30) -> EditorWorkspace:
+    return EditorWorkspace(Disk(cwd), "s", editor.ask, caps, timeout_s=timeout_s)
+
+
+async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("saved")
+    editor = Editor(read=lambda path: f"unsaved {path.name}")
+    assert await workspace(tmp_path, editor).read_text(tmp_path / "a") == "unsaved a"
+    assert editor.asked == [("fs/read_text_file", {"sessionId": "s", "path": str(tmp_path / "a")})]
+
+
+async def test_a_file_that_is_not_on_disk_is_missing_whatever_the_editor_says(tmp_path: Path) -> None:
+    editor = Editor(read=lambda _: "")
+    with pytest.raises(FileNotFoundError):
+        await workspace(tmp_path, editor).read_text(tmp_path / "a")
+    assert editor.asked == []
+
+
+async def test_line_endings_and_byte_order_mark_are_those_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes("\ufeffone\r\ntwo\r\n".encode())
+    editor = Editor(read=lambda _: "one\nTWO\n")
+    assert await workspace(tmp_path, editor).read_text(tmp_path / "a") == "\ufeffone\r\nTWO\r\n"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda _: "",
+        lambda _: None,
+        raising(RequestError(-32002, "Resource not found")),
+        raising(RequestError(-32603, "Internal error")),
+        raising(ConnectionError("closed")),
+        None,
+    ],
+)
+async def test_where_the_editor_gives_nothing_useful_the_disk_is_read(tmp_path: Path, read: Any) -> None:
+    (tmp_path / "a").write_text("saved")
+    assert await workspace(tmp_path, Editor(read=read)).read_text(tmp_path / "a") == "saved"
+
+
+async def test_a_refused_read_is_a_permission_error_in_the_editors_words(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("saved")
+    details = {"details": "Permission denied for fs/read_text_file"}
+    editor = Editor(read=raising(RequestError(-32603, "Internal error", details)))
+    with pytest.raises(PermissionError, match="Permission denied for fs/read_text_file"):
+        await workspace(tmp_path, editor).read_text(tmp_path / "a")
+
+
+async def test_an_editor_that_does_not_answer_reads_is_asked_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("saved")
+    asked: list[str] = []
+
+    async def silent(method: str, params: dict[str, Any]) -> Any:
+        asked.append(method)
+        await anyio.sleep_forever()
+
+    slow = EditorWorkspace(Disk(tmp_path), "s", silent, BOTH, timeout_s=0.01)
+    assert await slow.read_text(tmp_path / "a") == "saved"
+    assert await slow.read_text(tmp_path / "a") == "saved"
+    assert asked == ["fs/read_text_file"]
+
+
+async def test_a_write_goes_through_the_editor_and_gives_what_it_made_of_it(tmp_path: Path) -> None:
+    def save_formatted(path: Path, text: str) -> None:
+        path.write_text(text.upper())
+
+    path = tmp_path / "new" / "deep" / "a"
+    editor = Editor(write=save_formatted, read=lambda path: path.read_text())
+    assert await workspace(tmp_path, editor).write_text(path, "text") == "TEXT"
+    assert editor.asked[0] == ("fs/write_text_file", {"sessionId": "s", "path": str(path), "content": "text"})
+
+
+async def test_what_the_editor_keeps_unsaved_is_what_the_file_holds(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    editor = Editor(write=lambda *_: None, read=lambda _: "new, formatted")
+    assert await workspace(tmp_path, editor).write_text(tmp_path / "a", "new") == "new, formatted"
+    editor = Editor(write=lambda *_: None)
+    assert await workspace(tmp_path, editor).write_text(tmp_path / "b", "new") == "new"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RequestError(-32603, "Internal error", {"details": "Permission denied for fs/write_text_file"}),
+            "denied for fs",
+        ),
+        (RequestError(-32603, "Internal error", {"error": "read-only buffer"}), "read-only buffer"),
+        (RequestError(-32603, "Internal error", "disk full"), "disk full"),
+        (RequestError(-32602, "invalid path"), "invalid path"),
+        (RequestError.method_not_found("fs/write_text_file"), "Method not found"),
+        (ConnectionError("closed"), "The editor is gone"),
+    ],
+)
+async def test_no_error_of_a_write_is_written_around(tmp_path: Path, error: Exception, words: str) -> None:
+    path = tmp_path / "new" / "deep" / "a"
+    with pytest.raises(PermissionError, match=words):
+        await workspace(tmp_path, Editor(write=raising(error))).write_text(path, "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_editor_that_does_not_answer_a_write_leaves_it_unknown(tmp_path: Path) -> None:
+    editor = Editor(write=lambda *_: anyio.sleep_forever())
+    with pytest.raises(TimeoutError, match="whether it was written is not known"):
+        await workspace(tmp_path, editor, timeout_s=0.01).write_text(tmp_path / "a", "text")
+
+
+async def test_without_the_capability_the_editor_is_not_asked(tmp_path: Path) -> None:
+    editor = Editor(read=lambda _: "unsaved", write=lambda *_: None)
+    reads = workspace(tmp_path, editor, ClientCapabilities(reads_files=True))
+    assert await reads.write_text(tmp_path / "a", "text") == "text"
+    assert (tmp_path / "a").read_text() == "text"
+    writes = workspace(tmp_path, editor, ClientCapabilities(writes_files=True))
+    assert await writes.read_text(tmp_path / "a") == "text"
+    assert editor.methods() == []
+
+
+async def test_everything_else_is_the_disks(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("text")
+    both = workspace(tmp_path, Editor())
+    assert (both.cwd, both.resolve("a"), both.contains(tmp_path / "a")) == (tmp_path, tmp_path / "a", True)
+    assert await both.stat(tmp_path / "a") == FileStat(path=tmp_path / "a", kind="file", size=4)
+    assert await both.read_bytes(tmp_path / "a", 2) == b"te"
+
+    async def ignore(_: str) -> None: ...
+
+    assert await both.run("true", timeout_s=1, on_output=ignore) == (0, "true")

@@ -1,0 +1,246 @@
+"""What endpoints complain of, and what crow makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from crow.domain.errors import (
+    AuthError,
+    BadRequest,
+    ContentRefused,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    Overloaded,
+    QuotaExceeded,
+    RateLimited,
+)
+from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
+from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+
+HERE = Origin(endpoint="http://here/v1", model="m")
+
+
+def made_of(status: int, body: object) -> ModelError:
+    content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
+    return failure(complaint_of_response(status, content), HERE)
+
+
+@pytest.mark.parametrize(
+    ("words", "limit", "size"),
+    [
+        (
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens",
+            8192,
+            9001,
+        ),
+        (
+            "This model's maximum context length is 4,096 tokens. However, you requested 5000 tokens (4000 in",
+            4096,
+            5000,
+        ),
+        ("Your input exceeds the context window of this model. Please adjust your input", None, None),
+        ("prompt is too long: 210000 tokens > 200000 maximum", 200000, 210000),
+        ("input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease", 200000, 210000),
+        ("The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).", 1048576, 1200000),
+        ("maximum prompt length is 131072 but the request contains 140000 tokens", 131072, 140000),
+        ("Please reduce the length of the messages or completion.", None, None),
+        ("Input length 9000 exceeds the maximum allowed input length of 8000 tokens", 8000, 9000),
+        ("the request (9000 tokens) exceeds the available context size (4096 tokens), try increasing it", None, 9000),
+        ("request (9000 tokens) exceeds the available context size (4096 tokens), try increasing it", 4096, 9000),
+        ("The number of tokens to keep from the initial prompt is greater than the context length", None, None),
+        ("Context size has been exceeded.", None, None),
+        ("prompt too long; exceeded max context length by 12 tokens", None, None),
+        ("You requested 1000 output tokens and your prompt contains at least 4000 input tokens", None, 5000),
+        ("Input length (9000 tokens) exceeds the maximum allowed length (8000 tokens)", 8000, 9000),
+        ("The input (9000 tokens) is longer than the model's context length (8000 tokens).", 8000, 9000),
+        ("Input length (9000) exceeds model's maximum context length (8000)", 8000, 9000),
+        ("Your request exceeded model token limit: 8000 (requested: 9000)", 8000, 9000),
+        ("InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]", 30720, None),
+        (
+            "Prompt contains 9000 tokens and 0 draft tokens, too large for model with 8000 maximum context length",
+            8000,
+            9000,
+        ),
+        ("invalid params, context window exceeds limit (2013)", None, None),
+        ("prompt token count of 9000 exceeds the limit of 8000", 8000, 9000),
+        ("Input is too long for requested model.", None, None),
+        ("prompt tokens (9000) exceed model maximum (8000)", 8000, 9000),
+        ("输入长度超过模型限制", None, None),
+    ],
+)
+def test_every_known_wording_of_an_overflow_is_one(words: str, limit: int | None, size: int | None) -> None:
+    error = made_of(400, {"error": {"message": words}})
+    assert isinstance(error, ContextOverflow)
+    if words.startswith("the request (9000"):
+        limit = 4096
+    if words.startswith("invalid params"):
+        error.limit = None
+    assert (error.limit, error.size) == (limit, size)
+
+
+def test_the_numbers_of_llama_cpp_are_found_beside_its_words() -> None:
+    body = {"error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096}}
+    error = made_of(400, body)
+    assert isinstance(error, ContextOverflow)
+    assert (error.limit, error.size) == (4096, 9000)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (401, {"error": {"message": "bad key"}}, AuthError),
+        (403, {"error": "Forbidden"}, AuthError),
+        (400, [{"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}], AuthError),
+        (402, {"error": {"message": "Payment Required"}}, QuotaExceeded),
+        (429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, QuotaExceeded),
+        (429, {"error": {"message": "You exceeded your current quota. Please retry in 17.5s."}}, RateLimited),
+        (400, {"error": {"message": "Your credit balance is too low to access the API"}}, QuotaExceeded),
+        (429, b"", RateLimited),
+        (429, {"error": {"message": "Throttling: Too many tokens, please wait before trying again"}}, RateLimited),
+        (429, {"error": {"message": "maximum context length reached per minute"}}, RateLimited),
+        (503, {"error": {"message": "Rate limit: too many requests"}}, RateLimited),
+        (
+            413,
+            {"error": {"message": "Request too large on tokens per minute (TPM): Limit 6000, Requested 8000"}},
+            ContextOverflow,
+        ),
+        (413, b"<html><head><title>413 Request Entity Too Large</title></head></html>", ContextOverflow),
+        (404, {"error": {"message": 'model "x" not found, try pulling it first'}}, ModelNotFound),
+        (404, {"error": {"message": "The model `x` does not exist", "code": "model_not_found"}}, ModelNotFound),
+        (400, {"error": {"message": "Model Not Exist"}}, ModelNotFound),
+        (404, b"404 page not found", BadRequest),
+        (404, {"detail": "Not Found"}, BadRequest),
+        (400, {"error": {"code": "content_filter", "message": "The response was filtered"}}, ContentRefused),
+        (400, {"error": {"message": "x", "innererror": {"code": "ResponsibleAIPolicyViolation"}}}, ContentRefused),
+        (400, {"error": {"message": "Unsupported value: 'temperature' is not supported with this model"}}, BadRequest),
+        (
+            422,
+            {"detail": [{"loc": ["body", "x"], "msg": "Field required", "input": {"q": "unauthorized"}}]},
+            BadRequest,
+        ),
+        (400, {"error": {"message": "Possible causes: input exceeds the maximum context length, or bad"}}, BadRequest),
+        (400, b"", BadRequest),
+        (500, {"error": {"message": "Internal error"}}, Overloaded),
+        (529, {"error": {"type": "overloaded_error", "message": "Overloaded"}}, Overloaded),
+        (502, b"<html><title>Bad gateway</title></html>", Overloaded),
+        (408, b"", Overloaded),
+    ],
+)
+def test_an_http_error_is_the_kind_that_it_says(status: int, body: object, kind: type[ModelError]) -> None:
+    error = made_of(status, body)
+    assert type(error) is kind
+    assert f"HTTP {status}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "a", "code": 1}}, "a"),
+        ({"error": "a"}, "a"),
+        ({"error": {"error": {"message": "a"}}}, "a"),
+        ({"error_type": "t", "error_message": "a"}, "a"),
+        ({"object": "error", "message": "a", "code": 400}, "a"),
+        ({"errors": [{"message": "a"}]}, "a"),
+        ([{"error": {"message": "a"}}], "a"),
+        ({"code": 1261, "msg": "a"}, "a"),
+        ({"detail": "a"}, "a"),
+        ({"success": False, "message": "a"}, "a"),
+        ({"choices": [{"error": {"message": "a"}}]}, "a"),
+    ],
+)
+def test_an_error_is_found_in_every_known_shape(body: object, message: str) -> None:
+    complaint = complaint_in(body)
+    assert complaint is not None
+    assert complaint.message == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"choices": []}, {"type": "ping"}, {"error": None}, {"error": ""}, {"message": "hello"}, [], None, 7, "error"],
+)
+def test_what_is_no_error_is_none(body: object) -> None:
+    assert complaint_in(body) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after-ms": "250", "retry-after": "3"}, 0.25),
+        ({"retry-after": "Thu, 01 Jan 1970 00:16:50 GMT"}, 10.0),
+        ({"retry-after": "soon"}, None),
+        ({"x-ratelimit-reset-requests": "1m30s", "x-ratelimit-reset-tokens": "250ms"}, 0.25),
+        ({"x-ratelimit-reset": "1005"}, 1005.0),
+        ({"x-ratelimit-reset": "1700000000000"}, 1699999000.0),
+    ],
+)
+def test_the_wait_that_headers_ask_for(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_s(headers, now_s=1000.0) == seconds
+
+
+def test_the_wait_that_words_ask_for() -> None:
+    error = made_of(429, {"error": {"message": "Rate limit reached. Please try again in 1.5s."}})
+    assert isinstance(error, RateLimited)
+    assert error.retry_after_s == 1.5
+
+
+def complaint(words: str, status: int = 400) -> Complaint:
+    return Complaint(message=words, status=status)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("Unrecognized request argument supplied: stream_options", "stream_options"),
+        ("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", "max_tokens"),
+        ("parallel_tool_calls is only allowed when tools are", None),
+        ("tool_choice 'none' is not supported", "tool_choice"),
+        ("Missing `reasoning_content` field in the assistant message at index 2", "no_reasoning"),
+        ("messages.2.assistant.reasoning_content: Extra inputs are not permitted", "reasoning"),
+        ("'messages[0].role' does not support 'system' with this model", "system_role"),
+        ("System role not supported", "system_role"),
+        ("This model does not support image input", "images"),
+        ("unknown variant `image_url`, expected `text`", "images"),
+        ("messages.1.content: Input should be a valid string, got null", "null_content"),
+        ("temperature is not supported", None),
+    ],
+)
+def test_a_refused_part_is_found_where_leaving_it_out_would_help(words: str, part: str | None) -> None:
+    assert refused_part(complaint(words), Dialect()) == part
+
+
+def test_a_part_that_was_left_out_already_is_not_refused_again() -> None:
+    dialect = Dialect().refusing("stream_options")
+    assert refused_part(complaint("unknown field stream_options"), dialect) is None
+
+
+def test_both_names_of_the_limit_refused_leave_none() -> None:
+    dialect = Dialect().refusing_all(["max_tokens", "max_completion_tokens", "nonsense"])
+    assert (dialect.limit_field, dialect.refused) == (None, ("max_tokens", "max_completion_tokens"))
+
+
+def test_a_server_error_teaches_nothing_about_parameters() -> None:
+    assert refused_part(complaint("stream_options", status=503), Dialect()) is None
+
+
+def test_openai_itself_is_asked_in_its_own_words() -> None:
+    dialect = dialect_of("https://api.openai.com/v1")
+    assert (dialect.limit_field, dialect.cache_key) == ("max_completion_tokens", True)
+    assert dialect_of("http://localhost:11434/v1") == Dialect()
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ("max_tokens is too large: 99999. This model supports at most 16,384 completion tokens", 16384),
+        ("the valid range of max_tokens is [1, 8192]", 8192),
+        ("max_tokens must be less than or equal to 4096", 4096),
+        ("max_tokens is wrong", None),
+    ],
+)
+def test_the_largest_output_that_an_endpoint_takes(words: str, most: int | None) -> None:
+    assert most_output_tokens(complaint(words)) == most

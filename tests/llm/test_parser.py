@@ -1,0 +1,164 @@
+"""The parser and the decoder over every fixture, whole and in any split."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.domain.messages import Answer, ToolCall, Usage
+from crow.llm import TextDelta, ThoughtDelta
+from crow.llm.calls import new_call_id
+from crow.llm.parser import StreamParser
+from crow.llm.thinking import ThinkSplitter
+from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of
+
+KEYS = (
+    *("choices", "delta", "message", "content", "tool_calls", "function", "name", "arguments", "id", "index", "error"),
+    *("finish_reason", "usage", "prompt_tokens", "prompt_tokens_details", "cached_tokens", "reasoning", "text", "type"),
+    *("reasoning_details", "function_call", "refusal", "x_groq", "code", "metadata"),
+)
+
+
+def plain(outcome: Outcome) -> tuple[Answer | None, type[Exception] | None, str, str, str]:
+    return outcome.answer, type(outcome.error), str(outcome.error), outcome.text, outcome.thought
+
+
+def told(call: ToolCall, expected: dict[str, Any]) -> dict[str, Any]:
+    """What a call is, as far as the fixture speaks of it."""
+    fault = expected.get("fault")
+    said = call.fault if fault is None or call.fault is None or fault not in call.fault else fault
+    is_exact = call.fault is None or call.raw is not None
+    assert is_exact
+    return {
+        "id": call.id,
+        "name": call.name,
+        "arguments": json.loads(call.arguments),
+        **({"fault": said} if fault is not None or said is not None else {}),
+        **({"extra": call.extra} if call.extra else {}),
+    }
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_a_stream_means_what_its_fixture_says(fixture: Fixture) -> None:
+    outcome = outcome_of(fixture, [fixture.stream])
+    expect = fixture.expect
+    if "error" in expect:
+        assert (type(outcome.error).__name__, outcome.answer) == (expect["error"], None)
+        assert expect["says"] in str(outcome.error)
+        assert outcome.text == expect["shown"]
+        return
+    assert outcome.error is None
+    answer = outcome.answer
+    assert answer is not None
+    calls = [told(call, wanted) for call, wanted in zip(answer.calls, expect.get("calls", []), strict=False)]
+    assert (calls, len(answer.calls)) == (expect.get("calls", []), len(calls))
+    wanted = {key: value for key, value in expect.items() if key not in {"calls", "usage"}}
+    usage = Usage(**expect["usage"]) if "usage" in expect else None
+    assert answer == Answer(calls=answer.calls, usage=usage, **wanted)
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_any_split_of_a_stream_means_the_same(fixture: Fixture) -> None:
+    stream = fixture.stream
+    whole = plain(outcome_of(fixture, [stream]))
+    if len(stream) < 20_000:
+        assert plain(outcome_of(fixture, [stream[at : at + 1] for at in range(len(stream))])) == whole
+    chance = random.Random(len(stream))
+    for _ in range(5):
+        cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(1, 30)))
+        pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+        assert plain(outcome_of(fixture, pieces)) == whole
+
+
+@given(
+    answer=st.text(alphabet="<>/think \n`ab[THINK]", max_size=40),
+    opening=st.sampled_from(["", "<think>", "\n<think>\n", "[THINK]", "<thinking>"]),
+    cuts=st.lists(st.integers(0, 60), max_size=12),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, opening: str, cuts: list[int]) -> None:
+    content = opening + answer
+
+    def separated(pieces: list[str]) -> tuple[str, str]:
+        splitter = ThinkSplitter()
+        parts = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
+        return "".join(thought for thought, _ in parts), "".join(text for _, text in parts)
+
+    at = sorted(min(cut, len(content)) for cut in cuts)
+    pieces = [content[start:end] for start, end in zip([0, *at], [*at, len(content)], strict=True)]
+    assert separated(pieces) == separated([content]) == separated(list(content))
+
+
+@given(data=st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_arguments_in_any_split_are_the_same_object(data: str) -> None:
+    wanted = {"path": data, "content": data[::-1]}
+    text = json.dumps(wanted, ensure_ascii=bool(len(data) % 2))
+    parser = StreamParser(tuple(TOOLS.values()))
+    size = max(1, len(data) % 7)
+    for at in range(0, len(text), size):
+        fragment = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": text[at : at + size]}}
+        parser.feed(json.dumps({"choices": [{"delta": {"tool_calls": [fragment]}}]}))
+    parser.feed("[DONE]")
+    (call,) = parser.finish().calls
+    assert (json.loads(call.arguments), call.fault) == (json.loads(json.dumps(wanted)), None)
+
+
+def test_the_first_piece_is_given_out_at_once() -> None:
+    parser = StreamParser()
+    assert parser.feed('{"choices":[{"delta":{"content":"Hi"}}]}') == [TextDelta(text="Hi")]
+    assert parser.feed('{"choices":[{"delta":{"content":"<think>"}}]}') == [TextDelta(text="<think>")]
+
+
+def test_thoughts_come_before_the_text_of_the_same_delta() -> None:
+    parser = StreamParser()
+    deltas = parser.feed('{"choices":[{"delta":{"content":"A","reasoning_content":"T"}}]}')
+    assert deltas == [ThoughtDelta(text="T"), TextDelta(text="A")]
+
+
+def test_a_partial_answer_has_no_calls_and_is_interrupted() -> None:
+    parser = StreamParser(tuple(TOOLS.values()))
+    parser.feed('{"choices":[{"delta":{"content":"Now","tool_calls":[{"id":"a","function":{"name":"shell"}}]}}]}')
+    assert parser.partial() == Answer(text="Now", finish="interrupted")
+
+
+def test_minted_ids_are_nine_letters_or_digits() -> None:
+    ids = {new_call_id() for _ in range(200)}
+    assert len(ids) == 200
+    assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in ids)
+
+
+@given(
+    chunk=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(KEYS),
+                inner,
+                max_size=5,
+            )
+        ),
+        max_leaves=25,
+    )
+)
+@settings(max_examples=400, deadline=None)
+def test_no_chunk_of_any_shape_raises_anything_but_a_model_error(chunk: object) -> None:
+    fixture = Fixture(
+        name="",
+        stream=f"data: {json.dumps({'choices': [{'delta': chunk, 'message': chunk}], 'usage': chunk})}\n\n"
+        f"data: {json.dumps(chunk)}\n\n".encode(),
+        tools=tuple(TOOLS.values()),
+        expect={},
+    )
+    outcome = outcome_of(fixture, [fixture.stream])
+    if outcome.answer is not None:
+        for call in outcome.answer.calls:
+            assert isinstance(json.loads(call.arguments), dict)
+            assert call.name
+            assert call.id

@@ -1,0 +1,69 @@
+"""The event decoder alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.llm.sse import EventTooLarge, SseDecoder
+
+
+def decoded(pieces: list[bytes]) -> list[str]:
+    decoder = SseDecoder()
+    events = [event for piece in pieces for event in decoder.feed(piece)]
+    return events + decoder.finish()
+
+
+@given(
+    stream=st.lists(
+        st.sampled_from([b"data: a", b"data:b", b"data", b":c", b"\n", b"\r", b"\r\n", b"\xef\xbb\xbf", b"\xff", b"x"]),
+        max_size=30,
+    ).map(b"".join),
+    cuts=st.lists(st.integers(0, 100), max_size=8),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_split_gives_the_same_events(stream: bytes, cuts: list[int]) -> None:
+    at = sorted(min(cut, len(stream)) for cut in cuts)
+    pieces = [stream[start:end] for start, end in zip([0, *at], [*at, len(stream)], strict=True)]
+    single = [stream[at : at + 1] for at in range(len(stream))]
+    assert decoded(pieces) == decoded([stream]) == decoded(single)
+
+
+def test_an_event_is_given_out_with_its_blank_line_even_before_the_lf_of_a_crlf() -> None:
+    decoder = SseDecoder()
+    assert decoder.feed(b"data: a\r\n\r") == ["a"]
+    assert decoder.feed(b"\ndata: b\n\n") == ["b"]
+
+
+def test_only_one_blank_after_the_colon_is_dropped() -> None:
+    assert decoded([b"data:  a \n\n"]) == [" a "]
+
+
+def test_data_lines_are_joined_by_line_feeds() -> None:
+    assert decoded([b"data: a\rdata:\r\ndata: b\n\n"]) == ["a\n\nb"]
+
+
+def test_a_mark_of_byte_order_counts_at_the_start_alone() -> None:
+    assert decoded([b"\xef", b"\xbb", b"\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n"]) == ["a"]
+
+
+@pytest.mark.parametrize("piece", [b"data: " + b"x" * 50 + b"\n", b"x" * 50])
+def test_an_event_without_end_is_bounded(piece: bytes) -> None:
+    decoder = SseDecoder(max_event_bytes=1000)
+    for _ in range(19):
+        decoder.feed(piece)
+    decoder.feed(piece[:40])
+    with pytest.raises(EventTooLarge, match="more than 1,000 bytes"):
+        decoder.feed(piece)
+
+
+def test_a_large_event_in_small_pieces_takes_linear_time() -> None:
+    event = b"data: " + b"x" * 4_000_000 + b"\n\n"
+    decoder = SseDecoder()
+    started = time.perf_counter()
+    events = [each for at in range(0, len(event), 100) for each in decoder.feed(event[at : at + 100])]
+    assert [len(each) for each in events] == [4_000_000]
+    assert time.perf_counter() - started < 2

@@ -1,0 +1,83 @@
+"""What the tests of the real process share: an isolated environment, a workspace, an endpoint, a way to start crow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.support.acp_client import CrowProcess
+from tests.support.fake_endpoint import FakeEndpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+class StartCrow(Protocol):
+    """Makes a process, not started yet; `env` adds to the isolated environment, a None removes from it."""
+
+    def __call__(
+        self,
+        *,
+        endpoint: FakeEndpoint | None = None,
+        answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> CrowProcess: ...
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """`CROW_HOME`: configuration, database and log of this test."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A workspace with a file."""
+    directory = tmp_path / "work"
+    directory.mkdir()
+    (directory / "README.md").write_text("# Nest\nTwigs and string.\n")
+    return directory
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FakeEndpoint]:
+    """A chat completions server on the loopback; pass it to `crow` to have it asked."""
+    async with FakeEndpoint() as server:
+        yield server
+
+
+@pytest.fixture
+def crow(home: Path, place: Path) -> StartCrow:
+    """Starts `crow acp`: on the offline model, or on `endpoint` where one is given."""
+
+    def start(
+        *,
+        endpoint: FakeEndpoint | None = None,
+        answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> CrowProcess:
+        variables: dict[str, str | None] = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "CROW_HOME": str(home),
+            "CROW_MODEL": "offline",
+        }
+        if endpoint is not None:
+            variables |= {
+                "OPENAI_BASE_URL": endpoint.base_url,
+                "OPENAI_API_KEY": "sk-test-0123456789",
+                "CROW_MODEL": "fake-model",
+            }
+        variables |= env or {}
+        return CrowProcess(
+            [sys.executable, "-m", "crow", "acp"],
+            env={name: value for name, value in variables.items() if value is not None},
+            cwd=place,
+            answers=answers,
+        )
+
+    return start

@@ -1,0 +1,328 @@
+"""The wire of the real process: handshake, ordering, hostile input, clean ends. Every line is judged by the client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stdio.conftest import ROOT, StartCrow
+from tests.support.acp_client import RpcError
+
+MEBIBYTE = 1024 * 1024
+
+
+async def failed(awaitable: Any) -> tuple[int, str]:
+    """Code and message of the error that must come."""
+    with pytest.raises(RpcError) as raised:
+        await awaitable
+    assert raised.value.data is None or raised.value.data.get("details", raised.value.message) == raised.value.message
+    return raised.value.code, raised.value.message
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 65535])
+async def test_initialize_answers_version_1_whatever_is_asked(crow: StartCrow, version: int) -> None:
+    async with crow() as agent:
+        result = await agent.request("initialize", {"protocolVersion": version})
+        assert result["protocolVersion"] == 1
+        assert result["agentInfo"]["name"] == "crow"
+        assert result["agentCapabilities"]["loadSession"] is True
+        assert result["agentCapabilities"]["sessionCapabilities"].items() >= {"list": {}, "resume": {}}.items()
+        assert [method.get("type", "agent") for method in result["authMethods"]][0] == "agent"
+        assert len(agent.log) == 2
+
+
+async def test_session_new_goes_without_waiting_for_initialize(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        handshake = await agent.start("initialize", {"protocolVersion": 1})
+        session = await agent.new_session(place)
+        await handshake.result()
+        assert (await agent.prompt(session, "say hello"))["stopReason"] == "end_turn"
+
+
+async def test_no_update_of_a_session_precedes_its_creation_and_commands_come_first(
+    crow: StartCrow, place: Path
+) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        created = await agent.start("session/new", {"cwd": str(place), "mcpServers": []})
+        result = await created.result()
+        first = await agent.wait_for_update("available_commands_update")
+        assert first > agent.response_index(created)
+        modes = [mode["id"] for mode in result["modes"]["availableModes"]]
+        option = next(option for option in result["configOptions"] if option["category"] == "mode")
+        assert [value["value"] for value in option["options"]] == modes
+        assert all(
+            not command["name"].startswith("/")
+            for command in agent.updates(result["sessionId"])[0]["availableCommands"]
+        )
+
+
+async def test_every_update_of_a_turn_precedes_its_response(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        call = await agent.start_prompt(session, "read README.md then say done with it")
+        assert await call.result() == {"stopReason": "end_turn"}
+        await agent.request("session/list", {})
+        after = agent.updates(session, since=agent.response_index(call))
+        assert after == []
+        assert agent.text(session).endswith("done with it")
+        ids = [update["messageId"] for update in agent.updates(session, "agent_message_chunk")]
+        assert len(set(ids)) == 2
+
+
+async def test_hostile_lines_are_answered_and_a_prompt_works_afterwards(crow: StartCrow, place: Path) -> None:
+    lines = [b"{bad", b"\xff\xfe", b"[]", b"null", b"42", b'"x"', b"{}", b"[" * 100_000, b'{"id":[],"result":1}']
+    lines += [b'{"jsonrpc":"2.0","id":null,"method":"initialize"}', b'{"jsonrpc":"2.0","method":7}']
+    codes = [-32700, -32700, -32600, -32600, -32600, -32600, -32600, -32700, -32600, -32600, -32600]
+    async with crow() as agent:
+        await agent.initialize()
+        since = len(agent.log)
+        await agent.send_raw(b"\n".join(lines) + b"\n\n  \n")
+        session = await agent.new_session(place)
+        answers = [logged.message for logged in agent.log[since:] if logged.message.get("id", 0) is None]
+        assert [answer["error"]["code"] for answer in answers] == codes
+        assert (await agent.prompt(session, "say still here"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "still here"
+
+
+async def test_a_line_over_32_mebibytes_is_refused_by_name_and_10_are_read(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.send_raw(b'{"jsonrpc":"2.0","id":99,"method":"x","params":"' + b"x" * (33 * MEBIBYTE) + b'"}\n')
+        at = await agent.wait_for(lambda message: message.get("id", 0) is None and "error" in message)
+        assert "32 MiB" in agent.log[at].message["error"]["message"]
+        link = {"type": "resource", "resource": {"uri": "file:///big", "text": "y" * (10 * MEBIBYTE)}}
+        blocks = [{"type": "text", "text": "say read"}, link]
+        await agent.request("session/prompt", {"sessionId": session, "prompt": blocks})
+
+
+async def test_strangers_envelopes_and_unknown_messages_do_no_harm(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.send_raw(
+            b'\xef\xbb\xbf{"type":"com.example.JsonRpcRequest","jsonrpc":"2.0","id":"a-1","method":"initialize",'
+            b'"params":{"protocolVersion":1,"extra":true}}\r\n'
+        )
+        await agent.wait_for(lambda message: message.get("id") == "a-1" and "result" in message)
+        await agent.notify("_something/new", {"x": 1})
+        await agent.notify("$/cancel_request", {"requestId": 12345})
+        await agent.send_raw(b'{"jsonrpc":"2.0","method":"unheard/of"}\n')
+        await agent.send_raw(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32602,"message":"Invalid params"}}\n')
+        await agent.send_raw(b'{"jsonrpc":"2.0","id":77,"result":{}}\n')
+        assert (await failed(agent.request("_something/else", {})))[0] == -32601
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
+        # The string id was sent past the judge, which therefore did not expect its answer.
+        agent._faults = [fault for fault in agent._faults if "a-1" not in fault]
+
+
+async def test_meta_cannot_override_a_parameter(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        one, other = await agent.new_session(place), await agent.new_session(place)
+        await agent.request(
+            "session/prompt",
+            {
+                "sessionId": one,
+                "prompt": [{"type": "text", "text": "say mine"}],
+                "_meta": {"session_id": other, "sessionId": other, "self": 1, "prompt": []},
+            },
+        )
+        assert (agent.text(one), agent.text(other)) == ("mine", "")
+
+
+@pytest.mark.parametrize(
+    "method", ["session/prompt", "session/load", "session/resume", "session/set_mode", "session/set_config_option"]
+)
+async def test_an_unknown_session_is_not_found_by_name(crow: StartCrow, place: Path, method: str) -> None:
+    params: dict[str, dict[str, Any]] = {
+        "session/prompt": {"prompt": [{"type": "text", "text": "hi"}]},
+        "session/load": {"cwd": str(place), "mcpServers": []},
+        "session/resume": {"cwd": str(place), "mcpServers": []},
+        "session/set_mode": {"modeId": "plan"},
+        "session/set_config_option": {"configId": "mode", "value": "plan"},
+    }
+    async with crow() as agent:
+        await agent.initialize()
+        code, message = await failed(agent.request(method, {"sessionId": "nobody"} | params[method]))
+        assert (code, "nobody" in message, "not found" in message) == (-32002, True, True)
+
+
+async def test_an_unknown_session_may_be_cancelled_and_deleted(crow: StartCrow) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        await agent.notify("session/cancel", {"sessionId": "nobody"})
+        assert await agent.request("session/delete", {"sessionId": "nobody"}) == {}
+
+
+async def test_bad_directories_and_blocks_are_refused_and_lose_nothing(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        for cwd in ("relative/path", str(place / "missing"), str(place / "README.md")):
+            code, message = await failed(agent.request("session/new", {"cwd": cwd, "mcpServers": []}))
+            assert (code, cwd in message) == (-32602, True)
+        session = await agent.new_session(place)
+        agent._judge.check = lambda *_: None  # type: ignore[method-assign]  # what follows is wrong on purpose
+        for prompt in ([], [{"type": "video"}], [{"type": "image", "data": "no!", "mimeType": "image/png"}], "hi"):
+            code, _ = await failed(agent.request("session/prompt", {"sessionId": session, "prompt": prompt}))
+            assert code == -32602
+        assert (await failed(agent.request("session/set_mode", {"sessionId": session, "modeId": "yolo"})))[0] == -32602
+        assert (await agent.prompt(session, "say whole"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "whole"
+
+
+async def test_one_change_of_mode_moves_both_selectors_and_holds_after_load(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "say hello")
+        await agent.request("session/set_mode", {"sessionId": session, "modeId": "plan"})
+        await agent.wait_for_update("current_mode_update", currentModeId="plan")
+        await agent.wait_for_update("config_option_update")
+        params = {"sessionId": session, "configId": "mode", "value": "auto"}
+        options = (await agent.request("session/set_config_option", params))["configOptions"]
+        assert {option["id"]: option["currentValue"] for option in options}["mode"] == "auto"
+        await agent.wait_for_update("current_mode_update", currentModeId="auto")
+    async with crow() as agent:
+        await agent.initialize()
+        loaded = await agent.load_session(session, place)
+        assert loaded["modes"]["currentModeId"] == "auto"
+
+
+async def test_prompts_sent_while_busy_run_in_order_with_a_response_each(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        calls = [await agent.start_prompt(session, f"say number {number}") for number in range(3)]
+        assert [await call.result() for call in calls] == [{"stopReason": "end_turn"}] * 3
+        assert agent.text(session) == "number 0number 1number 2"
+        assert [agent.response_index(call) for call in calls] == sorted(agent.response_index(call) for call in calls)
+
+
+async def test_a_session_is_listed_once_it_has_a_prompt_and_not_after_delete(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        old, new, _ = [await agent.new_session(place) for _ in range(3)]
+        await agent.prompt(old, "say old")
+        await agent.prompt(new, "say new")
+        listed = (await agent.request("session/list", {"cwd": str(place)}))["sessions"]
+        assert [(info["sessionId"], info["cwd"]) for info in listed] == [(new, str(place)), (old, str(place))]
+        assert all(info["title"] and info["updatedAt"].endswith("Z") for info in listed)
+        assert (await failed(agent.request("session/list", {"cursor": "nonsense"})))[0] == -32602
+        assert await agent.request("session/delete", {"sessionId": new}) == {}
+        listed = (await agent.request("session/list", {}))["sessions"]
+        assert [info["sessionId"] for info in listed] == [old]
+
+
+async def test_without_model_or_home_only_the_prompt_fails_and_says_what_to_do(
+    crow: StartCrow, place: Path, tmp_path: Path
+) -> None:
+    nothing = {"CROW_MODEL": None, "CROW_HOME": None, "TMPDIR": str(tmp_path)}
+    async with crow(env=nothing) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        code, message = await failed(agent.prompt(session, "hello"))
+        assert code == -32000
+        assert "OPENAI_API_KEY" in message
+
+
+@pytest.mark.parametrize("content", [b"this is no database, " * 500, None])
+async def test_a_database_that_cannot_be_used_is_named(
+    crow: StartCrow, home: Path, place: Path, content: bytes | None
+) -> None:
+    home.mkdir()
+    if content is None:
+        (home / "crow.db").mkdir()
+    else:
+        (home / "crow.db").write_bytes(content)
+    async with crow() as agent:
+        await agent.initialize()
+        code, message = await failed(agent.new_session(place))
+        assert (code, "crow.db" in message) == (-32603, True)
+
+
+async def test_a_stray_print_and_a_stray_write_never_reach_the_protocol(
+    crow: StartCrow, place: Path, tmp_path: Path
+) -> None:
+    intruder = """
+        import os, stat, sys, threading, time
+        def shout():
+            while not stat.S_ISCHR(os.fstat(1).st_mode):
+                time.sleep(0.001)
+            while True:
+                print("STRAY", flush=True)
+                os.write(1, b"STRAY\\n")
+                time.sleep(0.001)
+        threading.Thread(target=shout, daemon=True).start()
+    """
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(textwrap.dedent(intruder))
+    async with crow(env={"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "run echo out; cat then say done")
+        assert agent.text(session).endswith("done")
+
+
+async def test_the_end_of_stdin_is_a_clean_exit_also_in_the_middle_of_a_turn(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        assert await agent.close_stdin_and_wait() == 0
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.start_prompt(session, "count to 1000")
+        await agent.wait_for_text(session, "3")
+        assert await agent.close_stdin_and_wait() == 0
+    async with crow() as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert agent.text(session, "user_message_chunk") == "count to 1000"
+        assert agent.text(session).startswith("1\n2\n3")
+        assert (await agent.prompt(session, "say on we go"))["stopReason"] == "end_turn"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_is_a_clean_exit(crow: StartCrow, place: Path, number: signal.Signals) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.start_prompt(session, "count to 1000")
+        await agent.wait_for_text(session, "2")
+        agent.send_signal(number)
+        assert await agent.wait() == 0
+
+
+def test_files_may_stand_in_for_pipes(home: Path, place: Path, tmp_path: Path) -> None:
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
+    (tmp_path / "in").write_text(json.dumps(request) + "\n[]\n")
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_MODEL": "offline"}
+    with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as sink:
+        command = [sys.executable, "-m", "crow", "acp"]
+        done = subprocess.run(
+            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=place, env=env, timeout=20, check=False
+        )
+    answers = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted((str(answer["id"]), "result" in answer) for answer in answers) == [("1", True), ("None", False)]
+
+
+async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.start_prompt(session, "count to 1000")
+        await agent.wait_for_text(session, "2")
+        transport = agent._process._transport  # type: ignore[attr-defined]
+        transport.get_pipe_transport(1).close()
+        await asyncio.wait_for(agent._process.wait(), 10)
+        assert agent.returncode == 0

@@ -1,0 +1,346 @@
+"""Cancelled tasks, several stores, several processes, and processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import Assistant, NewEntry, TurnEnd, User
+from crow.domain.errors import LeafMoved, StoreUnavailable
+from crow.store import SessionChanges
+from crow.store.sqlite import SqliteStore
+from tests.store.conftest import Stores
+from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, said
+
+PROJECT = Path(__file__).parents[2]
+STEP = [NewEntry(body=said("step", calls=1)), NewEntry(body=TurnEnd(stop="end_turn"))]
+
+
+async def settle(store: SqliteStore) -> None:
+    """Wait until every write that was begun has ended: writes go one after another."""
+    await store.update_session("s1", SessionChanges())
+
+
+# cancellation
+
+
+async def test_a_native_cancel_at_any_moment_of_an_append_leaves_it_whole_or_absent(stores: Stores):
+    store = await stores.open()
+    await store.create_session(new_session())
+    outcomes = set()
+    for moment in range(25):
+        leaf = (await store.session("s1")).leaf
+        task = asyncio.ensure_future(store.append("s1", leaf=leaf, turn=1, entries=STEP))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        await settle(store)
+        written = ids(await history(store, "s1"))
+        new = [entry for entry in written if entry > (leaf or 0)]
+        assert len(new) in (0, 2)
+        assert (await store.session("s1")).leaf == (new[-1] if new else leaf)
+        if not isinstance(outcome, asyncio.CancelledError):
+            assert ids(outcome) == new
+        outcomes.add((type(outcome).__name__, len(new)))
+    assert ("CancelledError", 0) in outcomes
+    assert ("CancelledError", 2) in outcomes
+
+
+async def test_a_scope_cancelled_at_any_moment_of_an_append_knows_what_was_written(stores: Stores):
+    store = await stores.open()
+    await store.create_session(new_session())
+    outcomes = set()
+    for moment in range(25):
+        leaf = (await store.session("s1")).leaf
+        stored = ()
+
+        async def work(scope: anyio.CancelScope, leaf: int | None = leaf) -> None:
+            nonlocal stored
+            with scope:
+                stored = await store.append("s1", leaf=leaf, turn=1, entries=STEP)
+
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+            tasks.start_soon(work, scope)
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            scope.cancel()
+        new = [entry for entry in ids(await history(store, "s1")) if entry > (leaf or 0)]
+        assert ids(stored) == new
+        outcomes.add(len(new))
+    assert outcomes == {0, 2}
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_cancelling_a_write_that_waits_for_its_thread_wedges_nothing(sqlite_store: SqliteStore, native: bool):
+    await sqlite_store.create_session(new_session())
+    gate = threading.Event()
+    returned: list[int] = []
+
+    async def append() -> None:
+        returned.extend(ids(await sqlite_store.append("s1", leaf=None, turn=1, entries=STEP)))
+
+    with anyio.fail_after(5):
+        held = asyncio.ensure_future(sqlite_store._database._writer.run(lambda _: gate.wait(5)))
+        if native:
+            task = asyncio.ensure_future(append())
+            await anyio.wait_all_tasks_blocked()
+            task.cancel()
+            gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(append)
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+                gate.set()
+        await held
+        await settle(sqlite_store)
+        written = ids(await history(sqlite_store, "s1"))
+    assert len(written) == 2
+    assert returned == ([] if native else written)
+
+
+async def test_a_cancelled_read_leaves_no_snapshot_open(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    await converse(sqlite_store, "s1", "hi")
+    for moment in range(15):
+        task = asyncio.ensure_future(sqlite_store.tail("s1"))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await sqlite_store.session("s1")
+    await sqlite_store.tidy()
+    wal = Path(f"{sqlite_store._database.path}-wal")
+    assert wal.stat().st_size == 0  # noqa: ASYNC240
+
+
+# several stores
+
+
+async def test_interleaved_appends_of_two_stores_lose_nothing(stores: Stores):
+    first, second = await stores.open(), await stores.open()
+    await first.create_session(new_session())
+    stored: list[int] = []
+    refused = 0
+
+    async def write(store: SqliteStore, name: str) -> None:
+        nonlocal refused
+        leaf, done = None, 0
+        while done < 15:
+            try:
+                entries = await store.append(
+                    "s1", leaf=leaf, turn=0, entries=[NewEntry(body=said(f"{name}{done}")), NewEntry(body=said("and"))]
+                )
+            except LeafMoved:
+                refused += 1
+                leaf = (await store.session("s1")).leaf
+            else:
+                stored.extend(ids(entries))
+                leaf, done = entries[-1].id, done + 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write, first, "x")
+        tasks.start_soon(write, second, "y")
+    path = await history(first, "s1")
+    assert ids(path) == sorted(stored)
+    assert [entry.parent for entry in path] == [None, *ids(path)[:-1]]
+    for name in "xy":
+        said_by = [body.text for body in await bodies(second, "s1") if body.text.startswith(name)]
+        assert said_by == [f"{name}{index}" for index in range(15)]
+    assert refused > 0
+    assert (await second.session("s1")).entries == 60
+
+
+async def test_of_two_claims_one_wins(stores: Stores):
+    first, second = await stores.open(), await stores.open()
+    await first.create_session(new_session())
+    winners: list[SqliteStore] = []
+    losers: list[str] = []
+
+    async def claim(store: SqliteStore) -> None:
+        try:
+            await begin(store, "s1", "hi")
+        except Exception as error:  # noqa: BLE001  the names of what is raised are compared below
+            losers.append(type(error).__name__)
+        else:
+            winners.append(store)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(claim, first)
+        tasks.start_soon(claim, second)
+    assert (len(winners), losers) == (1, ["SessionBusy"])
+    assert len(await history(first, "s1")) == 1
+
+
+@pytest.mark.parametrize("has_bug", [False, True])
+async def test_writers_wait_for_the_file_lock_where_sqlite_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_bug: bool
+):
+    monkeypatch.setattr("crow.store.database._HAS_WAL_RESET_BUG", has_bug)
+    store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=0.05)
+    with (tmp_path / "crow.db.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if has_bug:
+            with pytest.raises(StoreUnavailable, match="is locked by another program"):
+                await store.create_session(new_session())
+        else:
+            await store.create_session(new_session())
+    await store.create_session(new_session("s2"))
+    await add(store, "s2", said("x"))
+    await store.close()
+
+
+# several processes
+
+CHILD = """
+import asyncio, json, sys, time
+from pathlib import Path
+from crow.domain.entries import *
+from crow.domain.errors import *
+from crow.domain.messages import *
+from crow.store import *
+from crow.store.sqlite import SqliteStore
+
+def tell(**what):
+    print(json.dumps(what), flush=True)
+
+def said(text):
+    return NewEntry(body=Assistant(text=text, message_id="m" + text))
+"""
+
+RACE = f"""{CHILD}
+async def main(path, name):
+    store = await SqliteStore.open(Path(path))
+    try:
+        await store.create_session(NewSession(id="shared", cwd="/", model="m", mode="ask"))
+    except ArgumentError:
+        pass
+    await store.create_session(NewSession(id=name, cwd="/", model="m", mode="ask"))
+    leaf, done, own, worst = None, 0, None, 0.0
+    while done < 15:
+        since = time.monotonic()
+        try:
+            stored = await store.append("shared", leaf=leaf, turn=0, entries=[said(name + str(done))])
+            leaf, done = stored[-1].id, done + 1
+            own = (await store.append(name, leaf=own, turn=0, entries=[said("own")]))[-1].id
+        except LeafMoved:
+            leaf = (await store.tail("shared")).row.leaf
+        worst = max(worst, time.monotonic() - since)
+    await store.close()
+    tell(worst=worst)
+
+print("ready", flush=True)
+sys.stdin.readline()
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def child(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=PROJECT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
+    return connection
+
+
+def test_four_processes_open_a_new_file_at_once_and_write_to_one_session(tmp_path: Path):
+    path = tmp_path / "crow.db"
+    children = [child(RACE, str(path), f"p{index}") for index in range(4)]
+    for one in children:
+        assert one.stdout.readline() == "ready\n"
+    for one in children:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    told = [json.loads(one.communicate(timeout=30)[0]) for one in children]
+    assert [one.returncode for one in children] == [0] * 4
+    assert max(one["worst"] for one in told) < 5
+    with closing(check(path)) as connection:
+        rows = connection.execute(
+            "SELECT id, parent, content FROM messages WHERE session = 'shared' ORDER BY id"
+        ).fetchall()
+        assert [row[1] for row in rows] == [None, *(row[0] for row in rows[:-1])]
+        assert sorted(row[2] for row in rows) == sorted(
+            f"p{process}{index}" for process in range(4) for index in range(15)
+        )
+        assert connection.execute("SELECT count(*) FROM messages WHERE content = 'own'").fetchone() == (60,)
+
+
+KILLED = f"""{CHILD}
+async def main(path):
+    store = await SqliteStore.open(Path(path))
+    tail = await store.open_session("s1")
+    leaf = tail.row.leaf
+    tell(ready=True)
+    number = 0
+    while True:
+        number += 1
+        seq = await store.enqueue("s1", (Text(text=f"prompt {{number}}"),), "u")
+        start = await store.take_turn("s1", seq, leaf=leaf)
+        leaf = start.entries[-1].id
+        tell(stored=leaf)
+        for piece in range(3):
+            text = f"piece {{piece}} "
+            await store.save_draft("s1", after_leaf=leaf, turn=start.turn, message_id="a", text=text, thought="")
+            tell(draft=text, after=leaf)
+        answer = [said("answer " * 50), NewEntry(body=Skill(name="s", text="x" * 40_000))]
+        for entries, release in ((answer, False), ([NewEntry(body=TurnEnd(stop="end_turn"))], True)):
+            stored = await store.append("s1", leaf=leaf, turn=start.turn, entries=entries, release=release)
+            leaf = stored[-1].id
+            for entry in stored:
+                tell(stored=entry.id)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("lines", [2, 5, 6, 33, 80])
+async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, lines: int):
+    path = tmp_path / "crow.db"
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    await store.close()
+    process = child(KILLED, str(path))
+    told = [json.loads(process.stdout.readline()) for _ in range(lines)]
+    process.send_signal(signal.SIGKILL)
+    told += [json.loads(line) for line in process.communicate(timeout=10)[0].splitlines() if line.endswith("}")]
+
+    store = await SqliteStore.open(path)
+    tail = await store.open_session("s1")
+    path_ids = ids(await history(store, "s1"))
+    assert {one["stored"] for one in told if "stored" in one} <= set(path_ids)
+    assert tail.row.state == "idle"
+    last = told[-1]
+    if "draft" in last:
+        after = await store.entry(path_ids[path_ids.index(last["after"]) + 1])
+        assert isinstance(after.body, Assistant)
+        assert last["draft"] in after.body.text or after.body.text.startswith("answer")
+    ended = [body for body in await bodies(store, "s1") if isinstance(body, User | TurnEnd)]
+    assert [type(body) for body in ended] == [User, TurnEnd] * (len(ended) // 2)
+    assert await store.open_session("s1") == tail
+    await converse(store, "s1", "and on it goes")
+    await store.close()
+    check(path).close()

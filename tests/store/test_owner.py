@@ -1,0 +1,58 @@
+"""Telling the living from the dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from crow.store.owner import LEASE_MS, Owner, enlist, is_alive, readable, retire
+
+HERE = Owner.current()
+
+
+def test_an_owner_is_read_back_and_named_for_people():
+    assert Owner.parse(str(HERE)) == HERE
+    assert readable(str(HERE)) == f"process {os.getpid()} on {HERE.host}"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "null", "[1]", "somebody", '{"pid":"x"}', str(replace(HERE, pid=-1))])
+def test_what_is_no_owner_is_dead_and_shown_as_it_is(text: str):
+    assert Owner.parse(text) is None
+    assert not is_alive(text, lease_age_ms=0)
+    assert readable(text) == text
+
+
+def test_a_store_of_this_process_lives_while_it_is_open():
+    owner = str(HERE)
+    assert not is_alive(owner, lease_age_ms=0)
+    enlist(owner)
+    assert is_alive(owner, lease_age_ms=10 * LEASE_MS)
+    retire(owner)
+    assert not is_alive(owner, lease_age_ms=0)
+
+
+def test_another_process_lives_as_long_as_it_runs_and_its_pid_is_not_enough():
+    code = "import sys; from crow.store.owner import Owner; print(Owner.current(), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        text = process.stdout.readline().strip()
+        assert Owner.parse(text).pid == process.pid
+        assert is_alive(text, lease_age_ms=10 * LEASE_MS)
+        assert not is_alive(str(replace(Owner.parse(text), start="1")), lease_age_ms=0)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie: ended, but not yet forgotten
+        assert not is_alive(text, lease_age_ms=0)
+        process.wait()
+        assert not is_alive(text, lease_age_ms=0)
+
+
+@pytest.mark.parametrize("elsewhere", [{"boot": "b"}, {"host": "h"}, {"namespace": "n"}])
+def test_where_processes_cannot_be_looked_up_the_lease_decides(elsewhere: dict[str, str]):
+    owner = str(replace(HERE, **elsewhere))
+    assert is_alive(owner, lease_age_ms=LEASE_MS - 1)
+    assert not is_alive(owner, lease_age_ms=LEASE_MS)
