@@ -163,14 +163,28 @@ def _decoded_members(arguments: dict[str, object], schema: JsonObject | None) ->
         return arguments
     decoded = dict(arguments)
     for key, value in arguments.items():
-        member = properties.get(key)
-        wanted = member.get("type") if isinstance(member, Mapping) else None
-        if not isinstance(value, str) or wanted not in {"array", "object"}:
+        wanted = _structure_of(properties.get(key)) if isinstance(value, str) else None
+        if wanted is None or not isinstance(value, str):
             continue
         try:
             inner = _DECODER.decode(value.strip())
         except (ValueError, RecursionError):
             continue
-        if isinstance(inner, list if wanted == "array" else dict):
+        if isinstance(inner, wanted):
             decoded[key] = inner
     return decoded
+
+
+def _structure_of(schema: object) -> type[list[object]] | type[dict[str, object]] | None:
+    """What a member with this schema must be, None where it may be a string or nothing is said."""
+    if not isinstance(schema, Mapping):
+        return None
+    choices = schema.get("anyOf")
+    types: list[object] = []
+    for choice in choices if isinstance(choices, list) else (schema,):
+        named = choice.get("type") if isinstance(choice, Mapping) else None
+        types.extend(named if isinstance(named, list) else [named])
+    names = [name for name in types if name != "null"]
+    if names == ["array"]:
+        return list
+    return dict if names == ["object"] else None

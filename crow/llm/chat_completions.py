@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
+import anyio.to_thread
+import httpcore2  # noqa: F401 - httpx2 would import it with the first request, in the event loop
 import httpx2
 import openai
 
@@ -82,6 +84,7 @@ class ChatCompletions:
         self._is_loaded = memory is None
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._client: openai.AsyncOpenAI | None = None
+        self._opening = anyio.Lock()
         if learned is not None:
             self._take(learned)
 
@@ -127,7 +130,8 @@ class ChatCompletions:
     async def models(self) -> tuple[str, ...]:
         """The names that the endpoint offers. :raises ~crow.domain.errors.ModelError:"""
         try:
-            response = await self._opened().get("/models", cast_to=httpx2.Response)
+            client = await self._opened()
+            response = await client.get("/models", cast_to=httpx2.Response)
             body = json.loads(response.content)
         except openai.APIStatusError as error:
             raise failure(complaint_of_response(error.status_code, error.response.content), self.origin) from None
@@ -182,37 +186,41 @@ class ChatCompletions:
         if words != str(error):
             error.args = (words,)
 
-    def _opened(self) -> openai.AsyncOpenAI:
-        if self._client is None:
-            endpoint = self._endpoint
-            is_plain_local = is_local(endpoint.base_url) and endpoint.base_url.startswith("http:")
-            self._client = openai.AsyncOpenAI(
-                base_url=endpoint.base_url,
-                api_key=endpoint.api_key or _NO_KEY,
-                max_retries=0,
-                default_headers={
-                    "User-Agent": f"crow/{__version__}",
-                    # Compression would hold back the first words of an answer.
-                    "Accept-Encoding": "identity",
-                    **dict(endpoint.headers),
-                },
-                http_client=openai.DefaultAsyncHttpx2Client(
-                    # Reads are timed by the exchange, which knows what it waits for.
-                    timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
-                    limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
-                    # A proxy is not the way to this machine, and plain HTTP needs no certificates.
-                    trust_env=not is_plain_local,
-                    verify=not is_plain_local,
-                ),
-            )
-        return self._client
+    async def _opened(self) -> openai.AsyncOpenAI:
+        async with self._opening:
+            if self._client is None:
+                # Certificates are read from disk, for 20 ms.
+                self._client = await anyio.to_thread.run_sync(self._open)
+            return self._client
+
+    def _open(self) -> openai.AsyncOpenAI:
+        endpoint = self._endpoint
+        is_plain_local = is_local(endpoint.base_url) and endpoint.base_url.startswith("http:")
+        return openai.AsyncOpenAI(
+            base_url=endpoint.base_url,
+            api_key=endpoint.api_key or _NO_KEY,
+            max_retries=0,
+            default_headers={
+                "User-Agent": f"crow/{__version__}",
+                # Compression would hold back the first words of an answer.
+                "Accept-Encoding": "identity",
+                **dict(endpoint.headers),
+            },
+            http_client=openai.DefaultAsyncHttpx2Client(
+                # Reads are timed by the exchange, which knows what it waits for.
+                timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
+                limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
+                # A proxy is not the way to this machine, and plain HTTP needs no certificates.
+                trust_env=not is_plain_local,
+                verify=not is_plain_local,
+            ),
+        )
 
     async def _post(self, body: bytes) -> _HttpBody:
         streamed: bool = True
         try:
-            response = await self._opened().post(
-                "/chat/completions", cast_to=httpx2.Response, content=body, stream=streamed
-            )
+            client = await self._opened()
+            response = await client.post("/chat/completions", cast_to=httpx2.Response, content=body, stream=streamed)
         except openai.APIStatusError as error:
             wait_s = retry_after_s(error.response.headers, now_s=time.time())
             raise _Refused(complaint_of_response(error.status_code, error.response.content), wait_s=wait_s) from None

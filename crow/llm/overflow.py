@@ -69,8 +69,9 @@ _NUMBERED = tuple(
         r"prompt token count of SIZE exceeds the limit of LIMIT",
         r"prompt tokens \(SIZE\) exceed model maximum \(LIMIT",
         r"\blimit:? LIMIT,? requested:? SIZE",
-        r"maximum (?:context|allowed|prompt|input)\D{0,40}length\D{0,20}LIMIT",
-        r"context (?:size|length|window)\D{0,30}LIMIT",
+        # A number in brackets behind such words may be an error code.
+        r"maximum (?:context|allowed|prompt|input)[\w ]{0,40}length(?: is| of|:)\s*LIMIT",
+        r"context (?:size|length|window|limit)(?: is| of|:)\s*LIMIT",
     )
 )
 

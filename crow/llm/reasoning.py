@@ -8,6 +8,7 @@ from typing import Literal
 __all__ = ["ReasoningDetails", "content_pieces", "details_text", "thought_of"]
 
 _FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought")
+_THOUGHTS = frozenset({"thinking", "reasoning", "thought", "reasoning_text"})
 _GROWING = frozenset({"text", "summary", "data"})
 
 
@@ -33,7 +34,7 @@ def content_pieces(content: object) -> Iterator[tuple[Literal["thought", "text"]
             yield "text", part
         elif isinstance(part, Mapping):
             kind = part.get("type")
-            if kind in {"thinking", "reasoning", "thought", "reasoning_text"}:
+            if isinstance(kind, str) and kind in _THOUGHTS:
                 yield "thought", _text_of(part)
             else:
                 yield "text", _text_of(part)

@@ -2,9 +2,10 @@
 
 Strategy: aiosqlite makes one thread hop per statement, lets tasks interleave between them, and leaves a transaction
 open when a task is cancelled there. So a function that runs any number of statements is handed over as if it were
-one statement: `sqlite3` lets a connection class be given (`factory`), and aiosqlite passes it on. A function that was
-begun is finished, whatever happens to the task that waits for it; the thread's queue is the lock. Errors of SQLite
-become sentences; those that only a fault of ours can cause stay as they are. Knows neither tables nor transactions.
+one statement: `sqlite3` lets a connection class be given (`factory`), and aiosqlite runs on whatever its connector
+makes. A function that was handed over is finished, whatever happens to the task that waits for it; the thread's queue
+is the lock. `explained` puts errors into sentences; what only a fault of ours can cause stays as it is. Knows neither
+tables nor transactions.
 """
 
 from __future__ import annotations

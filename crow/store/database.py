@@ -94,6 +94,10 @@ class Database:
         """What `work` gives, called on one snapshot of the database."""
         return await self._run(await self._open_reader(), lambda connection: _snapshot(connection, work))
 
+    async def call(self, function: Callable[[], T]) -> T:
+        """What `function` gives, called in the writer's thread: for what would block the event loop."""
+        return await self._run(self._writer, lambda _: function())
+
     async def checkpoint(self) -> None:
         """Move the WAL into the database, as far as no reader holds it."""
         await self._run(self._writer, self._checkpoint)
@@ -149,6 +153,7 @@ class Database:
             with self._lock.held():
                 if _version(connection, self.path) == 0:
                     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                    connection.execute("PRAGMA synchronous = NORMAL")  # there is nothing to lose yet
                 journal_mode = str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
@@ -241,7 +246,8 @@ def _snapshot(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection
     try:
         return work(connection)
     finally:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite itself ends it after some errors
+            connection.execute("ROLLBACK")
 
 
 def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 from crow.store.sessions import set_title
 
-__all__ = ["Removal", "next_removal", "remove_entries", "remove_rows"]
+__all__ = ["Removal", "forget_words", "next_removal", "remove_entries", "remove_rows"]
+
+
+_PAGES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,18 @@ def remove_rows(connection: sqlite3.Connection, removal: Removal) -> bool:
         {"id": removal.conversation},
     )
     return True
+
+
+def forget_words(connection: sqlite3.Connection, *, is_first: bool) -> bool:
+    """Rewrite a part of the full-text index without the words of removed entries, which it only marks until then.
+
+    `is_first` begins with all of it. True if there may be more.
+    """
+    before = connection.total_changes
+    connection.execute(
+        "INSERT INTO entries_fts (entries_fts, rank) VALUES ('merge', ?)", (-_PAGES if is_first else _PAGES,)
+    )
+    return connection.total_changes - before > 1
 
 
 def _living(connection: sqlite3.Connection, conversation: int) -> str:

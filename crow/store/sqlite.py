@@ -64,7 +64,11 @@ class SqliteStore(Store):
         :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
         """
         database = await Database.open(path, journal_mode=journal_mode, busy_timeout_s=busy_timeout_s)
-        store = cls(database, owner or str(Owner.current()))
+        try:
+            store = cls(database, owner or str(await database.call(Owner.current)))
+        except BaseException:  # whoever fails to open closes what was opened
+            await database.close()
+            raise
         enlist(store._owner)
         return store
 
@@ -205,9 +209,13 @@ class SqliteStore(Store):
         await self._database.write(lambda sql: endpoints.learn(sql, base_url, model, facts))
 
     async def tidy(self) -> None:
-        undisturbed = True
+        undisturbed, has_removed = True, False
         while undisturbed and (found := await self._database.read(removal.next_removal)) is not None:
-            undisturbed = await self._remove(found)
+            undisturbed, has_removed = await self._remove(found), True
+        is_first = has_removed
+        while has_removed:
+            has_removed = await self._database.write(_forget_words(is_first))
+            is_first = False
         while await self._database.vacuum():
             pass
         await self._database.checkpoint()
@@ -241,3 +249,7 @@ def _entries_of(ids: Sequence[int]) -> Callable[[sqlite3.Connection], tuple[tupl
 
 def _remove_entries(found: removal.Removal, ids: Sequence[int]) -> Callable[[sqlite3.Connection], bool]:
     return lambda sql: removal.remove_entries(sql, found, ids)
+
+
+def _forget_words(is_first: bool) -> Callable[[sqlite3.Connection], bool]:
+    return lambda sql: removal.forget_words(sql, is_first=is_first)

@@ -12,7 +12,7 @@ from crow.agent.compaction import CompactionSettings, Compactor
 from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured
-from crow.domain.messages import Usage
+from crow.domain.messages import Text, Usage, UserMessage
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, summariser
@@ -152,31 +152,32 @@ async def test_lost_race_for_the_leaf_fails_and_changes_nothing(place: Place) ->
     assert place.client.compactions() == ["in_progress", "failed"]
 
 
-async def test_what_comes_while_the_summary_is_written_is_kept(place: Place) -> None:
-    late = Reminder(text="The mode is now plan.")
-
+async def test_what_comes_while_the_summary_is_written_is_kept_even_if_nothing_before_is(place: Place) -> None:
     async def fresh_and_late() -> Prompt:
-        await place.branch.record([NewEntry(body=late)])
+        await place.branch.record([NewEntry(body=Reminder(text="The mode is now plan."))])
         return FRESH
 
-    settings = CompactionSettings(keep_tokens=0)
-    await place.talk(4)
-    await Compactor(place.branch, place.model, settings, fresh_and_late).compact("command")
-    assert "The mode is now plan." in repr(place.branch.context().messages[-1])
+    await place.branch.record([NewEntry(body=said("a" * 8_000)), NewEntry(body=user("q" * 44_000))])
+    await Compactor(place.branch, place.model, CompactionSettings(), fresh_and_late).make_room()
+    checkpoint = place.stored()[-1].body
+    assert isinstance(checkpoint, Checkpoint)
+    assert len(place.branch.context().messages) == 4
+    assert place.branch.context().messages[-1] == UserMessage(parts=(Text(text="The mode is now plan."),))
 
 
-async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less() -> None:
-    place = Place()
-    await place.branch.record([NewEntry(body=SYSTEM)])
+async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less(place: Place) -> None:
     await place.talk(8, 4_000)
 
     async def larger() -> Prompt:
         return Prompt(system="word" * 8_000, tools=(), cwd="/", model="m")
 
     result = await Compactor(place.branch, place.model, CompactionSettings(), larger).compact("threshold")
-    assert result.outcome == "compacted"
-    assert place.branch.projection.checkpoint is not None
-    assert place.compactor.used() < place.compactor.limits().threshold
+    limits = place.compactor.limits()
+    assert limits.fixed > 8_000
+    assert result.entry is not None
+    assert isinstance(result.entry.body, Checkpoint)
+    bound = limits.ceiling if result.entry.body.first_kept is None else limits.target
+    assert place.compactor.used() == result.tokens_after <= bound
 
 
 async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> None:

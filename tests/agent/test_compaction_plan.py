@@ -70,7 +70,7 @@ def test_old_outputs_are_hidden_first_if_that_is_enough() -> None:
 
 
 def test_results_that_the_model_has_not_seen_are_never_hidden() -> None:
-    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 52_000)]
+    bodies = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
     assert not isinstance(decide(*bodies)[0], MaskOutputs)
 
 
@@ -92,7 +92,7 @@ def test_the_cut_prefers_a_message_of_the_user() -> None:
 def test_the_cut_never_parts_a_call_from_its_results() -> None:
     steps: list[Body] = [user("go")]
     for step in range(12):
-        steps += [said("", "a", "b"), result_of(3 + 3 * step, 0, "x" * 380), result_of(3 + 3 * step, 1, "y" * 5_000)]
+        steps += [said("", "a", "b"), result_of(3 + 3 * step, 0, "y" * 5_000), result_of(3 + 3 * step, 1, "x" * 380)]
     decision, projection = decide(*steps, reason="command")
     bodies = {entry.id: entry.body for entry in projection.entries}
     assert isinstance(decision, Summarise)
@@ -106,6 +106,12 @@ def test_what_was_not_answered_yet_is_kept_even_if_it_is_more_than_the_tail() ->
     decision, projection = decide(*[body for bodies in old for body in bodies], user("n" * 11_000))
     assert isinstance(decision, Summarise)
     assert decision.drafts[0].body.first_kept == projection.entries[-1].id
+
+
+def test_what_does_not_fit_with_the_longest_summary_is_not_kept() -> None:
+    decision, _ = decide(*exchange("q" * 6_400, "a" * 6_400), user("n" * 36_000))
+    assert isinstance(decision, Summarise)
+    assert [draft.body.first_kept for draft in decision.drafts] == [None]
 
 
 def test_a_checkpoint_with_nothing_after_it_is_not_made_again() -> None:

@@ -206,6 +206,11 @@ def test_mask_elides_long_outputs_before_it_but_plan_skills_and_short_ones_stay(
     ]
 
 
+def test_mask_hides_nothing_that_comes_after_it() -> None:
+    path = [user("go"), Mask(before=99), said("", "a"), result_of(3, 0, "x" * 5000)]
+    assert messages(*path)[-1] == ToolMessage(call_id="a", text="x" * 5000)
+
+
 def test_restored_mask_and_checkpoint_no_longer_count() -> None:
     path = [user("go"), said("", "a"), result_of(2, 0, "x" * 5000), said("done"), END]
     hidden = [*path, Mask(before=4), Checkpoint(compaction_id="k", summary="S", first_kept=None)]

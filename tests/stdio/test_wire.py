@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,19 @@ from tests.stdio.conftest import ROOT, StartCrow
 from tests.support.acp_client import RpcError
 
 MEBIBYTE = 1024 * 1024
+INTRUDER = """
+import os, stat, threading, time
+
+def shout():
+    while threading.main_thread().is_alive():
+        if stat.S_ISCHR(os.fstat(1).st_mode):
+            print("STRAY", flush=True)
+            os.write(1, b"STRAY\\n")
+        time.sleep(0.001)
+
+threading.Thread(target=shout).start()
+"""
+"""Shouts into stdout from inside the process, as soon as the protocol has been moved away."""
 
 
 async def failed(awaitable: Any) -> tuple[int, str]:
@@ -36,7 +48,7 @@ async def test_initialize_answers_version_1_whatever_is_asked(crow: StartCrow, v
         assert result["agentInfo"]["name"] == "crow"
         assert result["agentCapabilities"]["loadSession"] is True
         assert result["agentCapabilities"]["sessionCapabilities"].items() >= {"list": {}, "resume": {}}.items()
-        assert [method.get("type", "agent") for method in result["authMethods"]][0] == "agent"
+        assert result["authMethods"][0].get("type", "agent") == "agent"
         assert len(agent.log) == 2
 
 
@@ -224,50 +236,44 @@ async def test_a_session_is_listed_once_it_has_a_prompt_and_not_after_delete(cro
         assert [info["sessionId"] for info in listed] == [old]
 
 
-async def test_without_model_or_home_only_the_prompt_fails_and_says_what_to_do(
-    crow: StartCrow, place: Path, tmp_path: Path
-) -> None:
-    nothing = {"CROW_MODEL": None, "CROW_HOME": None, "TMPDIR": str(tmp_path)}
-    async with crow(env=nothing) as agent:
+async def test_without_a_model_only_the_prompt_fails_and_says_what_to_do(crow: StartCrow, place: Path) -> None:
+    async with crow(env={"CROW_MODEL": None}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         code, message = await failed(agent.prompt(session, "hello"))
         assert code == -32000
         assert "OPENAI_API_KEY" in message
+        code, _ = await failed(agent.request("authenticate", {"methodId": "configured"}))
+        assert code == -32000
 
 
-@pytest.mark.parametrize("content", [b"this is no database, " * 500, None])
-async def test_a_database_that_cannot_be_used_is_named(
-    crow: StartCrow, home: Path, place: Path, content: bytes | None
-) -> None:
+@pytest.fixture(params=["no database", "a directory"])
+def unusable_database(home: Path, request: pytest.FixtureRequest) -> Path:
+    """Something else where the database should be."""
     home.mkdir()
-    if content is None:
-        (home / "crow.db").mkdir()
+    database = home / "crow.db"
+    if request.param == "a directory":
+        database.mkdir()
     else:
-        (home / "crow.db").write_bytes(content)
+        database.write_bytes(b"this is no database, " * 500)
+    return database
+
+
+async def test_a_database_that_cannot_be_used_is_named(crow: StartCrow, unusable_database: Path, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         code, message = await failed(agent.new_session(place))
-        assert (code, "crow.db" in message) == (-32603, True)
+        assert (code, str(unusable_database) in message) == (-32603, True)
 
 
 async def test_a_stray_print_and_a_stray_write_never_reach_the_protocol(
     crow: StartCrow, place: Path, tmp_path: Path
 ) -> None:
-    intruder = """
-        import os, stat, sys, threading, time
-        def shout():
-            while not stat.S_ISCHR(os.fstat(1).st_mode):
-                time.sleep(0.001)
-            while True:
-                print("STRAY", flush=True)
-                os.write(1, b"STRAY\\n")
-                time.sleep(0.001)
-        threading.Thread(target=shout, daemon=True).start()
-    """
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(textwrap.dedent(intruder))
-    async with crow(env={"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}) as agent:
+    site = tmp_path / "site"
+    os.mkdir(site)
+    with open(site / "sitecustomize.py", "w") as module:  # noqa: ASYNC230
+        module.write(INTRUDER)
+    async with crow(env={"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.prompt(session, "run echo out; cat then say done")

@@ -139,8 +139,8 @@ class CrowProcess:
         """:raises WireFault: a line so far was not what the protocol allows, or there is something on stderr."""
         if self._faults:
             raise WireFault("\n".join(self._faults))
-        if self.stderr_is_empty:
-            assert self.stderr.decode(errors="replace") == ""
+        if self.stderr_is_empty and self.stderr:
+            raise WireFault(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
 
     async def initialize(self, **capabilities: Any) -> Any:
         """The handshake, with these client capabilities."""
