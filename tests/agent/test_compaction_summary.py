@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.compaction import CompactionSettings, limits_for
-from crow.agent.compaction.summary import HEADINGS, NOTES_HEADING, Head, Summary, notes, summarise
+from crow.agent.compaction.summary import NOTES_HEADING, Head, Summary, notes, summarise
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -26,6 +26,7 @@ from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from tests.support.compaction import SUMMARY, AnsweringModel, Way, summariser
 
+HEADINGS = ("Goal", "Constraints", "Done", "In progress", "Blocked", "Decisions and why", "Next", "Facts")
 TOOLS = (ToolSpec(name="read_file", description="Reads.", input_schema={"type": "object"}),)
 CALL = ToolCall(id="c", name="read_file", arguments='{"path": "/a"}')
 TALK: tuple[Message, ...] = (

@@ -30,9 +30,7 @@ from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
 from crow.domain.tokens import estimate_text
 from crow.llm import Model, Request
 
-__all__ = ["HEADINGS", "Head", "Summary", "notes", "summarise"]
-
-HEADINGS = ("Goal", "Constraints", "Done", "In progress", "Blocked", "Decisions and why", "Next", "Facts")
+__all__ = ["Head", "Summary", "notes", "summarise"]
 
 NOTES_HEADING = "## Notes taken without a model (oldest first)"
 

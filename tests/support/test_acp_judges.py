@@ -1,0 +1,102 @@
+"""The judges of the wire catch what they are there for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.acp_order import Order
+from tests.support.acp_schema import Judge, WireFault, check_update
+
+TEXT = {"type": "text", "text": "hi"}
+CALL = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "pending"}
+
+
+def update(**fields: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "s", "update": fields}}
+
+
+def asked(number: int, method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+def answered(number: int, **result: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "result": result}
+
+
+def judged(*messages: tuple[str, dict[str, Any]]) -> None:
+    judge, order = Judge(), Order()
+    for sender, message in messages:
+        judge.check(sender, message)  # type: ignore[arg-type]
+        order.check(sender, message)  # type: ignore[arg-type]
+
+
+OPEN = (("client", asked(1, "session/new", cwd="/w", mcpServers=[])), ("agent", answered(1, sessionId="s")))
+PROMPT = ("client", asked(2, "session/prompt", sessionId="s", prompt=[TEXT]))
+END = ("agent", answered(2, stopReason="end_turn"))
+
+
+def test_a_plain_turn_passes() -> None:
+    judged(
+        *OPEN,
+        ("agent", update(sessionUpdate="available_commands_update", availableCommands=[])),
+        PROMPT,
+        ("agent", update(sessionUpdate="agent_message_chunk", content=TEXT, messageId="m")),
+        ("agent", update(**CALL)),
+        ("agent", update(sessionUpdate="tool_call_update", toolCallId="c", status="completed")),
+        END,
+        ("agent", update(sessionUpdate="usage_update", used=1, size=2)),
+        ("client", {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "s"}}),
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sessionUpdate": "agentMessageChunk", "content": TEXT},
+        {"sessionUpdate": "agent_message_chunk", "content": TEXT, "message_id": "m"},
+        {"sessionUpdate": "agent_message_chunk", "content": TEXT | {"extra": 1}},
+        {"sessionUpdate": "agent_message_chunk", "content": "hi"},
+        {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t"},
+        CALL | {"kind": "run"},
+        CALL | {"status": "cancelled"},
+        CALL | {"content": [{"type": "diff", "path": "/a", "newText": "", "oldTxt": ""}]},
+        CALL | {"locations": [{"path": "/a", "row": 1}]},
+        {"sessionUpdate": "current_mode_update", "modeId": "ask"},
+        {"sessionUpdate": "usage_update", "used": -1, "size": 1},
+        {"sessionUpdate": "plan", "entries": [{"content": "a", "status": "pending"}]},
+        None,
+    ],
+)
+def test_an_update_that_is_not_its_kind_is_caught(wrong: Any) -> None:
+    with pytest.raises(WireFault):
+        check_update(wrong)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [("agent", {"id": 1, "result": {}})],
+        [("agent", answered(1))],
+        [*OPEN, ("agent", answered(1, sessionId="s"))],
+        [OPEN[0], ("agent", answered(1, session="s"))],
+        [OPEN[0], ("agent", answered(1, sessionId="s", extra=1))],
+        [OPEN[0], ("agent", {"jsonrpc": "2.0", "id": 1, "result": {"sessionId": "s"}, "error": None})],
+        [OPEN[0], ("agent", {"jsonrpc": "2.0", "id": 1, "error": {"code": "x", "message": "m"}})],
+        [("agent", update(sessionUpdate="usage_update", used=1, size=2))],
+        [*OPEN, ("agent", update(sessionUpdate="agent_message_chunk", content=TEXT))],
+        [*OPEN, PROMPT, ("agent", update(sessionUpdate="user_message_chunk", content=TEXT))],
+        [*OPEN, PROMPT, ("agent", update(**CALL)), END],
+        [*OPEN, PROMPT, ("agent", update(**CALL)), ("agent", update(**CALL))],
+        [*OPEN, PROMPT, ("agent", update(sessionUpdate="tool_call_update", toolCallId="c", status="completed"))],
+        [*OPEN, PROMPT, END, ("agent", update(sessionUpdate="agent_message_chunk", content=TEXT))],
+        [("agent", asked(0, "session/prompt", sessionId="s", prompt=[TEXT]))],
+        [("client", asked(1, "session/set_model", sessionId="s", modelId="m"))],
+        [*OPEN, PROMPT, ("agent", {"jsonrpc": "2.0", "id": 2, "result": {"stopReason": "done"}})],
+    ],
+)
+def test_a_message_out_of_form_or_order_is_caught(messages: list[tuple[str, dict[str, Any]]]) -> None:
+    judged(*messages[:-1])
+    with pytest.raises(WireFault):
+        judged(*messages)
