@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.domain.entries import Assistant, Command, Note, Prompt, Reminder, Remark, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, TextShown, TitleChanged
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
@@ -352,9 +352,7 @@ async def test_a_failed_server_is_named_once_to_the_user_and_to_the_model(tmp_pa
         run.tools.statuses = (ServerStatus(name="db", state="failed", detail="no such file"),)
         await run.session.prompt(text("a"))
         await run.session.prompt(text("b"))
-        assert [remark.text for remark in run.client.stored(Remark)] == [
-            "MCP server db is not available: no such file"
-        ]
+        assert [remark.text for remark in run.client.stored(Remark)] == ["MCP server db is not available: no such file"]
         assert sum("no such file" in str(m) for m in model.requests[1].messages) == 1
 
 
