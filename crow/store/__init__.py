@@ -7,23 +7,28 @@ adapter is wired by `crow.app` alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
+from crow.store.outline import Move, Outline, Point, Tip
 
 __all__ = [
     "UNCHANGED",
     "Hit",
+    "Move",
     "NewSession",
+    "Outline",
     "Page",
+    "Point",
     "QueuedPrompt",
     "SessionChanges",
     "SessionRow",
     "Store",
     "Tail",
+    "Tip",
     "TurnStart",
     "Unchanged",
 ]
@@ -40,7 +45,9 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork."""
+    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork.
+
+    `alias` names it; None for most."""
 
     id: str
     cwd: str
@@ -53,6 +60,7 @@ class NewSession:
     conversation: int | None = None
     leaf: int | None = None
     title: str | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +177,31 @@ class Store(Protocol):
     """
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Insert the row (and a conversation, unless it is a fork)."""
+        """Insert the row (and a conversation, unless it is a fork).
+
+        :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
+        """
+        ...
+
+    async def fork_session(
+        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
+    ) -> SessionRow:
+        """A new row that stands on `entry` of the same conversation, None for where the session stands; nothing is
+        copied. It has the session's model, mode and configuration, no permissions, and a title "... (fork N)".
+
+        :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
+        """
+        ...
+
+    async def named(self, alias: str) -> SessionRow | None:
+        """The session that has this alias."""
+        ...
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        """Take the alias from one session and give it to another.
+
+        :raises ~crow.domain.errors.ArgumentError: the session has none (any more).
+        """
         ...
 
     async def session(self, session_id: str) -> SessionRow:
@@ -257,6 +289,23 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.LeafMoved: the leaf is another; nothing was written.
         """
+        ...
+
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        """Where it was moved, newest first; the oldest of very many are left out."""
+        ...
+
+    async def outline(self, session_id: str) -> Outline:
+        """All branches of the session."""
+        ...
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        """Entries of these kinds (as in the table `entries`) that are on the path of `leaf` and not on that of `to`,
+        oldest first."""
+        ...
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        """As `left_behind`: file entries, and the results of the calls that they belong to."""
         ...
 
     async def save_draft(

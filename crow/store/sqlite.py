@@ -10,14 +10,16 @@ from __future__ import annotations
 import sqlite3
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.messages import Part
 from crow.store import (
     Hit,
+    Move,
     NewSession,
+    Outline,
     Page,
     QueuedPrompt,
     SessionChanges,
@@ -25,6 +27,7 @@ from crow.store import (
     Store,
     Tail,
     TurnStart,
+    branches,
     endpoints,
     paths,
     removal,
@@ -74,6 +77,27 @@ class SqliteStore(Store):
 
     async def create_session(self, new: NewSession) -> SessionRow:
         return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
+
+    async def fork_session(
+        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
+    ) -> SessionRow:
+        return await self._database.write(
+            lambda sql: sessions.fork_session(
+                sql,
+                session_id,
+                new_id,
+                entry=entry,
+                cwd=cwd,
+                additional_directories=additional_directories,
+                now_ms=_now_ms(),
+            )
+        )
+
+    async def named(self, alias: str) -> SessionRow | None:
+        return await self._database.read(lambda sql: sessions.named(sql, alias))
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        await self._database.write(lambda sql: sessions.move_alias(sql, session_id, to, now_ms=_now_ms()))
 
     async def session(self, session_id: str) -> SessionRow:
         return await self._database.read(lambda sql: session_row(sql, session_id))
@@ -181,6 +205,18 @@ class SqliteStore(Store):
         await self._database.write(
             lambda sql: turns.move_leaf(sql, self._owner, session_id, leaf=leaf, to=to, reason=reason, now_ms=_now_ms())
         )
+
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        return await self._database.read(lambda sql: branches.moves(sql, session_id))
+
+    async def outline(self, session_id: str) -> Outline:
+        return await self._database.read(lambda sql: branches.outline(sql, session_id))
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        return await self._database.read(lambda sql: branches.left_behind(sql, leaf, to, kinds))
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        return await self._database.read(lambda sql: branches.file_changes(sql, leaf, to))
 
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
