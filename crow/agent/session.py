@@ -19,13 +19,13 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from crow.agent import Client, commands
+from crow.agent import Client, commands, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor
 from crow.agent.recall import BranchLog
-from crow.agent.turn import Turn, new_message_id
-from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
+from crow.agent.turn import Turn
+from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, LeafMoved, StoreError
 from crow.domain.events import ModeChanged, TitleChanged
 from crow.domain.messages import Part, Text
@@ -124,6 +124,7 @@ class Session:
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
+        self._turn: Turn | None = None
         self._toolbox: WaitableToolbox | None = None
         self._toolbox_failure: Exception | None = None
 
@@ -256,7 +257,7 @@ class Session:
     async def _answer(self, waiter: Waiter) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
         command = commands.parse(waiter.text) if waiter.seq is None else None
-        turn: Turn | None = None
+        self._turn = None
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
@@ -264,23 +265,21 @@ class Session:
             await self._begin(moved)
             if command is not None:
                 await self._command(waiter, command)
-                end = TurnEnd(stop=waiter.stop)
             else:
-                turn = await self._make_turn()
-                waiter.stop = await turn.run()
-                end = TurnEnd(stop=waiter.stop)
+                waiter.stop = await self._run_turn()
+            end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
             waiter.stop = "cancelled"
-            await self._end(turn, TurnEnd(stop="cancelled"))
+            await self._end(TurnEnd(stop="cancelled"))
             raise
         except CrowError as error:
-            await self._end(turn, TurnEnd(stop="error", detail=str(error)))
+            await self._end(TurnEnd(stop="error", detail=str(error)))
             raise
         except Exception:
             logger.exception("The turn failed")
-            await self._end(turn, TurnEnd(stop="error", detail="Internal error"))
+            await self._end(TurnEnd(stop="error", detail="Internal error"))
             raise
-        await self._end(turn, end)
+        await self._end(end)
 
     async def _claim(self, waiter: Waiter) -> bool:
         try:
@@ -302,9 +301,9 @@ class Session:
             await self._branch.change(SessionChanges(title=title))
             await self._branch.publish(TitleChanged(title=title))
 
-    async def _make_turn(self) -> Turn:
+    async def _run_turn(self) -> StopReason:
         compactor, toolbox = await self._prepare()
-        return Turn(
+        self._turn = Turn(
             self._branch,
             self._client,
             compactor,
@@ -312,6 +311,15 @@ class Session:
             steps=self._adapters.settings.steps_per_turn,
             briefing=self._briefing,
         )
+        return await self._turn.run()
+
+    async def _run_prompt(self, prompt: User) -> StopReason:
+        await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
+        return await self._run_turn()
+
+    async def _move(self, to: int | None, reason: str) -> None:
+        await self._branch.move(to, reason)
+        self._briefing.look_back()
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
@@ -345,6 +353,8 @@ class Session:
             compactor=compactor,
             set_mode=self.set_mode,
             set_model=self.set_model,
+            move=self._move,
+            run_prompt=self._run_prompt,
         )
         answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())
@@ -352,10 +362,10 @@ class Session:
         if desk.follow_up is not None:
             waiter.stop = await desk.follow_up(entry)
 
-    async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
+    async def _end(self, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""
         with anyio.move_on_after(END_S, shield=True):
-            left = await turn.abandon() if turn is not None else []
+            left = await self._turn.abandon() if self._turn is not None else []
             try:
                 await self._branch.record([*left, NewEntry(body=end)], release=True)
             except LeafMoved:
@@ -366,6 +376,7 @@ class Session:
                 logger.exception("The end of a failed turn could not be stored")
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
             await self._branch.step_back()
+            self._briefing.look_back()
 
 
 def title_from(text: str) -> str:

@@ -13,10 +13,9 @@ model are raised; failures of tools are text for the model. Knows protocols only
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
-from crow.agent import Client
+from crow.agent import Client, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.calls import Calls
@@ -29,7 +28,7 @@ from crow.domain.messages import Answer
 from crow.llm import Request
 from crow.tools import Toolbox
 
-__all__ = ["Turn", "new_message_id"]
+__all__ = ["Turn"]
 
 CUT_CHARS = 48_000
 CONTINUE = (
@@ -172,8 +171,3 @@ class Turn:
                 raise TurnError(f"The model refused to go on: {answer.text or 'it gave no reason'}")
             return "refusal"
         return "end_turn"
-
-
-def new_message_id() -> str:
-    """A random id for a message, the client's name for it live and in replay."""
-    return f"msg_{secrets.token_hex(12)}"

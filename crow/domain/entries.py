@@ -146,7 +146,7 @@ class Started:
 class File:
     """What a file held before a built-in tool changed it: `before` is None if it did not exist.
 
-    `after_hash` is the sha256 (hex) of what the tool wrote.
+    `after_hash` is the sha256 (hex) of what the tool wrote; empty if it removed the file.
     """
 
     call: CallRef

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from acp import PROTOCOL_VERSION, RequestError, schema
 from acp.connection import Connection
 from pydantic import BaseModel, ValidationError
 
+from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Adapters, Session
 from crow.domain.conversation import Replay
@@ -198,7 +198,7 @@ class AcpAgent:
         store = await self._opened_store()
         row = await store.create_session(
             NewSession(
-                id=f"crow-{secrets.token_hex(12)}",
+                id=new_session_id(),
                 cwd=cwd,
                 model=self._kit.models[0] if self._kit.models else "",
                 mode=self._kit.mode,

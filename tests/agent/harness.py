@@ -12,7 +12,7 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.compaction import CompactionSettings
-from crow.agent.session import Adapters, Session, SessionSettings
+from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
 from crow.domain.messages import Text, ToolCall, ToolSpec
@@ -130,8 +130,9 @@ async def opened(
     mode: str = "ask",
     session_id: str | None = None,
     servers: Sequence[McpServer] = (),
+    open_tools: OpenToolbox | None = None,
 ) -> AsyncIterator[Opened]:
-    """A session in `directory`; `session_id` opens a stored one."""
+    """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
@@ -153,7 +154,7 @@ async def opened(
             store=store,
             load=load,
             model=named,
-            open_toolbox=open_toolbox,
+            open_toolbox=open_tools or open_toolbox,
             settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
