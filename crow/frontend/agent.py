@@ -25,14 +25,13 @@ from pydantic import BaseModel, ValidationError
 from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Adapters, Session
-from crow.domain.conversation import Replay
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
-from crow.domain.events import Event, OptionsChanged
+from crow.domain.events import OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.content import parts_from
+from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
 from crow.frontend.options import config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
-from crow.frontend.replayed import Replayed
 from crow.frontend.server import Wire
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
@@ -94,6 +93,7 @@ class AcpAgent:
             "initialize": (schema.InitializeRequest, self._initialize),
             "authenticate": (schema.AuthenticateRequest, self._authenticate),
             "session/new": (schema.NewSessionRequest, self._new),
+            "session/fork": (schema.ForkSessionRequest, self._fork),
             "session/load": (schema.LoadSessionRequest, self._load),
             "session/resume": (schema.ResumeSessionRequest, self._resume),
             "session/list": (schema.ListSessionsRequest, self._list),
@@ -175,6 +175,7 @@ class AcpAgent:
                     "resume": {},
                     "close": {},
                     "delete": {},
+                    "fork": {},
                     "additionalDirectories": {},
                 },
             },
@@ -194,6 +195,12 @@ class AcpAgent:
         return {}
 
     async def _new(self, params: dict[str, Any]) -> dict[str, Any]:
+        alias = alias_named(params)
+        opened = await self._create(params, alias) if alias is None else await self._open_named(params, alias)
+        self._wire.after_response(lambda: self._introduce(opened.client))
+        return {"sessionId": opened.session.id, **self._state(opened.session)}
+
+    async def _create(self, params: dict[str, Any], alias: str | None) -> Opened:
         cwd, directories, servers = places(params)
         store = await self._opened_store()
         row = await store.create_session(
@@ -203,26 +210,43 @@ class AcpAgent:
                 model=self._kit.models[0] if self._kit.models else "",
                 mode=self._kit.mode,
                 additional_directories=directories,
+                alias=alias,
             )
         )
-        opened = self._start(Tail(row=row, entries=()), servers)
+        return self._start(Tail(row=row, entries=()), servers)
+
+    async def _open_named(self, params: dict[str, Any], alias: str) -> Opened:
+        """The session that has the alias, made if there is none."""
+        store = await self._opened_store()
+        row = await store.named(alias)
+        if row is None:
+            try:
+                return await self._create(params, alias)
+            except ArgumentError:
+                row = await store.named(alias)  # another process may have made it just now
+                if row is None:
+                    raise
+        return await self._reopen(params | {"sessionId": row.id})
+
+    async def _fork(self, params: dict[str, Any]) -> dict[str, Any]:
+        cwd, directories, servers = places(params)
+        store = await self._opened_store()
+        row = await store.fork_session(
+            params["sessionId"],
+            new_session_id(),
+            entry=entry_named(params),
+            cwd=cwd,
+            additional_directories=directories,
+        )
+        opened = self._start(await store.open_session(row.id), servers)
         self._wire.after_response(lambda: self._introduce(opened.client))
         return {"sessionId": row.id, **self._state(opened.session)}
 
     async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
         opened = await self._reopen(params)
         store = await self._opened_store()
-        history, replayed = Replay(), Replayed(self._caps)
-
-        async def tell(events: Sequence[Event]) -> None:
-            for event in events:
-                for update in replayed.updates(event):
-                    await opened.client.send(update)
-
-        async for batch in store.history(opened.session.id):
-            for entry in batch:
-                await tell(history.feed(entry))
-        await tell(history.end())
+        session = opened.session
+        await opened.client.replay(store.history(session.id), goes_on=session.busy)
         self._wire.after_response(lambda: self._introduce(opened.client))
         return self._state(opened.session)
 
@@ -233,7 +257,9 @@ class AcpAgent:
 
     async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
         store = await self._opened_store()
-        page = await store.sessions(cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE)
+        page = await store.sessions(
+            cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE, archived=wants_archived(params)
+        )
         answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
         if page.cursor is not None:
             answer["nextCursor"] = page.cursor
