@@ -177,9 +177,7 @@ def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms
 
 def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
     """Make the turn that `here` owns one whose owner is dead; without effect if it owns none."""
-    connection.execute(
-        "UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here)
-    )
+    connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
 
 
 def _taken(tip: Tip, seq: int, cut: int | None) -> User:

@@ -1,4 +1,4 @@
-"""A store that refuses for a while: the session goes on as soon as it takes entries again, and nothing shown is lost."""
+"""A store that refuses for a while: the session goes on once it takes entries again, and nothing shown is lost."""
 
 from __future__ import annotations
 
