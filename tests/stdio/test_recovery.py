@@ -174,6 +174,7 @@ async def test_two_processes_that_open_a_killed_session_at_the_same_moment_repai
         await agent.start_prompt(session, "first")
         await agent.start_prompt(session, "second")
         await queued(home, 1)
+        await agent.wait_for_text(session, "partial")
         await drafted_text(home / "crow.db", "partial ")
         await agent.kill()
     async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def drafted(database: Path) -> str:
 
 async def drafted_text(database: Path, wanted: str) -> None:
     """Wait until the drafts hold this: text older than a second is on disk, but nothing tells when it got there."""
-    with anyio.fail_after(2):
+    with anyio.fail_after(10):
         while await anyio.to_thread.run_sync(drafted, database) != wanted:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
