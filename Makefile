@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas build clean
+.PHONY: help setup run test soak bench check format schemas build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OP
 
 test: $(READY) ## run the tests
 	$(BIN)/pytest
+
+soak: $(READY) ## kill it for minutes: SOAK_S seconds (120) each, at every statement and at random instants
+	$(BIN)/pytest tests/soak/soak_kills.py
+
+bench: $(READY) ## measure the store: a table, and with JSON=FILE the same as JSON
+	$(BIN)/python -m benchmarks.store $(if $(JSON),--json $(JSON))
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .

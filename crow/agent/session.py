@@ -25,8 +25,9 @@ from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn
+from crow.agent.unstored import RETRY_S, Unstored
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, LeafMoved, StoreError
+from crow.domain.errors import CrowError, StoreError
 from crow.domain.events import ModeChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.llm import Model
@@ -115,6 +116,7 @@ class Session:
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
         self._briefing = Briefing(self._branch)
+        self._unstored = Unstored(adapters.store, self._branch)
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
@@ -200,8 +202,8 @@ class Session:
                     if self._queue:
                         await self._serve(self._queue[0], background)
                     else:
-                        self._wake = anyio.Event()
-                        await self._wake.wait()
+                        await self._rest()
+                await self._unstored.close()
                 self._tools_unwanted.set()
                 self._tools_wanted.set()
         finally:
@@ -211,6 +213,14 @@ class Session:
                 waiter.done.set()
             self._queue.clear()
             self._ended.set()
+
+    async def _rest(self) -> None:
+        """Wait for a prompt or the close; meanwhile, what could not be stored is tried again now and then."""
+        self._wake = anyio.Event()
+        with anyio.move_on_after(RETRY_S if self._unstored else None) as scope:
+            await self._wake.wait()
+        if scope.cancelled_caught:
+            await self._unstored.settle_if_possible()
 
     async def _keep_toolbox(self) -> None:
         """Open the tools when they are first wanted, and close them in the same task, outside of any turn's scope."""
@@ -283,10 +293,11 @@ class Session:
 
     async def _claim(self, waiter: Waiter) -> bool:
         try:
+            await self._unstored.settle()
             start = await self._branch.claim(waiter.seq)
         except StoreError:
             if waiter.seq is not None:  # the caller is told, and asks again
-                await self._adapters.store.drop_prompt(self.id, waiter.seq)
+                await self._unstored.drop_prompt(waiter.seq)
             raise
         if start.moved:
             self._briefing.look_back()
@@ -363,17 +374,19 @@ class Session:
             waiter.stop = await desk.follow_up(entry)
 
     async def _end(self, end: TurnEnd) -> None:
-        """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""
+        """Store what is left of the turn together with its end and give the turn back, whatever happens meanwhile."""
+        turn = self._turn
+        self._unstored.keep([*(turn.leftover() if turn is not None else ()), NewEntry(body=end)])
+        if turn is not None:
+            with anyio.move_on_after(END_S, shield=True):
+                await turn.end_open()
         with anyio.move_on_after(END_S, shield=True):
-            left = await self._turn.abandon() if self._turn is not None else []
             try:
-                await self._branch.record([*left, NewEntry(body=end)], release=True)
-            except LeafMoved:
-                logger.exception("Session %s was changed by others during its turn", self.id)
-            except StoreError:
-                if end.stop != "error":
+                await self._unstored.settle()
+            except StoreError as error:
+                if end.stop not in ("error", "cancelled"):  # those have an answer already
                     raise
-                logger.exception("The end of a failed turn could not be stored")
+                logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
             await self._branch.step_back()
             self._briefing.look_back()

@@ -89,13 +89,13 @@ class Turn:
     def _seen_by_model(self, text: str, beside: int) -> int:
         return min(CUT_CHARS, self._compactor.cut_chars(text, beside=beside))
 
-    async def abandon(self) -> list[NewEntry]:
-        """End what is open towards the client and return what was shown but not stored, to be stored with the end."""
+    async def end_open(self) -> None:
+        """Tell the client that the calls which have no result yet are over."""
         await self._calls.end_open()
-        return self._leftover()
 
-    def _leftover(self) -> list[NewEntry]:
-        draft, self._draft = self._draft, None
+    def leftover(self) -> list[NewEntry]:
+        """What was shown of an answer but is not stored, as an interrupted one."""
+        draft = self._draft
         if draft is None or not (draft.text or draft.thought):
             return []
         return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
@@ -118,10 +118,11 @@ class Turn:
                     raise
                 compacted = True
             except (NetworkError, ModelTimeout, Overloaded, ProtocolError):
-                shown = self._leftover()
+                shown = self.leftover()
                 if not shown:
                     raise
                 await self._branch.record(shown)
+                self._draft = None
                 if continued:
                     raise
                 continued = True

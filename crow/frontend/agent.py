@@ -24,8 +24,9 @@ from pydantic import BaseModel, ValidationError
 
 from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
+from crow.agent.idle import Idle
 from crow.agent.session import Adapters, Session
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.events import OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.content import parts_from
@@ -86,7 +87,7 @@ class AcpAgent:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening = asyncio.Lock()
-        self._tidying = asyncio.Lock()
+        self._idle = Idle(self._tidy)
         self._answering: set[asyncio.Task[Any]] = set()
         self._quiet_since = asyncio.get_running_loop().time()
         self._requests: dict[str, tuple[type[BaseModel], Method]] = {
@@ -107,6 +108,7 @@ class AcpAgent:
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
         self._connection, self._wire, self._tasks = connection, wire, tasks
+        tasks.start_soon(self._idle.run)
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """See :class:`crow.frontend.server.Handler`."""
@@ -151,14 +153,14 @@ class AcpAgent:
     async def close(self) -> None:
         """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered, prompts by
         `cancelled`."""
+        self._idle.stop()
         if self._answering:
             await asyncio.wait(self._answering, timeout=DRAIN_S)
         async with anyio.create_task_group() as tasks:
             for opened in self._sessions.values():
                 tasks.start_soon(opened.session.close)
         if self._store is not None:
-            async with self._tidying:
-                await self._store.close()
+            await self._store.close()
 
     async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         self._caps = client_capabilities(params)
@@ -277,20 +279,17 @@ class AcpAgent:
             await opened.session.close()
         store = await self._opened_store()
         await store.delete_session(params["sessionId"])
-        self._tasks.start_soon(self._tidy, store)
+        self._idle.tidy_soon()
         return {}
 
-    async def _tidy(self, store: Store) -> None:
-        """Remove what deleted sessions left; what does not get done now is done another time."""
-        async with self._tidying:
-            try:
-                await store.tidy()
-            except StoreError as error:
-                logger.warning("Nothing was tidied: %s", error)
+    async def _tidy(self) -> None:
+        if self._store is not None:
+            await self._store.tidy()
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
         session = self._open_session(params["sessionId"])
-        return {"stopReason": await session.prompt(parts_from(params["prompt"]))}
+        with self._idle.turn():
+            return {"stopReason": await session.prompt(parts_from(params["prompt"]))}
 
     def _cancel(self, params: dict[str, Any]) -> None:
         opened = self._sessions.get(str(params.get("sessionId")))

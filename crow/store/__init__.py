@@ -284,6 +284,11 @@ class Store(Protocol):
         """
         ...
 
+    def disown(self, session_id: str) -> None:
+        """The turn that this store runs in the session is over, but its end could not be stored: the next to open the
+        session here, or to claim a turn, repairs it first, as if its owner had died. Never fails; writes nothing."""
+        ...
+
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         """Stand the session on another entry of its conversation, recorded in `moves`.
 

@@ -53,6 +53,7 @@ class SqliteStore(Store):
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self._owner = owner
+        self._disowned: set[str] = set()
 
     @classmethod
     async def open(
@@ -122,13 +123,19 @@ class SqliteStore(Store):
 
     async def open_session(self, session_id: str) -> Tail:
         def look(sql: sqlite3.Connection) -> Tail | None:
-            if turns.is_abandoned(sql, self._owner, session_id, now_ms=_now_ms()):
+            if session_id in self._disowned or turns.is_abandoned(sql, self._owner, session_id, now_ms=_now_ms()):
                 return None
             return paths.tail(sql, session_id)
 
         tail = await self._database.read(look)
         if tail is None:
-            await self._database.write(lambda sql: turns.repair(sql, self._owner, session_id, now_ms=_now_ms()))
+
+            def repair(sql: sqlite3.Connection) -> None:
+                self._leave(sql, session_id)
+                turns.repair(sql, self._owner, session_id, now_ms=_now_ms())
+
+            await self._database.write(repair)
+            self._disowned.discard(session_id)
             tail = await self.tail(session_id)
         return tail
 
@@ -174,9 +181,13 @@ class SqliteStore(Store):
     async def take_turn(
         self, session_id: str, seq: int | None, *, leaf: int | None, cut: int | None = None
     ) -> TurnStart:
-        return await self._database.write(
-            lambda sql: turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
-        )
+        def take(sql: sqlite3.Connection) -> TurnStart:
+            self._leave(sql, session_id)
+            return turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
+
+        start = await self._database.write(take)
+        self._disowned.discard(session_id)
+        return start
 
     async def append(
         self,
@@ -200,6 +211,13 @@ class SqliteStore(Store):
             return stored
 
         return await self._database.write(work)
+
+    def disown(self, session_id: str) -> None:
+        self._disowned.add(session_id)
+
+    def _leave(self, sql: sqlite3.Connection, session_id: str) -> None:
+        if session_id in self._disowned:
+            turns.leave(sql, self._owner, session_id)
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         await self._database.write(

@@ -15,7 +15,7 @@ from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy
 from crow.store import QueuedPrompt, TurnStart
 from crow.store.codec import Encoded, decode_parts
-from crow.store.owner import is_alive, readable
+from crow.store.owner import dead_twin, is_alive, readable
 from crow.store.tip import Tip
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "drop_prompt",
     "enqueue",
     "is_abandoned",
+    "leave",
     "move_leaf",
     "queued",
     "repair",
@@ -172,6 +173,11 @@ def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms
     if tip.state == "running" or _orphans(tip, here):
         _repair(tip, here)
         tip.save()
+
+
+def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
+    """Make the turn that `here` owns one whose owner is dead; without effect if it owns none."""
+    connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
 
 
 def _taken(tip: Tip, seq: int, cut: int | None) -> User:
