@@ -20,6 +20,8 @@ from crow.store import (
     NewSession,
     Page,
     QueuedPrompt,
+    Scan,
+    Scope,
     SessionChanges,
     SessionRow,
     Store,
@@ -35,6 +37,7 @@ from crow.store.codec import encode, encode_parts
 from crow.store.database import Database, JournalMode
 from crow.store.owner import Owner, enlist, retire
 from crow.store.rows import session_row
+from crow.store.scan import scan
 from crow.store.search import search
 
 __all__ = ["SqliteStore"]
@@ -71,6 +74,11 @@ class SqliteStore(Store):
             raise
         enlist(store._owner)
         return store
+
+    @property
+    def database(self) -> Database:
+        """The file, for what people do with old sessions."""
+        return self._database
 
     async def create_session(self, new: NewSession) -> SessionRow:
         return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
@@ -199,8 +207,15 @@ class SqliteStore(Store):
             )
         )
 
-    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
-        return await self._database.read(lambda sql: search(sql, query, session_id=session_id, limit=limit))
+    async def search(
+        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+    ) -> tuple[Hit, ...]:
+        return await self._database.read(
+            lambda sql: search(sql, query, session_id=session_id, scope=scope or Scope(), limit=limit)
+        )
+
+    async def scan(self, query: str, *, session_id: str, limit: int = 20) -> Scan:
+        return await self._database.read(lambda sql: scan(sql, query, session_id=session_id, limit=limit))
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         return await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))
