@@ -13,7 +13,7 @@ from crow.domain.errors import ArgumentError
 __all__ = ["ago_ms", "day_ms"]
 
 _DAYS = {"d": 1, "w": 7}
-_AGE = re.compile(r"(\d{1,6})(h|d|w|m|y)")
+_AGE = re.compile(r"([0-9]{1,6})(h|d|w|m|y)")
 
 
 def day_ms(option: str, text: str, *, days_later: int = 0) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crow.cli.dates import ago_ms
-from crow.cli.looking import shortener, when
+from crow.cli.looking import directory, shortener, when
 from crow.cli.new_file import NewFile
 from crow.cli.opened import Opened
 from crow.cli.output import Column, counted, in_terminal, on_one_line, show, show_json, time_text
@@ -103,7 +103,7 @@ async def prune(opened: Opened) -> None:
             Column(name="Directory", style="fold"),
             Column(name="Title"),
         ),
-        [(shorten(one.id), when(one.used_ms), str(one.entries), one.cwd, one.title or "") for one in old],
+        [(shorten(one.id), when(one.used_ms), str(one.entries), directory(one.cwd), one.title or "") for one in old],
         empty=f"No session was last used before {time_text(before_ms)}.",
     )
     if in_terminal() and old:

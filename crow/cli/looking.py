@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from crow.store import Scope, SessionRow
     from crow.store.totals import Group, Total
 
-__all__ = ["LISTED", "list_sessions", "search", "shortener", "show_session", "stats", "when"]
+__all__ = ["LISTED", "directory", "list_sessions", "search", "shortener", "show_session", "stats", "when"]
 
 LISTED = 20
 
@@ -55,7 +56,10 @@ async def list_sessions(opened: Opened) -> None:
             Column(name="Directory", style="fold"),
             Column(name="Title"),
         ),
-        [(shorten(row.id), when(row.updated_ms), str(row.entries), row.cwd, row.title or "") for row in rows],
+        [
+            (shorten(row.id), when(row.updated_ms), str(row.entries), directory(row.cwd), row.title or "")
+            for row in rows
+        ],
         empty=f"No {'archived ' if options.archived else ''}sessions{f' in {cwd}' if cwd else ''} yet.",
     )
     if in_terminal() and cursor is not None:
@@ -127,7 +131,7 @@ async def stats(opened: Opened) -> None:
         return show_json(_total_as_json(row, by) for row in rows)
     shorten = await shortener(opened)
     columns = [Column(name=name.capitalize(), style="fixed") for name in by]
-    if "session" in by:
+    if by == ("session",):
         columns.append(Column(name="Title"))
     columns += [Column(name=name, style="right") for name in ("Requests", "In", "Cached", "Out", "Cost $")]
     (whole,) = await opened.upkeep.totals((), scope)
@@ -139,7 +143,7 @@ async def stats(opened: Opened) -> None:
             "model": row.model or "",
             "day": row.day or "",
         }
-        title = [row.title or ""] if "session" in by else []
+        title = [row.title or ""] if by == ("session",) else []
         cells.append([*(keys[name] for name in by), *title, *_numbers(row)])
     show(columns, cells, empty="No model was asked yet.", total=total)
     return None
@@ -169,6 +173,12 @@ async def shortener(opened: Opened) -> Callable[[str], str]:
 def when(unix_ms: int) -> str:
     """To a person without the offset, which is their own."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
+
+
+def directory(cwd: str) -> str:
+    """To a person with `~` for their home."""
+    home = os.path.expanduser("~")
+    return f"~{cwd[len(home) :]}" if in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/") else cwd
 
 
 async def _name_newest(opened: Opened, cwd: str | None) -> None:

@@ -28,6 +28,8 @@ __all__ = [
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SHORTEST = 8
+_NARROWEST = 8
+_GAP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,10 @@ def show(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, empty: str
     if not rows:
         console.print(Text(empty))
         return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, show_footer=bool(total))
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", padding=(0, 1, 0, 0), show_footer=bool(total)
+    )
+    widths = _widths(columns, rows, total, console.width)
     for number, column in enumerate(columns):
         table.add_column(
             column.name,
@@ -62,7 +67,7 @@ def show(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, empty: str
             justify="right" if column.style == "right" else "left",
             no_wrap=column.style != "fold",
             overflow="fold" if column.style == "fold" else "ellipsis",
-            min_width=None if column.style in ("fold", "cut") else _widest(column, number, rows, total),
+            width=widths[number],
         )
     for row in rows:
         table.add_row(*(Text(on_one_line(cell)) for cell in row))
@@ -111,13 +116,25 @@ def unique_prefixes(ids: Sequence[str]) -> dict[str, str]:
     return shortest
 
 
-def _widest(column: Column, number: int, rows: Sequence[Sequence[str]], total: Sequence[str]) -> int:
+def _widths(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], total: Sequence[str], width: int
+) -> Sequence[int]:
+    """How wide each column is: numbers, times and ids as they need, the others share what is left, the narrow ones
+    first."""
     from rich.cells import cell_len
 
-    return max(
-        cell_len(on_one_line(cell))
-        for cell in (column.name, *(row[number] for row in rows), *total[number : number + 1])
+    widths = [
+        max(cell_len(on_one_line(cell)) for cell in (column.name, *(row[number] for row in rows), *total[number:][:1]))
+        for number, column in enumerate(columns)
+    ]
+    flexible = sorted(
+        (number for number, column in enumerate(columns) if column.style in ("fold", "cut")), key=widths.__getitem__
     )
+    left = width - _GAP * (len(columns) - 1) - sum(size for at, size in enumerate(widths) if at not in flexible)
+    for done, number in enumerate(flexible):
+        widths[number] = min(widths[number], max(_NARROWEST, left // (len(flexible) - done)))
+        left -= widths[number]
+    return widths
 
 
 def _shared(one: str, other: str) -> int:

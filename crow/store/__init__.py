@@ -7,7 +7,7 @@ adapter is wired by `crow.app` alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -228,8 +228,8 @@ class Store(Protocol):
         between batches."""
         ...
 
-    async def entry(self, entry_id: int) -> Entry | None:
-        """One entry."""
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        """One entry; with `session_id`, only if it is on its path."""
         ...
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
@@ -294,9 +294,11 @@ class Store(Protocol):
         only entries on its path."""
         ...
 
-    async def scan(self, query: str, *, session_id: str, limit: int = 20) -> Scan:
-        """What no index covers, on the session's path: calls, their results, summaries and crow's own words. Bounded:
-        the newest few megabytes."""
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        """What no index covers, on the session's path: calls, their results, summaries and crow's own words, but not
+        the calls and results of the tools named in `without`. Bounded: the newest few megabytes."""
         ...
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:

@@ -55,9 +55,9 @@ def _copy(connection: sqlite3.Connection, part: Path, path: Path) -> tuple[int, 
         try:
             connection.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE").fetchall()
-            problems = [row[0] for row in copy.execute("PRAGMA integrity_check(3)")]
         except sqlite3.Error as error:
             raise _unfinished(error, path) from error
+        problems = _problems_of(copy)
         if problems != ["ok"]:
             raise StoreUnavailable(
                 f"The copy fails SQLite's integrity check ({'; '.join(problems)}), so the database itself is damaged."
@@ -66,6 +66,14 @@ def _copy(connection: sqlite3.Connection, part: Path, path: Path) -> tuple[int, 
         (sessions,) = copy.execute("SELECT count(*) FROM sessions WHERE deleted_ms IS NULL").fetchone()
         (entries,) = copy.execute("SELECT count(*) FROM entries").fetchone()
     return sessions, entries
+
+
+def _problems_of(copy: sqlite3.Connection) -> list[str]:
+    """What SQLite says of the copy: `["ok"]`, or what is wrong."""
+    try:
+        return [row[0] for row in copy.execute("PRAGMA integrity_check(3)")]
+    except sqlite3.DatabaseError as error:
+        return [str(error)]
 
 
 def _unfinished(error: sqlite3.Error, path: Path) -> StoreUnavailable:

@@ -46,7 +46,7 @@ def find(connection: sqlite3.Connection, name: str) -> str:
     if not rows and name:
         rows = connection.execute(
             "SELECT id FROM sessions WHERE deleted_ms IS NULL AND substr(id, 1, length(:name)) = :name"
-            " ORDER BY newest_entry DESC",
+            " ORDER BY newest_entry DESC, id",
             {"name": name},
         ).fetchall()
         if len(rows) > 1:

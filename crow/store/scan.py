@@ -7,7 +7,7 @@ say where that was. Terms are literal, in any script and case, as in `search`. R
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from crow.domain.entries import Assistant, Checkpoint, Command, Entry, Reminder, Skill, ToolResult
@@ -23,8 +23,8 @@ _MOST_ENTRIES = 20_000
 _BATCH = 64
 
 
-def scan(connection: sqlite3.Connection, query: str, *, session_id: str, limit: int) -> Scan:
-    """What holds all terms of `query` on the path of the session, newest first.
+def scan(connection: sqlite3.Connection, query: str, *, session_id: str, limit: int, without: Collection[str]) -> Scan:
+    """What holds all terms of `query` on the path of the session, newest first; `without` names tools to pass over.
 
     :raises ~crow.domain.errors.NoSuchSession: no such session.
     """
@@ -37,7 +37,7 @@ def scan(connection: sqlite3.Connection, query: str, *, session_id: str, limit: 
     read = 0
     path = path_ids(connection, leaf)
     for entry, kind in _unindexed(connection, islice(path, _MOST_ENTRIES)):
-        text = _text_of(entry)
+        text = _text_of(entry, without)
         read += len(text)
         if all(pattern.search(text) for pattern in patterns):
             hits.append(hit_of(entry.id, session_id, kind, entry.created_ms, text, patterns))
@@ -60,12 +60,12 @@ def _unindexed(connection: sqlite3.Connection, path: Iterator[int]) -> Iterator[
             yield entry, kind
 
 
-def _text_of(entry: Entry) -> str:
+def _text_of(entry: Entry, without: Collection[str]) -> str:
     match entry.body:
         case Assistant(calls=calls):
-            return "\n".join(f"{call.name} {call.arguments}" for call in calls)
+            return "\n".join(f"{call.name} {call.arguments}" for call in calls if call.name not in without)
         case ToolResult(name=name, text=text):
-            return f"{name}\n{text}"
+            return "" if name in without else f"{name}\n{text}"
         case Checkpoint(summary=text) | Reminder(text=text) | Skill(text=text):
             return text
         case Command(text=text, answer=answer):

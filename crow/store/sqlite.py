@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from crow.domain.entries import Entry, NewEntry
@@ -132,10 +132,16 @@ class SqliteStore(Store):
             done += taken
             yield batch
 
-    async def entry(self, entry_id: int) -> Entry | None:
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         if not 0 < entry_id <= _LARGEST_ID:
             return None
-        return await self._database.read(lambda sql: paths.entry(sql, entry_id))
+
+        def look(sql: sqlite3.Connection) -> Entry | None:
+            if session_id is None or paths.is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
+                return paths.entry(sql, entry_id)
+            return None
+
+        return await self._database.read(look)
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
         encoded = encode_parts(parts)
@@ -214,8 +220,12 @@ class SqliteStore(Store):
             lambda sql: search(sql, query, session_id=session_id, scope=scope or Scope(), limit=limit)
         )
 
-    async def scan(self, query: str, *, session_id: str, limit: int = 20) -> Scan:
-        return await self._database.read(lambda sql: scan(sql, query, session_id=session_id, limit=limit))
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        return await self._database.read(
+            lambda sql: scan(sql, query, session_id=session_id, limit=limit, without=without)
+        )
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         return await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))
