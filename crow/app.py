@@ -27,8 +27,9 @@ from crow.tools import Log, McpServer, Plan, Workspace
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
     from crow.store.sqlite import SqliteStore
+    from crow.store.upkeep import Upkeep
 
-__all__ = ["open_store", "serve"]
+__all__ = ["open_store", "serve", "upkeep_of"]
 
 NOTHING_CONFIGURED = (
     "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
@@ -41,6 +42,13 @@ async def open_store(loaded: Loaded) -> SqliteStore:
     from crow.store.sqlite import SqliteStore
 
     return await SqliteStore.open(loaded.paths.database)
+
+
+def upkeep_of(store: SqliteStore) -> Upkeep:
+    """What people do with the old sessions of an open store."""
+    from crow.store.upkeep import Upkeep
+
+    return Upkeep(store)
 
 
 async def serve(loaded: Loaded) -> int:

@@ -24,6 +24,8 @@ __all__ = [
     "Page",
     "Point",
     "QueuedPrompt",
+    "Scan",
+    "Scope",
     "SessionChanges",
     "SessionRow",
     "Store",
@@ -168,6 +170,26 @@ class Hit:
     created_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where to look; None is everywhere. `cwd` is a session's directory; `model` a part of a model's name, in any case;
+    an entry was made at `since_ms` or later and before `before_ms` (Unix milliseconds)."""
+
+    cwd: str | None = None
+    model: str | None = None
+    since_ms: int | None = None
+    before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What reading through entries found, newest first. Older ones than the entry `stopped_at` were not read; None:
+    all were."""
+
+    hits: tuple[Hit, ...]
+    stopped_at: int | None
+
+
 class Store(Protocol):
     """Sessions and their conversations, durable.
 
@@ -238,8 +260,8 @@ class Store(Protocol):
         between batches."""
         ...
 
-    async def entry(self, entry_id: int) -> Entry | None:
-        """One entry."""
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        """One entry; with `session_id`, only if it is on its path."""
         ...
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
@@ -319,9 +341,18 @@ class Store(Protocol):
         """Add a piece of the running stream."""
         ...
 
-    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
+    async def search(
+        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+    ) -> tuple[Hit, ...]:
         """Full text over user and assistant text and titles; the query is quoted, any script. With `session_id`,
         only entries on its path."""
+        ...
+
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        """What no index covers, on the session's path: calls, their results, summaries and crow's own words, but not
+        the calls and results of the tools named in `without`. Bounded: the newest few megabytes."""
         ...
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:

@@ -22,6 +22,8 @@ from crow.store import (
     Outline,
     Page,
     QueuedPrompt,
+    Scan,
+    Scope,
     SessionChanges,
     SessionRow,
     Store,
@@ -38,6 +40,7 @@ from crow.store.codec import encode, encode_parts
 from crow.store.database import Database, JournalMode
 from crow.store.owner import Owner, enlist, retire
 from crow.store.rows import session_row
+from crow.store.scan import scan
 from crow.store.search import search
 
 __all__ = ["SqliteStore"]
@@ -75,6 +78,11 @@ class SqliteStore(Store):
             raise
         enlist(store._owner)
         return store
+
+    @property
+    def database(self) -> Database:
+        """The file, for what people do with old sessions."""
+        return self._database
 
     async def create_session(self, new: NewSession) -> SessionRow:
         return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
@@ -155,10 +163,16 @@ class SqliteStore(Store):
             done += taken
             yield batch
 
-    async def entry(self, entry_id: int) -> Entry | None:
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         if not 0 < entry_id <= _LARGEST_ID:
             return None
-        return await self._database.read(lambda sql: paths.entry(sql, entry_id))
+
+        def look(sql: sqlite3.Connection) -> Entry | None:
+            if session_id is None or paths.is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
+                return paths.entry(sql, entry_id)
+            return None
+
+        return await self._database.read(look)
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
         encoded = encode_parts(parts)
@@ -253,8 +267,19 @@ class SqliteStore(Store):
             )
         )
 
-    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
-        return await self._database.read(lambda sql: search(sql, query, session_id=session_id, limit=limit))
+    async def search(
+        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+    ) -> tuple[Hit, ...]:
+        return await self._database.read(
+            lambda sql: search(sql, query, session_id=session_id, scope=scope or Scope(), limit=limit)
+        )
+
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        return await self._database.read(
+            lambda sql: scan(sql, query, session_id=session_id, limit=limit, without=without)
+        )
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         return await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crow import __version__
@@ -21,16 +20,14 @@ from crow.domain.errors import CrowError, UserError
 
 if TYPE_CHECKING:
     from crow.settings import Loaded
-    from crow.store import SessionRow
 
 __all__ = ["main"]
-
-_LISTED = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's own) and return the exit code."""
-    parser = _parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(arguments)
     options = parser.parse_args(arguments)
     command: str | None = options.command
     if command is None:
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crow",
         description="A coding agent for editors that speak the Agent Client Protocol.",
@@ -69,10 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("acp", parents=[settings], help="serve the Agent Client Protocol on stdin and stdout")
     commands.add_parser("demo", help="show what crow does, in a scratch directory")
-    sessions = commands.add_parser("sessions", help="list sessions, newest first")
-    sessions.add_argument("--cwd", metavar="DIR", nargs="?", const=".", help="only those of DIR (of this directory)")
-    sessions.add_argument("--all", action="store_true", help=f"every one, not just the newest {_LISTED}")
-    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    sessions = commands.add_parser("sessions", help="list, search, show, export, back up and remove sessions")
+    if "sessions" in arguments:  # a dozen commands of its own: not for an editor to wait for
+        from crow.cli.sessions import add_commands
+
+        add_commands(sessions)
     commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
     return parser
 
@@ -121,80 +119,9 @@ def _demo(_options: argparse.Namespace) -> int:
 
 
 def _sessions(options: argparse.Namespace) -> int:
-    loaded = _load(options)
-    cwd = str(Path(options.cwd).resolve()) if options.cwd else None
-    rows: tuple[SessionRow, ...] = ()
-    if loaded.paths.database.exists():  # looking must not make one
-        rows = asyncio.run(_list(loaded, cwd, everything=options.all))
-    if options.json:
-        for row in rows:
-            print(json.dumps(_as_json(row), ensure_ascii=False))
-    elif sys.stdout.isatty():
-        _print_table(rows, cwd)
-    else:
-        for row in rows:
-            print(*(" ".join(value.split()) for value in _as_text(row)), sep="\t")
-    return 0
+    from crow.cli.sessions import run
 
-
-async def _list(loaded: Loaded, cwd: str | None, *, everything: bool) -> tuple[SessionRow, ...]:
-    from crow.app import open_store
-
-    store = await open_store(loaded)
-    try:
-        rows: list[SessionRow] = []
-        cursor: str | None = None
-        while True:
-            page = await store.sessions(cwd=cwd, cursor=cursor, limit=200 if everything else _LISTED)
-            rows.extend(page.rows)
-            cursor = page.cursor
-            if cursor is None or not everything:
-                return tuple(rows)
-    finally:
-        await store.close()
-
-
-def _as_json(row: SessionRow) -> Mapping[str, object]:
-    return {
-        "id": row.id,
-        "title": row.title,
-        "cwd": row.cwd,
-        "updated": _time(row.updated_ms, "seconds"),
-        "entries": row.entries,
-        "model": row.model,
-        "mode": row.mode,
-    }
-
-
-def _as_text(row: SessionRow) -> tuple[str, str, str, str, str]:
-    """Id, updated, entries, cwd, title."""
-    return row.id, _time(row.updated_ms, "minutes"), str(row.entries), row.cwd, row.title or ""
-
-
-def _time(unix_ms: int, precision: str) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=precision)
-
-
-def _print_table(rows: Sequence[SessionRow], cwd: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not rows:
-        console.print(f"No sessions{f' in {cwd}' if cwd else ''} yet.", markup=False, highlight=False)
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("Id", no_wrap=True)
-    table.add_column("Updated", no_wrap=True)
-    table.add_column("Entries", justify="right")
-    table.add_column("Directory", overflow="fold")
-    table.add_column("Title", overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(" ".join(value.split())) for value in _as_text(row)))
-    console.print(table)
+    return run(options, _load(options))
 
 
 def _config(options: argparse.Namespace) -> int:
