@@ -24,7 +24,15 @@ from crow.agent.compaction import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
-from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
+from crow.domain.errors import (
+    ContextOverflow,
+    ModelTimeout,
+    NetworkError,
+    Overloaded,
+    ProtocolError,
+    RateLimited,
+    TurnError,
+)
 from crow.domain.messages import Answer
 from crow.llm import Request
 from crow.tools import Toolbox
@@ -105,17 +113,19 @@ class Turn:
             await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
 
     async def _ask(self) -> Step:
-        """One model response, stored and shown. A stream that broke after text was shown is continued once, a request
-        that was too long is sent once more after a compaction."""
+        """One model response, stored and shown. A stream that broke after text was shown is continued once, without
+        what it repeats; a request that was too long is sent once more after a compaction."""
         continued = compacted = False
+        before = ""
         while True:
             try:
-                return await self._ask_once()
+                return await self._ask_once(before)
             except ContextOverflow as error:
                 if compacted or not await self._compactor.overflowed(error):
                     raise
                 compacted = True
-            except (NetworkError, ModelTimeout, Overloaded, ProtocolError):
+            except (NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited):
+                text = self._draft.text if self._draft is not None else ""
                 shown = self._leftover()
                 if not shown:
                     raise
@@ -123,9 +133,11 @@ class Turn:
                 if continued:
                     raise
                 continued = True
-                await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
+                if text.strip():  # of reasoning alone the model has nothing to go on from: it is simply asked again
+                    before = text
+                    await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
-    async def _ask_once(self) -> Step:
+    async def _ask_once(self, before: str) -> Step:
         context = self._branch.context()
         request = Request(
             messages=context.messages,
@@ -133,7 +145,7 @@ class Turn:
             max_output_tokens=self._compactor.max_output_tokens(),
             cache_key=self._branch.row.id,
         )
-        self._draft = draft = Draft(self._branch, new_message_id())
+        self._draft = draft = Draft(self._branch, new_message_id(), before=before)
         async with self._model.stream(request) as stream:
             answer = await draft.follow(stream)
         (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
