@@ -150,20 +150,23 @@ class Wiring:
             timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
         )
 
-    def _model(self, name: str) -> Model:
+    async def _model(self, name: str) -> Model:
         self._check(name)
         if name not in self._models:
-            self._models[name] = self._make_model(name)
+            self._models[name] = await self._make_model(name)
         return self._models[name]
 
-    def _make_model(self, name: str) -> Model:
+    async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:
             from crow.llm.offline import OfflineModel
 
-            return OfflineModel()
+            window = self._settings.model.named(name).context_window
+            return OfflineModel() if window is None else OfflineModel(context_window=window)
         from crow.llm.chat_completions import ChatCompletions
 
-        return ChatCompletions(self._endpoint(name), memory=self._store)
+        endpoint = self._endpoint(name)
+        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
+        return ChatCompletions(endpoint, memory=self._store, learned=learned)
 
 
 class Imports:

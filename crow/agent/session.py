@@ -69,11 +69,11 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name and never fails (see `Model.check`)."""
+    name, or raises AuthError or ConfigError."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
-    model: Callable[[str], Model]
+    model: Callable[[str], Awaitable[Model]]
     open_toolbox: OpenToolbox
     settings: SessionSettings
 
@@ -315,7 +315,7 @@ class Session:
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
         await self._adapters.load()
-        model = self._adapters.model(self._branch.row.model)
+        model = await self._adapters.model(self._branch.row.model)
         model.check()
         toolbox = await self._tools()
         await toolbox.wait_ready(SERVER_GRACE_S)

@@ -143,8 +143,8 @@ class Live:
             case Command(answer=answer, message_id=message_id):
                 return agent_text(message_id, answer)
             case Checkpoint() as checkpoint:
-                if self._caps.compaction:
-                    return ()  # CompactionChanged tells it
+                if self._caps.compaction or checkpoint.reason == "command":
+                    return ()  # CompactionChanged tells it, or the command's answer
                 words = f"(Context compacted: {_tokens(checkpoint)}.)"
                 return agent_text(checkpoint.compaction_id, words)
             case Mask() as mask:

@@ -141,6 +141,9 @@ async def opened(
     async def load() -> None:
         """Nothing is heavy here."""
 
+    async def named(_: str) -> Model:
+        return model
+
     store = await SqliteStore.open(directory / "crow.db")
     try:
         if session_id is None:
@@ -149,7 +152,7 @@ async def opened(
         adapters = Adapters(
             store=store,
             load=load,
-            model=lambda _: model,
+            model=named,
             open_toolbox=open_toolbox,
             settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
         )
