@@ -100,7 +100,7 @@ def _acp(options: argparse.Namespace) -> int:
     from crow.log import start_logging
 
     loaded = _load(options)
-    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.model.secrets())
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
     try:
         from crow.app import serve
 
@@ -215,10 +215,8 @@ def _config_lines(loaded: Loaded) -> Iterator[str]:
     yield f"# log        {paths.log_file}"
     yield ""
     width = max(len(key) for key in loaded.sources)
-    values = loaded.settings.model_dump()
     for key, source in loaded.sources.items():
-        section, _, name = key.rpartition(".")
-        value = values[section][name] if section else values[name]
+        value = loaded.value(key)
         if value is None:
             yield f"# {key:<{width}}  # unset"
         else:
@@ -231,10 +229,7 @@ def _as_toml(value: object) -> str:
     if isinstance(value, SecretStr):
         return json.dumps(_masked(value.get_secret_value()), ensure_ascii=False)
     if isinstance(value, Mapping):
-        pairs = (
-            f"{json.dumps(str(name))} = {json.dumps(_masked(str(text)), ensure_ascii=False)}"
-            for name, text in value.items()
-        )
+        pairs = (f"{json.dumps(str(name))} = {_as_toml(inner)}" for name, inner in value.items())
         return f"{{ {', '.join(pairs)} }}" if value else "{}"
     return json.dumps(value, ensure_ascii=False)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import get_args
 
 from crow.agent import Client
 from crow.agent.branch import Branch
@@ -33,8 +34,8 @@ from crow.domain.errors import (
     RateLimited,
     TurnError,
 )
-from crow.domain.messages import Answer
-from crow.llm import Request
+from crow.domain.messages import Answer, JsonObject
+from crow.llm import Request, ThoughtLevel
 from crow.tools import Toolbox
 
 __all__ = ["Turn", "new_message_id"]
@@ -147,6 +148,7 @@ class Turn:
             tools=context.tools,
             max_output_tokens=self._compactor.max_output_tokens(),
             cache_key=self._branch.row.id,
+            thought_level=thought_level_in(self._branch.row.config),
         )
         self._draft = draft = Draft(self._branch, new_message_id(), before=before)
         async with self._model.stream(request) as stream:
@@ -184,6 +186,12 @@ class Turn:
                 raise TurnError(f"The model refused to go on: {answer.text or 'it gave no reason'}")
             return "refusal"
         return "end_turn"
+
+
+def thought_level_in(config: JsonObject) -> ThoughtLevel | None:
+    """How much the model is to think by the session's own choice; None leaves it to the configuration."""
+    level = config.get("thought_level")
+    return next((known for known in get_args(ThoughtLevel) if known == level), None)
 
 
 def new_message_id() -> str:
