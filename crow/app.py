@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from crow.frontend.agent import Kit
     from crow.store.sqlite import SqliteStore
 
-__all__ = ["open_store", "serve"]
+__all__ = ["NOTHING_CONFIGURED", "open_store", "serve"]
 
 NOTHING_CONFIGURED = (
     "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
@@ -101,6 +101,7 @@ class Wiring:
             load=self._imports.load,
             model=self._model,
             open_toolbox=self._open_toolbox,
+            models=names_offered(self._settings),
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 compaction=CompactionSettings(

@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     sessions.add_argument("--cwd", metavar="DIR", nargs="?", const=".", help="only those of DIR (of this directory)")
     sessions.add_argument("--all", action="store_true", help=f"every one, not just the newest {_LISTED}")
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    doctor = commands.add_parser("doctor", parents=[settings], help="try everything that a prompt needs")
+    doctor.add_argument("--mcp", metavar="COMMAND", action="append", default=[], help="an MCP server to try, too")
+    doctor.add_argument("--json", action="store_true", help="one JSON object a line")
+    models = commands.add_parser("models", parents=[settings], help="list the models that an endpoint offers")
+    models.add_argument("provider", nargs="?", help="a [providers.NAME]; without it, the endpoint in use")
+    models.add_argument("--json", action="store_true", help="one JSON object a line")
     commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
     return parser
 
@@ -118,6 +124,21 @@ def _demo(_options: argparse.Namespace) -> int:
 
     show()
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from crow.doctor import doctor
+    from crow.log import start_logging
+
+    loaded = _load(options)
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
+    return asyncio.run(doctor(loaded, commands=options.mcp, as_json=options.json))
+
+
+def _models(options: argparse.Namespace) -> int:
+    from crow.doctor import models
+
+    return asyncio.run(models(_load(options), provider=options.provider, as_json=options.json))
 
 
 def _sessions(options: argparse.Namespace) -> int:
@@ -239,4 +260,4 @@ def _masked(secret: str) -> str:
     return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
 
 
-_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config}
+_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config, "doctor": _doctor, "models": _models}

@@ -124,6 +124,15 @@ class ChatCompletions:
 
     async def models(self) -> tuple[Offered, ...]:
         """What the endpoint offers. :raises ~crow.domain.errors.ModelError:"""
+        try:
+            offered = await self._list()
+        except ModelError as error:
+            await self.failed(error)
+            raise
+        await self._learned.listed(next((each for each in offered if each.name == self._endpoint.model), None))
+        return offered
+
+    async def _list(self) -> tuple[Offered, ...]:
         who = self.origin.endpoint
         try:
             client = await self._opened()
@@ -137,7 +146,6 @@ class ChatCompletions:
             raise ProtocolError(f"{who}/models is no JSON.") from None
         if offered is None:
             raise ProtocolError(f"{who}/models is no list of models.")
-        await self._learned.listed(next((each for each in offered if each.name == self._endpoint.model), None))
         return offered
 
     async def send(self, request: Request) -> Response:
