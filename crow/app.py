@@ -18,9 +18,9 @@ from crow import __version__
 from crow.agent.compaction import CompactionSettings
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.domain.errors import AuthError
+from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model
-from crow.llm.endpoint import Endpoint, Timeouts
-from crow.settings import OFFLINE, Loaded
+from crow.settings import OFFLINE, Loaded, names_offered, target_of
 from crow.store import Store
 from crow.tools import Log, McpServer, Plan, Workspace
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from crow.store.sqlite import SqliteStore
     from crow.store.upkeep import Upkeep
 
-__all__ = ["open_store", "serve", "upkeep_of"]
+__all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "upkeep_of"]
 
 NOTHING_CONFIGURED = (
     "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
@@ -80,21 +80,18 @@ class Wiring:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
+        models = names_offered(self._settings)
         return Kit(
             version=__version__,
             open_store=self._open_store,
             adapters=self._adapters,
             workspace=self._workspace,
-            check=lambda: self._check(self._settings.model.name or ""),
+            check=lambda: self._check(models[0] if models else ""),
             warm_up=self._imports.load,
-            models=self._models_offered(),
+            models=models,
             mode=self._settings.permissions.mode,
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
-
-    def _models_offered(self) -> tuple[str, ...]:
-        """The configured models' names, the default first."""
-        return tuple(dict.fromkeys(name for name in (self._settings.model.name, *self._settings.models) if name))
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -112,7 +109,7 @@ class Wiring:
             load=self._imports.load,
             model=self._model,
             open_toolbox=self._open_toolbox,
-            models=self._models_offered(),
+            models=names_offered(self._settings),
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 compaction=CompactionSettings(
@@ -144,23 +141,7 @@ class Wiring:
         if not name and settings.api_key is None and self._loaded.sources["model.base_url"] == "default":
             raise AuthError(NOTHING_CONFIGURED.format(file=self._loaded.paths.config_file))
         if name != OFFLINE:
-            self._endpoint(name).check()
-
-    def _endpoint(self, name: str) -> Endpoint:
-        settings, limits = self._settings.model.named(name), self._settings.limits
-        return Endpoint(
-            base_url=settings.base_url,
-            model=name,
-            api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-            headers=tuple(settings.headers.items()),
-            context_window=settings.context_window,
-            max_output_tokens=settings.max_output_tokens,
-            takes_images=settings.takes_images,
-            input_price=settings.input_price,
-            cached_price=settings.cached_price,
-            output_price=settings.output_price,
-            timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
-        )
+            endpoint_of(target_of(name, self._settings)).check()
 
     async def _model(self, name: str) -> Model:
         self._check(name)
@@ -174,11 +155,7 @@ class Wiring:
 
             window = self._settings.model.named(name).context_window
             return OfflineModel() if window is None else OfflineModel(context_window=window)
-        from crow.llm.chat_completions import ChatCompletions
-
-        endpoint = self._endpoint(name)
-        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
-        return ChatCompletions(endpoint, memory=self._store, learned=learned)
+        return await open_model(target_of(name, self._settings), self._store)
 
 
 class Imports:

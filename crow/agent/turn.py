@@ -14,6 +14,7 @@ model are raised; failures of tools are text for the model. Knows protocols only
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from crow.agent import Client, new_message_id
 from crow.agent.branch import Branch
@@ -23,9 +24,17 @@ from crow.agent.compaction import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
-from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
-from crow.domain.messages import Answer
-from crow.llm import Request
+from crow.domain.errors import (
+    ContextOverflow,
+    ModelTimeout,
+    NetworkError,
+    Overloaded,
+    ProtocolError,
+    RateLimited,
+    TurnError,
+)
+from crow.domain.messages import Answer, JsonObject
+from crow.llm import Request, ThoughtLevel
 from crow.tools import Toolbox
 
 __all__ = ["Turn"]
@@ -107,17 +116,19 @@ class Turn:
             await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
 
     async def _ask(self) -> Step:
-        """One model response, stored and shown. A stream that broke after text was shown is continued once, a request
-        that was too long is sent once more after a compaction."""
+        """One model response, stored and shown. A stream that broke after text was shown is continued once, without
+        what it repeats; a request that was too long is sent once more after a compaction."""
         continued = compacted = False
+        before = ""
         while True:
             try:
-                return await self._ask_once()
+                return await self._ask_once(before)
             except ContextOverflow as error:
                 if compacted or not await self._compactor.overflowed(error):
                     raise
                 compacted = True
-            except (NetworkError, ModelTimeout, Overloaded, ProtocolError):
+            except (NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited):
+                text = self._draft.text if self._draft is not None else ""
                 shown = self.leftover()
                 if not shown:
                     raise
@@ -126,17 +137,20 @@ class Turn:
                 if continued:
                     raise
                 continued = True
-                await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
+                if text.strip():  # of reasoning alone the model has nothing to go on from: it is simply asked again
+                    before = text
+                    await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
-    async def _ask_once(self) -> Step:
+    async def _ask_once(self, before: str) -> Step:
         context = self._branch.context()
         request = Request(
             messages=context.messages,
             tools=context.tools,
             max_output_tokens=self._compactor.max_output_tokens(),
             cache_key=self._branch.row.id,
+            thought_level=thought_level_in(self._branch.row.config),
         )
-        self._draft = draft = Draft(self._branch, new_message_id())
+        self._draft = draft = Draft(self._branch, new_message_id(), before=before)
         async with self._model.stream(request) as stream:
             answer = await draft.follow(stream)
         (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
@@ -172,3 +186,9 @@ class Turn:
                 raise TurnError(f"The model refused to go on: {answer.text or 'it gave no reason'}")
             return "refusal"
         return "end_turn"
+
+
+def thought_level_in(config: JsonObject) -> ThoughtLevel | None:
+    """How much the model is to think by the session's own choice; None leaves it to the configuration."""
+    level = config.get("thought_level")
+    return next((known for known in get_args(ThoughtLevel) if known == level), None)

@@ -71,6 +71,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         from crow.cli.sessions import add_commands
 
         add_commands(sessions)
+    doctor = commands.add_parser("doctor", parents=[settings], help="try everything that a prompt needs")
+    doctor.add_argument("--mcp", metavar="COMMAND", action="append", default=[], help="an MCP server to try, too")
+    doctor.add_argument("--json", action="store_true", help="one JSON object a line")
+    models = commands.add_parser("models", parents=[settings], help="list the models that an endpoint offers")
+    models.add_argument("provider", nargs="?", help="a [providers.NAME]; without it, the endpoint in use")
+    models.add_argument("--json", action="store_true", help="one JSON object a line")
     commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
     return parser
 
@@ -98,7 +104,7 @@ def _acp(options: argparse.Namespace) -> int:
     from crow.log import start_logging
 
     loaded = _load(options)
-    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.model.secrets())
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
     try:
         from crow.app import serve
 
@@ -116,6 +122,21 @@ def _demo(_options: argparse.Namespace) -> int:
 
     show()
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from crow.doctor import doctor
+    from crow.log import start_logging
+
+    loaded = _load(options)
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
+    return asyncio.run(doctor(loaded, commands=options.mcp, as_json=options.json))
+
+
+def _models(options: argparse.Namespace) -> int:
+    from crow.doctor import models
+
+    return asyncio.run(models(_load(options), provider=options.provider, as_json=options.json))
 
 
 def _sessions(options: argparse.Namespace) -> int:
@@ -142,10 +163,8 @@ def _config_lines(loaded: Loaded) -> Iterator[str]:
     yield f"# log        {paths.log_file}"
     yield ""
     width = max(len(key) for key in loaded.sources)
-    values = loaded.settings.model_dump()
     for key, source in loaded.sources.items():
-        section, _, name = key.rpartition(".")
-        value = values[section][name] if section else values[name]
+        value = loaded.value(key)
         if value is None:
             yield f"# {key:<{width}}  # unset"
         else:
@@ -158,10 +177,7 @@ def _as_toml(value: object) -> str:
     if isinstance(value, SecretStr):
         return json.dumps(_masked(value.get_secret_value()), ensure_ascii=False)
     if isinstance(value, Mapping):
-        pairs = (
-            f"{json.dumps(str(name))} = {json.dumps(_masked(str(text)), ensure_ascii=False)}"
-            for name, text in value.items()
-        )
+        pairs = (f"{json.dumps(str(name))} = {_as_toml(inner)}" for name, inner in value.items())
         return f"{{ {', '.join(pairs)} }}" if value else "{}"
     return json.dumps(value, ensure_ascii=False)
 
@@ -171,4 +187,4 @@ def _masked(secret: str) -> str:
     return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
 
 
-_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config}
+_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config, "doctor": _doctor, "models": _models}
