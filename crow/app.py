@@ -15,17 +15,18 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 from crow import __version__
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.domain.errors import AuthError
 from crow.endpoints import endpoint_of, open_model
-from crow.llm import Model
+from crow.llm import Model, ModelInfo
 from crow.settings import OFFLINE, Loaded, names_offered, target_of
 from crow.store import Store
 from crow.tools import Log, McpServer, Plan, Workspace
 
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
+    from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
     from crow.store.upkeep import Upkeep
 
@@ -75,6 +76,7 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
+        self._hooks = Hooks(find_hooks)
 
     def kit(self) -> Kit:
         """What the front end needs."""
@@ -108,6 +110,7 @@ class Wiring:
             store=store,
             load=self._imports.load,
             model=self._model,
+            info=self._info,
             open_toolbox=self._open_toolbox,
             models=names_offered(self._settings),
             settings=SessionSettings(
@@ -117,8 +120,11 @@ class Wiring:
                     threshold=compaction.threshold,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
+                    instruction=self._loaded.summary_prompt,
+                    compact_model=compaction.compact_model or "",
                 ),
             ),
+            hooks=self._hooks,
         )
 
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
@@ -143,6 +149,19 @@ class Wiring:
         if name != OFFLINE:
             endpoint_of(target_of(name, self._settings)).check()
 
+    def _info(self, name: str) -> ModelInfo:
+        """What is known of a model, without the packages that it needs to be asked."""
+        if name in self._models:
+            return self._models[name].info
+        if name == OFFLINE:
+            return self._offline().info
+        endpoint = endpoint_of(target_of(name, self._settings))
+        return endpoint.info(
+            window=endpoint.context_window,
+            max_output_tokens=endpoint.max_output_tokens,
+            takes_images=endpoint.takes_images,
+        )
+
     async def _model(self, name: str) -> Model:
         self._check(name)
         if name not in self._models:
@@ -151,11 +170,21 @@ class Wiring:
 
     async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:
-            from crow.llm.offline import OfflineModel
-
-            window = self._settings.model.named(name).context_window
-            return OfflineModel() if window is None else OfflineModel(context_window=window)
+            return self._offline()
         return await open_model(target_of(name, self._settings), self._store)
+
+    def _offline(self) -> OfflineModel:
+        from crow.llm.offline import OfflineModel
+
+        window = self._settings.model.named(OFFLINE).context_window
+        return OfflineModel() if window is None else OfflineModel(context_window=window)
+
+
+def find_hooks(group: str) -> list[NamedHook]:
+    """The functions that installed packages register in an entry point group."""
+    from importlib.metadata import entry_points  # reads every installed package's metadata: only when it is needed
+
+    return [(f"{point.name} ({point.value})", point.load) for point in entry_points(group=group)]
 
 
 class Imports:

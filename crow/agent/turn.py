@@ -70,6 +70,7 @@ class Turn:
         self._branch = branch
         self._model = compactor.model
         self._compactor = compactor
+        self._gauge = compactor.gauge
         self._calls = Calls(branch, client, toolbox, self._seen_by_model)
         self._draft: Draft | None = None
         self._steps = steps
@@ -96,7 +97,8 @@ class Turn:
         return "max_turn_requests"
 
     def _seen_by_model(self, text: str, beside: int) -> int:
-        return min(CUT_CHARS, self._compactor.cut_chars(text, beside=beside))
+        chars = self._gauge.cut_result(text, beside=beside)
+        return min(CUT_CHARS, len(text) if chars is None else chars)
 
     async def end_open(self) -> None:
         """Tell the client that the calls which have no result yet are over."""
@@ -146,7 +148,7 @@ class Turn:
         request = Request(
             messages=context.messages,
             tools=context.tools,
-            max_output_tokens=self._compactor.max_output_tokens(),
+            max_output_tokens=self._gauge.max_output_tokens(),
             cache_key=self._branch.row.id,
             thought_level=thought_level_in(self._branch.row.config),
         )
@@ -155,7 +157,7 @@ class Turn:
             answer = await draft.follow(stream)
         (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
         self._draft = None
-        await self._compactor.tell()
+        await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
         return Step(entry=entry, answer=entry.body)
 
@@ -175,7 +177,7 @@ class Turn:
             model=info.name,
             usage=answer.usage,
             cost=cost_of(answer.usage, info),
-            estimate=self._compactor.estimate(),
+            estimate=self._gauge.estimate(),
         )
 
     def _stop_reason(self, answer: Assistant) -> StopReason:

@@ -144,6 +144,7 @@ async def opened(
     session_id: str | None = None,
     servers: Sequence[McpServer] = (),
     open_tools: OpenToolbox | None = None,
+    compaction: CompactionSettings | None = None,
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
@@ -167,8 +168,9 @@ async def opened(
             store=store,
             load=load,
             model=named,
+            info=lambda _: model.info,
             open_toolbox=open_tools or open_toolbox,
-            settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
+            settings=SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionSettings()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(20):

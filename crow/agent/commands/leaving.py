@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crow.agent.commands.desk import Desk
-from crow.agent.compaction.summary import Head, ask, is_usable, notes, serialised_request
+from crow.agent.compaction.summary import Asking, Head, ask, is_usable, notes, serialised_request
 from crow.agent.cost import cost_of
 from crow.agent.rewind import PutBack, look_at, offer_to_put_back
 from crow.domain.conversation import for_model
@@ -89,10 +89,10 @@ async def summary_of(desk: Desk, leaf: int | None, to: int | None) -> NewEntry:
     """What was left, in the model's words or, where it has none, in notes taken by code."""
     context = for_model(await desk.store.left_behind(leaf, to, SAID))
     compactor = await desk.compactor()
-    model, measured, limits = compactor.model, compactor.measured(), compactor.limits()
+    model, gauge = compactor.model, compactor.gauge
     head = Head(tools=(), messages=context.messages, estimate=context.estimate, previous="")
-    request = serialised_request(head, INSTRUCTION, limits, measured.scale, desk.branch.row.id)
-    answer = await ask(model, request, DEADLINE_S)
+    request = serialised_request(head, INSTRUCTION, gauge.limits(), gauge.measured().scale, desk.branch.row.id)
+    answer = await ask(model, request, Asking(deadline_s=DEADLINE_S))
     if answer is not None and is_usable(answer, SUMMARY_TOKENS):
         text, usage = answer.text.strip(), answer.usage
     else:
