@@ -7,9 +7,11 @@ changes is written to the memory at once. Knows no connection.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from crow.domain.errors import StoreError
 from crow.domain.messages import Usage
 from crow.llm import EndpointMemory, ModelInfo
 from crow.llm.dialect import Dialect, dialect_of
@@ -17,6 +19,8 @@ from crow.llm.endpoint import Endpoint
 from crow.llm.listing import Offered
 
 __all__ = ["Learned"]
+
+logger = logging.getLogger(__name__)
 
 
 class Learned:
@@ -118,8 +122,12 @@ class Learned:
             )
 
     async def _keep(self, facts: Mapping[str, object]) -> None:
-        if self._memory is not None:
+        if self._memory is None:
+            return
+        try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
+        except StoreError as error:  # it is learned again another time; an answer is worth more than what it taught
+            logger.warning("What %s taught could not be kept: %s", self._endpoint.base_url, error)
 
 
 def _facts(offered: Offered) -> dict[str, object]:
