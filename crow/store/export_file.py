@@ -9,7 +9,7 @@ SQL.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -97,6 +97,8 @@ class ExportFile:
                 _check_begun(blocks)
                 blocks[-1].add(line, number, record, self._load, offset, self._blobs)
             self._end_block(blocks)
+            for block in blocks:
+                block.check_relatives(taken)
         except _Misplaced as error:
             raise ArgumentError(f"{self.path}, line {error.line}: {error}. Nothing was imported.") from error
         except Unreadable as error:
@@ -169,6 +171,7 @@ class _Checked:
         self._has_moves = False
         self._entries = 0
         self._leaves: list[tuple[int, str, int]] = []
+        self._relatives: list[tuple[int, str, str]] = []
         self.sessions: list[str] = []
 
     def add(self, line: bytes, number: int, record: Record, load: Load, offset: int, blobs: dict[str, int]) -> None:
@@ -204,6 +207,14 @@ class _Checked:
                 words = f'session "{session}": leaf is {leaf}, but the conversation has {self._entries} entries'
                 raise _Misplaced(line, words)
 
+    def check_relatives(self, sessions: Collection[str]) -> None:
+        """:raises Unreadable: a session names one that is not in the file: it might be one of the reader's own."""
+        for line, session, kin in self._relatives:
+            if kin not in sessions:
+                raise _Misplaced(
+                    line, f'session "{session}": parent_id or forked_from is "{kin:.80}", not of this file'
+                )
+
     def finished(self) -> Block:
         """The block."""
         return Block(
@@ -222,6 +233,9 @@ class _Checked:
             raise Unreadable(f'session: id is "{record.id:.80}"; expected one that no other session of the file has')
         self.sessions.append(record.id)
         self._taken.add(record.id)
+        self._relatives += [
+            (number, record.id, kin) for kin in (record.parent_id, record.forked_from) if kin is not None
+        ]
         if record.leaf is not None:
             self._leaves.append((number, record.id, record.leaf))
 

@@ -2,8 +2,9 @@
 
 Strategy: every term is quoted, so that no character of a query is an operator. The trigram index finds terms of three
 characters and more in any script, without regard to case; shorter ones are looked for in the text itself, of what the
-index gave or of the newest few thousand entries. Titles come first, then entries, newest first; both the index and a
-path give ids in falling order, so their intersection reads no further than it must. Reads only.
+index gave, of all messages, or of the newest few thousand entries of a session's path. Titles come first, then entries,
+newest first; both the index and a path give ids in falling order, so their intersection reads no further than it must.
+Reads only.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -42,7 +43,7 @@ def search(
     # The index and `re` may fold a rare letter differently: what the index found is not asked for again.
     unsure = [pattern for pattern, term in zip(patterns, terms, strict=True) if len(term) < _INDEXED_CHARACTERS]
     if session_id is None:
-        ids = _indexed(connection, match) if match else _newest(connection)
+        ids = _indexed(connection, match) if match else _messages(connection)
     else:
         path = path_ids(connection, leaf)
         ids = _common(_indexed(connection, match), path) if match else islice(path, _SCAN)
@@ -72,8 +73,8 @@ def _titles(connection: sqlite3.Connection, match: str, session_id: str | None, 
         " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session)"
         " AND (:cwd IS NULL OR cwd = :cwd) AND (:model IS NULL OR instr(lower(model), lower(:model)) > 0)"
         " AND (:since IS NULL OR updated_ms >= :since) AND (:before IS NULL OR created_ms < :before)"
-        " ORDER BY newest_entry DESC LIMIT :scan",
-        {"match": match, "session": session_id, "scan": _SCAN, **_parameters(scope)},
+        " ORDER BY newest_entry DESC",
+        {"match": match, "session": session_id, **_parameters(scope)},
     )
 
 
@@ -120,11 +121,9 @@ def _indexed(connection: sqlite3.Connection, match: str) -> Iterator[int]:
     return (row[0] for row in rows)
 
 
-def _newest(connection: sqlite3.Connection) -> Iterator[int]:
-    """The newest messages of all."""
-    rows = connection.execute(
-        "SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC LIMIT ?", (_SCAN,)
-    )
+def _messages(connection: sqlite3.Connection) -> Iterator[int]:
+    """All messages, newest first."""
+    rows = connection.execute("SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC")
     return (row[0] for row in rows)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
+import sqlite3
 import tempfile
 import typing
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -30,7 +31,6 @@ from tests.store.test_codec import record
 
 SCHEMA = Draft202012Validator(json.loads((Path(__file__).parents[2] / "schemas/export.schema.json").read_text()))
 DEFAULTS = Defaults(model="mine", mode="ask")
-EXAMPLES = int(os.environ.get("CROW_EXAMPLES", "12"))
 SMALL = st.integers(-3, 12)
 
 
@@ -52,9 +52,6 @@ def resealed(lines: list[bytes]) -> bytes:
 
 
 def rows_of(store: SqliteStore, path: Path) -> list[tuple[object, ...]]:
-    import sqlite3
-    from contextlib import closing
-
     with closing(sqlite3.connect(path)) as connection:
         tables = ("conversations", "sessions", "entries", "blobs", "blob_refs", "moves", "imports")
         return [row for table in tables for row in connection.execute(f"SELECT * FROM {table}").fetchall()]
@@ -163,7 +160,7 @@ def refers(body: Body) -> bool:
     return isinstance(body, domain.Started | File | domain.ToolResult | Checkpoint | Mask | Restore)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 @given(operations=OPERATIONS)
 def test_any_conversation_comes_back_byte_for_byte(operations: list[tuple[str, int, typing.Any]]):
     anyio.run(round_trip, operations)
@@ -364,6 +361,10 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
             resealed(edited(lines, "session", {"leaf": 99})),
             'line 3: session "s1": leaf is 99, but the conversation has',
         ),
+        (
+            resealed(edited(lines, "session", {"parent_id": "mine"})),
+            'line 3: session "s1": parent_id or forked_from is',
+        ),
         (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected one that no other'),
         (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it holds half of a surrogate pair"),
     ]
@@ -397,3 +398,18 @@ async def test_a_call_to_the_model_and_its_words_are_told_apart_after_an_import(
     ]
     assert isinstance(entries[0].body, User)
     assert asked.body.calls == (ToolCall(id="c0", name="read_file", arguments='{"path":"x"}'),)
+
+
+async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one")
+    with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE entries SET body = '{' WHERE id = ?", (entries[1].id,))
+    await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
+    _, unreadable, end = [entry.body for entry in await history(other, "s1")]
+    assert isinstance(unreadable, domain.Remark)
+    assert unreadable.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
+    assert end == entries[2].body
