@@ -26,6 +26,10 @@ SCRAPS = (
     *(b"0", b"-1", b"1e999", b"NaN", b"true", b":", b",", b"}"),
     *(b'"index":', b'"finish_reason":', b'"tool_calls":', b'"arguments":', b'"error":', b'"usage":', b'"choices":'),
 )  # fmt: skip
+VALUES: tuple[object, ...] = (
+    *(None, "", " ", "null", "stop", "x", "{}", "{", '"', 0, -1, 7, 1.5, True, False, 10**40),
+    *([], {}, [None], [[]], [{}], {"x": {}}, {"path": "x"}, "read_file", "<think>", "\ud83d", "\x00"),
+)
 LETTERS = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -68,8 +72,32 @@ def reordered(stream: bytes, chance: random.Random, other: bytes) -> bytes:
     return b"\n\n".join(events)
 
 
+def reshaped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    """A value somewhere in one event is another one, or gone: well-formed, and not what was promised."""
+    events = stream.split(b"\n\n")
+    at = chance.randrange(len(events))
+    try:
+        event = json.loads(events[at].removeprefix(b"data: "))
+    except (ValueError, RecursionError):
+        return stream
+    node, above = event, []
+    while isinstance(node, (dict, list)) and node and (not above or chance.random() < 0.8):
+        key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        above.append((node, key))
+        node = node[key]
+    if not above:
+        return stream
+    parent, key = above[-1]
+    if chance.random() < 0.2:
+        del parent[key]
+    else:
+        parent[key] = chance.choice((*VALUES, node))
+    events[at] = b"data: " + json.dumps(event).encode()
+    return b"\n\n".join(events)
+
+
 MUTATIONS: tuple[Callable[[bytes, random.Random, bytes], bytes], ...] = (
-    *(cut, ended, doubled, flipped, scrap, scrap, grafted, reordered),
+    *(cut, ended, doubled, flipped, scrap, scrap, grafted, reordered, reshaped, reshaped, reshaped),
 )
 
 
@@ -114,7 +142,8 @@ class Said:
         elif isinstance(value, list):
             for inner in value:
                 self._walk(inner, key)
-        elif isinstance(value, str):
+        elif isinstance(value, (str, int)):
+            value = str(value)
             if key in {"name", "recipient_name"}:
                 self.names += letters(value)
             elif key == "arguments":
