@@ -99,8 +99,10 @@ class Encoder:
         if request.tools:
             pieces.append(b',"tools":[' + self._encoded_tools(request.tools) + b"]")
         messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
-        pieces.append(b',"messages":[' + b",".join(messages) + b"]}")
-        return b"".join(pieces)
+        # One join copies a long conversation once.
+        messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
+        messages[-1] += b"]}"
+        return b",".join(messages)
 
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
         """Each message as sent, in order; what the encoder puts between them is among them."""

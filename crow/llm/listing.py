@@ -19,6 +19,7 @@ _WINDOWS = (
     ("top_provider", "context_length"),  # OpenRouter: the provider that is asked first
     ("context_window",),  # Groq
     ("max_context_length",),  # Mistral, LM Studio
+    ("max_input_tokens",),  # LiteLLM
     ("inputTokenLimit",),  # Gemini's own form
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
