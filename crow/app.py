@@ -15,10 +15,10 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 from crow import __version__
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.domain.errors import AuthError
-from crow.llm import Model
+from crow.llm import Model, ModelInfo
 from crow.llm.endpoint import Endpoint, Timeouts
 from crow.settings import OFFLINE, Loaded
 from crow.store import Store
@@ -67,6 +67,7 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
+        self._hooks = Hooks(find_hooks)
 
     def kit(self) -> Kit:
         """What the front end needs."""
@@ -100,6 +101,7 @@ class Wiring:
             store=store,
             load=self._imports.load,
             model=self._model,
+            info=self._info,
             open_toolbox=self._open_toolbox,
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
@@ -108,8 +110,11 @@ class Wiring:
                     threshold=compaction.threshold,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
+                    instruction=self._loaded.summary_prompt,
+                    compact_model=compaction.compact_model or "",
                 ),
             ),
+            hooks=self._hooks,
         )
 
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
@@ -150,6 +155,21 @@ class Wiring:
             timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
         )
 
+    def _info(self, name: str) -> ModelInfo:
+        """What is known of a model, without the packages that it needs to be asked."""
+        if name in self._models:
+            return self._models[name].info
+        if name == OFFLINE:
+            from crow.llm.offline import OfflineModel
+
+            return OfflineModel().info
+        endpoint = self._endpoint(name)
+        return endpoint.info(
+            window=endpoint.context_window,
+            max_output_tokens=endpoint.max_output_tokens,
+            takes_images=endpoint.takes_images,
+        )
+
     def _model(self, name: str) -> Model:
         self._check(name)
         if name not in self._models:
@@ -164,6 +184,13 @@ class Wiring:
         from crow.llm.chat_completions import ChatCompletions
 
         return ChatCompletions(self._endpoint(name), memory=self._store)
+
+
+def find_hooks(group: str) -> list[NamedHook]:
+    """The functions that installed packages register in an entry point group."""
+    from importlib.metadata import entry_points  # reads every installed package's metadata: only when it is needed
+
+    return [(f"{point.name} ({point.value})", point.load) for point in entry_points(group=group)]
 
 
 class Imports:

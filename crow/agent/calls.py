@@ -8,7 +8,7 @@ that whatever may have touched the world is known after a crash. Knows tools, th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -53,8 +53,9 @@ class Calls:
         self._open: dict[CallRef, OpenCall] = {}
         self._failure: StoreError | None = None
 
-    async def run(self, entry: Entry, answer: Assistant, *, cut_chars: int) -> None:
-        """Run all calls of `answer`, which `entry` holds; a result larger than `cut_chars` is cut for the model.
+    async def run(self, entry: Entry, answer: Assistant, cut: Callable[[str, int], int | None]) -> None:
+        """Run all calls of `answer`, which `entry` holds. `cut` says how many characters of a result, one of so many,
+        the model may see (None: all of them).
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
@@ -69,7 +70,7 @@ class Calls:
                     allowed.append((call, why))
             async with anyio.create_task_group() as tasks:
                 for call, why in allowed:
-                    tasks.start_soon(self._run_one, call, why, cut_chars)
+                    tasks.start_soon(self._run_one, call, why, lambda text: cut(text, len(answer.calls)))
             if self._failure is not None:
                 raise self._failure
             wrote = wrote or any(call.offer.is_barrier for call in group)
@@ -139,7 +140,7 @@ class Calls:
         if rule.as_json() not in known:
             await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
 
-    async def _run_one(self, opened: OpenCall, why: str, cut_chars: int) -> None:
+    async def _run_one(self, opened: OpenCall, why: str, cut: Callable[[str], int | None]) -> None:
         try:
             started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
             await self._branch.record([NewEntry(body=started)])
@@ -151,12 +152,12 @@ class Calls:
 
             outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed)
             duration_ms = round((time.monotonic() - begun) * 1000)
-            await self._answer(opened, outcome, duration_ms=duration_ms, cut_chars=cut_chars)
+            await self._answer(opened, outcome, duration_ms=duration_ms, cut=cut(outcome.text))
         except StoreError as error:
             self._failure = error  # raised by run(), outside the task group that would wrap it
 
     async def _answer(
-        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, cut_chars: int | None = None
+        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, cut: int | None = None
     ) -> None:
         result = ToolResult(
             call=opened.ref,
@@ -165,7 +166,7 @@ class Calls:
             is_error=outcome.is_error,
             duration_ms=duration_ms,
             announcement=outcome.announcement or opened.offer.announcement,
-            cut=cut_chars if cut_chars is not None and len(outcome.text) > cut_chars else None,
+            cut=cut,
             images=outcome.images,
             plan=outcome.plan,
             raw_output=outcome.raw_output,

@@ -22,14 +22,15 @@ import anyio.lowlevel
 from crow.agent import Client, commands
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor
+from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn, new_message_id
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
 from crow.domain.errors import CrowError, LeafMoved, StoreError
 from crow.domain.events import ModeChanged, TitleChanged
 from crow.domain.messages import Part, Text
-from crow.llm import Model
+from crow.domain.rendering import parts_text
+from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
 from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
 
@@ -38,6 +39,9 @@ __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 logger = logging.getLogger(__name__)
 
 TITLE_CHARS = 80
+SMALL_CHARS = 2_000
+"""A prompt of no more characters is a small part of every window."""
+
 SERVER_GRACE_S = 1.0
 END_S = 5.0
 
@@ -69,13 +73,15 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name and never fails (see `Model.check`)."""
+    name and never fails (see `Model.check`); `info` says what is known of it without loading anything."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
     model: Callable[[str], Model]
+    info: Callable[[str], ModelInfo]
     open_toolbox: OpenToolbox
     settings: SessionSettings
+    hooks: Hooks = field(default_factory=Hooks)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,6 +89,7 @@ class Waiter:
     """A prompt that somebody waits for: in the inbox once `seq` is set."""
 
     text: str
+    parts: Sequence[Part] = ()
     seq: int | None = None
     stored: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -143,7 +150,7 @@ class Session:
         """
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
-        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "")
+        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "", parts=parts)
         self._queue.append(waiter)  # before the first await, so that a cancel just behind this prompt finds it
         try:
             if commands.parse(waiter.text) is None:
@@ -283,7 +290,7 @@ class Session:
 
     async def _claim(self, waiter: Waiter) -> bool:
         try:
-            start = await self._branch.claim(waiter.seq)
+            start = await self._branch.claim(waiter.seq, cut=await self._cut(waiter))
         except StoreError:
             if waiter.seq is not None:  # the caller is told, and asks again
                 await self._adapters.store.drop_prompt(self.id, waiter.seq)
@@ -291,6 +298,16 @@ class Session:
         if start.moved:
             self._briefing.look_back()
         return start.moved
+
+    async def _cut(self, waiter: Waiter) -> int | None:
+        """How many characters of a huge prompt the model may see; None: all of them."""
+        text = parts_text(waiter.parts)
+        if waiter.seq is None or len(text) <= SMALL_CHARS:
+            return None
+        name, settings = self._branch.row.model, self._adapters.settings.compaction
+        window = Window(self._adapters.store)
+        await window.look_up(self._adapters.info(name))
+        return Gauge(self._branch, lambda: self._adapters.info(name), settings, window).cut_prompt(text)
 
     async def _begin(self, moved: bool) -> None:
         row = self._branch.row
@@ -321,7 +338,19 @@ class Session:
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
-        return Compactor(self._branch, model, self._adapters.settings.compaction, self._briefing.fresh_prompt), toolbox
+        return await self._make_compactor(model), toolbox
+
+    async def _make_compactor(self, model: Model) -> Compactor:
+        settings = self._adapters.settings.compaction
+        window = Window(self._adapters.store)
+        await window.look_up(model.info)
+        other = settings.compact_model if settings.compact_model != self._branch.row.model else ""
+        helpers = Helpers(
+            fresh_prompt=self._briefing.fresh_prompt,
+            compact_model=self._adapters.model(other) if other else None,
+            hooks=self._adapters.hooks,
+        )
+        return Compactor(Gauge(self._branch, lambda: model.info, settings, window), model, helpers)
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -336,7 +365,7 @@ class Session:
             case "compact":
                 compactor, _ = await self._prepare()
                 answer = await compactor.on_command(command.argument)
-                await compactor.tell()
+                await compactor.gauge.tell()
             case _:
                 answer = commands.help_text()
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())

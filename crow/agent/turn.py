@@ -62,6 +62,7 @@ class Turn:
         self._branch = branch
         self._model = compactor.model
         self._compactor = compactor
+        self._gauge = compactor.gauge
         self._calls = Calls(branch, client, toolbox)
         self._draft: Draft | None = None
         self._steps = steps
@@ -80,7 +81,7 @@ class Turn:
             step = await self._ask()
             if not step.answer.calls:
                 return self._stop_reason(step.answer)
-            await self._calls.run(step.entry, step.answer, cut_chars=min(CUT_CHARS, self._compactor.cut_chars()))
+            await self._calls.run(step.entry, step.answer, self._cut)
             if self._calls.dismissed:
                 return "cancelled"
         text = f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
@@ -130,7 +131,7 @@ class Turn:
         request = Request(
             messages=context.messages,
             tools=context.tools,
-            max_output_tokens=self._compactor.max_output_tokens(),
+            max_output_tokens=self._gauge.max_output_tokens(),
             cache_key=self._branch.row.id,
         )
         self._draft = draft = Draft(self._branch, new_message_id())
@@ -138,7 +139,7 @@ class Turn:
             answer = await draft.follow(stream)
         (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
         self._draft = None
-        await self._compactor.tell()
+        await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
         return Step(entry=entry, answer=entry.body)
 
@@ -158,8 +159,14 @@ class Turn:
             model=info.name,
             usage=answer.usage,
             cost=cost_of(answer.usage, info),
-            estimate=self._compactor.estimate(),
+            estimate=self._gauge.estimate(),
         )
+
+    def _cut(self, text: str, beside: int) -> int | None:
+        """How many characters of a result, one of `beside`, the model may see; None: all of them."""
+        chars = self._gauge.cut_result(text, beside=beside)
+        most = min(CUT_CHARS, len(text) if chars is None else chars)
+        return most if most < len(text) else None
 
     def _stop_reason(self, answer: Assistant) -> StopReason:
         if answer.finish == "length":

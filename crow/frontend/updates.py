@@ -45,6 +45,7 @@ from crow.domain.events import (
     ModeChanged,
     NoticeShown,
     OptionsChanged,
+    SummaryShown,
     TextShown,
     ThoughtShown,
     TitleChanged,
@@ -70,6 +71,7 @@ __all__ = [
     "compaction",
     "mask_id",
     "plan",
+    "summary_chunks",
     "tool_call",
     "usage",
 ]
@@ -121,6 +123,8 @@ class Live:
                 return (usage(event),)
             case CompactionChanged():
                 return self._compaction(event)
+            case SummaryShown(compaction_id=compaction_id, text=text):
+                return summary_chunks(compaction_id, text) if self._caps.compaction else ()
             case NoticeShown():
                 return self._notice(event)
             case TitleChanged(title=title):
@@ -290,6 +294,21 @@ def compaction(compaction_id: str, status: str = "completed", detail: str = "") 
     elif detail and status == "failed":
         update["error"] = head_and_tail(detail)
     return update
+
+
+def summary_chunks(compaction_id: str, text: str) -> tuple[Update, ...]:
+    """Pieces of a summary as it is written; an empty one takes back what was shown. Only for clients that asked."""
+    if not text:
+        return (
+            {
+                "sessionUpdate": "compaction_update",
+                "compactionId": compaction_id,
+                "status": "in_progress",
+                "summary": [],
+            },
+        )
+    shown = {"sessionUpdate": "compaction_summary_chunk", "compactionId": compaction_id}
+    return tuple(shown | {"content": {"type": "text", "text": piece}} for piece in pieces(text))
 
 
 def chunk(who: Literal["user", "agent"], message_id: str, block: dict[str, Any]) -> Update:

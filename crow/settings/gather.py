@@ -35,12 +35,14 @@ class Loaded:
     """Settings, and where each came from: `sources` maps every dotted key to `flag --model`, `environment CROW_MODEL`,
     the name of the user's file, or `default`.
 
-    With a `problem`, `settings` are the defaults and no prompt may run: its words go to the user.
+    `summary_prompt` is what `compaction.prompt_file` holds, empty if it is unset. With a `problem`, `settings` are the
+    defaults and no prompt may run: its words go to the user.
     """
 
     settings: Settings
     sources: Mapping[str, str]
     paths: Paths
+    summary_prompt: str = ""
     problem: ConfigError | None = None
 
 
@@ -53,10 +55,11 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     try:
         gathered = _gather(flags, env, paths.config_file)
         settings = _check(gathered)
+        summary_prompt = _read_prompt(gathered.get("compaction.prompt_file"), paths.config_file.parent)
     except ConfigError as problem:
         return Loaded(settings=Settings(), sources=dict.fromkeys(_KEYS, "default"), paths=paths, problem=problem)
     sources = {key: gathered[key].source if key in gathered else "default" for key in _KEYS}
-    return Loaded(settings=settings, sources=sources, paths=paths)
+    return Loaded(settings=settings, sources=sources, paths=paths, summary_prompt=summary_prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,21 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
             for key in wrong
         )
     )
+
+
+def _read_prompt(given: Given | None, directory: Path) -> str:
+    if given is None:
+        return ""
+    key = "compaction.prompt_file"
+    try:
+        text = (directory / Path(str(given.value)).expanduser()).read_text("utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        shown, expected = _shown(key, given.value), _expectation(_KEYS[key])
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{given.origin}: {key} is {shown} ({reason}); expected {expected}") from None
+    if not text.strip():
+        raise ConfigError(f"{given.origin}: {key} is {_shown(key, given.value)}, which is empty; expected some text")
+    return text
 
 
 def _key_at(location: tuple[int | str, ...]) -> str:

@@ -148,6 +148,19 @@ class CompactionSettings(Section):
         default=0.5,
         description="The part of the room (the threshold less tools and system message) that compaction aims at.",
     )
+    compact_model: Annotated[
+        str | None, Field(min_length=1), Expect("the name of a model of the same endpoint, such as a smaller one")
+    ] = Field(
+        default=None,
+        description="The model that writes a summary when the session's own did not; unset: the session's own again.",
+    )
+    prompt_file: Annotated[str | None, Field(min_length=1), Expect("the path of a readable UTF-8 text file")] = Field(
+        default=None,
+        description=(
+            "A file with what the model is asked for a summary, instead of crow's own words; `{words}` in it becomes "
+            "the limit in words. A relative path is taken from the directory of config.toml."
+        ),
+    )
 
 
 class PermissionSettings(Section):

@@ -150,6 +150,7 @@ async def opened(
             store=store,
             load=load,
             model=lambda _: model,
+            info=lambda _: model.info,
             open_toolbox=open_toolbox,
             settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
         )
