@@ -26,6 +26,7 @@ from crow.tools import Log, McpServer, Plan, Workspace
 
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
+    from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
 
 __all__ = ["open_store", "serve"]
@@ -73,7 +74,6 @@ class Wiring:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
-        named = (self._settings.model.name, *self._settings.models)
         return Kit(
             version=__version__,
             open_store=self._open_store,
@@ -81,10 +81,14 @@ class Wiring:
             workspace=self._workspace,
             check=lambda: self._check(self._settings.model.name or ""),
             warm_up=self._imports.load,
-            models=tuple(dict.fromkeys(name for name in named if name)),
+            models=self._models_offered(),
             mode=self._settings.permissions.mode,
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
+
+    def _models_offered(self) -> tuple[str, ...]:
+        """The configured models' names, the default first."""
+        return tuple(dict.fromkeys(name for name in (self._settings.model.name, *self._settings.models) if name))
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -103,6 +107,7 @@ class Wiring:
             model=self._model,
             info=self._info,
             open_toolbox=self._open_toolbox,
+            models=self._models_offered(),
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 compaction=CompactionSettings(
@@ -160,9 +165,7 @@ class Wiring:
         if name in self._models:
             return self._models[name].info
         if name == OFFLINE:
-            from crow.llm.offline import OfflineModel
-
-            return OfflineModel().info
+            return self._offline().info
         endpoint = self._endpoint(name)
         return endpoint.info(
             window=endpoint.context_window,
@@ -170,20 +173,26 @@ class Wiring:
             takes_images=endpoint.takes_images,
         )
 
-    def _model(self, name: str) -> Model:
+    async def _model(self, name: str) -> Model:
         self._check(name)
         if name not in self._models:
-            self._models[name] = self._make_model(name)
+            self._models[name] = await self._make_model(name)
         return self._models[name]
 
-    def _make_model(self, name: str) -> Model:
+    async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:
-            from crow.llm.offline import OfflineModel
-
-            return OfflineModel()
+            return self._offline()
         from crow.llm.chat_completions import ChatCompletions
 
-        return ChatCompletions(self._endpoint(name), memory=self._store)
+        endpoint = self._endpoint(name)
+        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
+        return ChatCompletions(endpoint, memory=self._store, learned=learned)
+
+    def _offline(self) -> OfflineModel:
+        from crow.llm.offline import OfflineModel
+
+        window = self._settings.model.named(OFFLINE).context_window
+        return OfflineModel() if window is None else OfflineModel(context_window=window)
 
 
 def find_hooks(group: str) -> list[NamedHook]:

@@ -41,25 +41,30 @@ class OpenCall:
 class Calls:
     """Runs the calls of one turn, step by step.
 
+    `seen_by_model(text, beside)` is how many characters of a result, one of `beside` in its step, the model may see.
     `ran` tells whether any call of the turn was started, `dismissed` that the user was asked and cancelled the turn.
     """
 
-    def __init__(self, branch: Branch, client: Client, toolbox: Toolbox) -> None:
+    def __init__(
+        self, branch: Branch, client: Client, toolbox: Toolbox, seen_by_model: Callable[[str, int], int]
+    ) -> None:
         self.ran = False
         self.dismissed = False
         self._branch = branch
         self._client = client
         self._toolbox = toolbox
+        self._seen_by_model = seen_by_model
+        self._beside = 1
         self._open: dict[CallRef, OpenCall] = {}
         self._failure: StoreError | None = None
 
-    async def run(self, entry: Entry, answer: Assistant, cut: Callable[[str, int], int | None]) -> None:
-        """Run all calls of `answer`, which `entry` holds. `cut` says how many characters of a result, one of so many,
-        the model may see (None: all of them).
+    async def run(self, entry: Entry, answer: Assistant) -> None:
+        """Run all calls of `answer`, which `entry` holds.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
         wrote = False
+        self._beside = len(answer.calls)
         for group in grouped(await self._announce(entry, answer)):
             allowed = []
             for call in group:
@@ -70,7 +75,7 @@ class Calls:
                     allowed.append((call, why))
             async with anyio.create_task_group() as tasks:
                 for call, why in allowed:
-                    tasks.start_soon(self._run_one, call, why, lambda text: cut(text, len(answer.calls)))
+                    tasks.start_soon(self._run_one, call, why)
             if self._failure is not None:
                 raise self._failure
             wrote = wrote or any(call.offer.is_barrier for call in group)
@@ -140,7 +145,7 @@ class Calls:
         if rule.as_json() not in known:
             await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
 
-    async def _run_one(self, opened: OpenCall, why: str, cut: Callable[[str], int | None]) -> None:
+    async def _run_one(self, opened: OpenCall, why: str) -> None:
         try:
             started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
             await self._branch.record([NewEntry(body=started)])
@@ -152,13 +157,12 @@ class Calls:
 
             outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed)
             duration_ms = round((time.monotonic() - begun) * 1000)
-            await self._answer(opened, outcome, duration_ms=duration_ms, cut=cut(outcome.text))
+            await self._answer(opened, outcome, duration_ms=duration_ms)
         except StoreError as error:
             self._failure = error  # raised by run(), outside the task group that would wrap it
 
-    async def _answer(
-        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, cut: int | None = None
-    ) -> None:
+    async def _answer(self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0) -> None:
+        seen = self._seen_by_model(outcome.text, self._beside)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,
@@ -166,7 +170,7 @@ class Calls:
             is_error=outcome.is_error,
             duration_ms=duration_ms,
             announcement=outcome.announcement or opened.offer.announcement,
-            cut=cut,
+            cut=seen if seen < len(outcome.text) else None,
             images=outcome.images,
             plan=outcome.plan,
             raw_output=outcome.raw_output,

@@ -63,7 +63,7 @@ class Turn:
         self._model = compactor.model
         self._compactor = compactor
         self._gauge = compactor.gauge
-        self._calls = Calls(branch, client, toolbox)
+        self._calls = Calls(branch, client, toolbox, self._seen_by_model)
         self._draft: Draft | None = None
         self._steps = steps
         self._briefing = briefing
@@ -76,17 +76,21 @@ class Turn:
         :raises ~crow.domain.errors.StoreError: a step could not be stored.
         """
         for _ in range(self._steps):
-            await self._remind()
             await self._compactor.make_room()
+            await self._remind()
             step = await self._ask()
             if not step.answer.calls:
                 return self._stop_reason(step.answer)
-            await self._calls.run(step.entry, step.answer, self._cut)
+            await self._calls.run(step.entry, step.answer)
             if self._calls.dismissed:
                 return "cancelled"
         text = f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
         await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
         return "max_turn_requests"
+
+    def _seen_by_model(self, text: str, beside: int) -> int:
+        chars = self._gauge.cut_result(text, beside=beside)
+        return min(CUT_CHARS, len(text) if chars is None else chars)
 
     async def abandon(self) -> list[NewEntry]:
         """End what is open towards the client and return what was shown but not stored, to be stored with the end."""
@@ -161,12 +165,6 @@ class Turn:
             cost=cost_of(answer.usage, info),
             estimate=self._gauge.estimate(),
         )
-
-    def _cut(self, text: str, beside: int) -> int | None:
-        """How many characters of a result, one of `beside`, the model may see; None: all of them."""
-        chars = self._gauge.cut_result(text, beside=beside)
-        most = min(CUT_CHARS, len(text) if chars is None else chars)
-        return most if most < len(text) else None
 
     def _stop_reason(self, answer: Assistant) -> StopReason:
         if answer.finish == "length":
