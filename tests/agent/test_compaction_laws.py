@@ -69,7 +69,7 @@ def check_pass(simulation: Simulation) -> None:
         assert result.tokens_after < result.tokens_before
         assert result.tokens_after <= (limits.ceiling if nothing_kept else limits.target)
         if simulation.branch.entries[-1] is result.entry:
-            assert simulation.compactor.used() < limits.threshold
+            assert simulation.compactor.gauge.used() < limits.threshold
     else:
         assert result.tokens_after == result.tokens_before
 
@@ -152,10 +152,10 @@ def test_a_long_session_stays_bounded_and_its_cost_linear() -> None:
     )
 
     def note(simulation: Simulation) -> None:
-        sizes.append(simulation.compactor.used())
+        sizes.append(simulation.compactor.gauge.used())
 
     anyio.run(partial(simulation.run, 400, note))
-    assert max(sizes) < simulation.compactor.limits().threshold
+    assert max(sizes) < simulation.compactor.gauge.limits().threshold
     half = len(sizes) // 2
     assert sum(sizes[half:]) < 1.3 * sum(sizes[:half])
     assert not simulation.ended

@@ -25,7 +25,7 @@ def window_of(info: ModelInfo, facts: Mapping[str, object], *, declared: int | N
 
     `declared`: what was declared before the model itself found out more.
     """
-    known = info.context_window or DEFAULT_WINDOW
+    known = declared_window(info, facts)
     fact = facts.get(FACT)
     if not isinstance(fact, dict) or fact.get("declared") not in (known, declared):
         return known
@@ -44,9 +44,9 @@ class Window:
 
     async def look_up(self, info: ModelInfo) -> None:
         """Read what was learned of the model before."""
-        self._endpoint, self._declared = info.endpoint, info.context_window or DEFAULT_WINDOW
         if self._memory is not None:
             self._facts = await self._memory.learned(*endpoint_and_model(info))
+        self._endpoint, self._declared = info.endpoint, declared_window(info, self._facts)
 
     def tokens(self, info: ModelInfo) -> int:
         """The window as it is taken now."""
@@ -75,6 +75,12 @@ class Window:
         self._facts = {**self._facts, FACT: fact}
         if self._memory is not None:
             await self._memory.learn(*endpoint_and_model(info), {FACT: fact})
+
+
+def declared_window(info: ModelInfo, facts: Mapping[str, object]) -> int:
+    """As configured, else as the endpoint told once, else a guess."""
+    told = facts.get("context_window")
+    return info.context_window or (told if isinstance(told, int) and told > 0 else DEFAULT_WINDOW)
 
 
 def endpoint_and_model(info: ModelInfo) -> tuple[str, str]:
