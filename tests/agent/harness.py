@@ -143,6 +143,7 @@ async def opened(
     mode: str = "ask",
     session_id: str | None = None,
     servers: Sequence[McpServer] = (),
+    compaction: CompactionSettings | None = None,
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
@@ -168,7 +169,7 @@ async def opened(
             model=named,
             info=lambda _: model.info,
             open_toolbox=open_toolbox,
-            settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
+            settings=SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionSettings()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(20):

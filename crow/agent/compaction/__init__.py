@@ -1,11 +1,12 @@
 """Compaction: keeping the context small without losing anything.
 
 Strategy: `window`, `measuring` and `limits` say how full the context is and may be, `planner` decides, `contents` keeps
-words and files, `summary` asks the model, `compactor` puts them together on a branch, `outcome` has the words for the
-user. The history itself is never changed: a mask or a checkpoint is one more entry, and the projection does
-the rest.
+words and files, `summary` asks the model, `compactor` puts them together on a branch, `outcome` and `breakdown` have
+the words and the picture for the user, `hooks` lets others have a say. The history itself is never changed: a mask or
+a checkpoint is one more entry, and the projection does the rest.
 """
 
+from crow.agent.compaction.breakdown import breakdown, picture
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.compaction.gauge import Gauge
 from crow.agent.compaction.hooks import Advice, Done, Hooks, NamedHook, Proposal
@@ -37,9 +38,11 @@ __all__ = [
     "Summarise",
     "TooSmall",
     "Window",
+    "breakdown",
     "cut_for",
     "limits_for",
     "measure",
+    "picture",
     "plan",
     "recalibrated",
     "silent_cut",
