@@ -14,11 +14,13 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`entries` is the log of all sessions, `appends` counts transactions that added to it."""
+    """`entries` is the log of all sessions, `appends` counts transactions that added to it; with `fails`, none can."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
         self.appends = 0
+        self.fails: BaseException | None = None
+        self._newest = 0
         self._rows: dict[str, SessionRow] = {}
 
     def create(self, session_id: str, *, mode: str = "ask", leaf: int | None = None) -> Tail:
@@ -35,6 +37,19 @@ class MemoryStore:
             path.append(self.entries[at])
             at = self.entries[at].parent
         return tuple(reversed(path))
+
+    def hold(self, session_id: str, entries: Sequence[Entry]) -> Tail:
+        """Make these entries, in whatever state they are, what a session that is created here stands on."""
+        self.entries.update({entry.id: entry for entry in entries})
+        self._newest = max(self.entries, default=0)
+        row = self.create(session_id, leaf=entries[-1].id if entries else None).row
+        return Tail(row=row, entries=tuple(entries))
+
+    async def entry(self, entry_id: int) -> Entry | None:
+        return self.entries.get(entry_id)
+
+    async def save_draft(self, session_id: str, **_: object) -> None:
+        """Nothing here is killed."""
 
     async def session(self, session_id: str) -> SessionRow:
         if session_id not in self._rows:
@@ -64,11 +79,14 @@ class MemoryStore:
         row = await self.session(session_id)
         if row.leaf != leaf:
             raise LeafMoved(f"Session {session_id} stands on {row.leaf}, not on {leaf}.")
+        if self.fails is not None:
+            raise self.fails
         self.appends += 1
         stored: list[Entry] = []
         for new in entries:
+            self._newest += 1
             entry = Entry(
-                id=len(self.entries) + 1,
+                id=self._newest,
                 conversation=1,
                 session=session_id,
                 parent=stored[-1].id if stored else leaf,

@@ -43,7 +43,8 @@ MOST_SKILLS = 12
 
 def pins_of(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
     """The messages of the user among `covered` and the pins before them, oldest first, within `budget` estimated
-    tokens: the first and the last always (each whole up to half of it), then newest first."""
+    tokens: the first and the last always, then newest first. Each is whole up to half of the budget; one that does not
+    fit gets half of what is left, so that a huge one does not push out all before it."""
     known = {pin.entry: pin for pin in (previous.pins if previous else ())}
     for entry in covered:
         if isinstance(entry.body, User):
@@ -55,14 +56,13 @@ def pins_of(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) 
     chosen = {pin.entry: cut(pin, half) for pin in (pins[0], pins[-1])}
     left = budget - sum(map(cost, chosen.values()))
     for pin in reversed(pins[1:-1]):
-        if cost(pin) <= left:
-            chosen[pin.entry] = pin
-            left -= cost(pin)
-        elif left >= WORTH_CUTTING + PIN_FRAME:
-            chosen[pin.entry] = cut(pin, left - PIN_FRAME)
+        kept = cut(pin, half)
+        if cost(kept) > left:
+            kept = cut(pin, max(WORTH_CUTTING, left // 2 - PIN_FRAME))
+        if cost(kept) > left:
             break
-        else:
-            break
+        chosen[pin.entry] = kept
+        left -= cost(kept)
     return tuple(chosen[entry] for entry in sorted(chosen))
 
 

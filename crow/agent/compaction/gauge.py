@@ -1,7 +1,7 @@
 """How full the context of one branch is for one model, and how full it may be: what a turn asks before it sends.
 
-Strategy: the branch, the model and the window are looked at anew each time, so there is nothing to go stale. Decides
-nothing and changes nothing of the conversation; what the endpoint shows of its window is kept with the endpoint.
+Strategy: the branch, the model and the window are looked at anew each time; only what was measured of one and the same
+context is kept, since a step asks for it often. Decides nothing and changes nothing of the conversation; what the endpoint shows of its window is kept with the endpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
 from crow.agent.compaction.measuring import Measure, believed_input, measure, silent_cut
 from crow.agent.compaction.window import Window
+from crow.domain.conversation import Context
 from crow.domain.entries import Assistant
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -34,6 +35,7 @@ class Gauge:
         self.settings = settings
         self._info = info
         self._window = window
+        self._measured: tuple[Context, str, float, Measure] | None = None
 
     @property
     def info(self) -> ModelInfo:
@@ -54,8 +56,12 @@ class Gauge:
 
     def measured(self) -> Measure:
         """How full the context is."""
-        branch = self.branch
-        return measure(branch.context(), branch.entries, self.info.endpoint, branch.row.calibration)
+        context, endpoint, calibration = self.branch.context(), self.info.endpoint, self.branch.row.calibration
+        known = self._measured
+        if known is None or known[0] is not context or known[1:3] != (endpoint, calibration):
+            found = measure(context, self.branch.entries, endpoint, calibration)
+            known = self._measured = (context, endpoint, calibration, found)
+        return known[3]
 
     def limits(self, fixed: int | None = None) -> Limits:
         """How full it may be; with another system message and tools than now, of `fixed` tokens."""

@@ -23,6 +23,9 @@ BELIEVED = (0.25, 4.0)
 LOOK_BACK = 16
 """So many answers are compared with each other."""
 
+LOOK_FOR = 64
+"""Among so many, a count is looked for; a server that counts at all counts in every answer."""
+
 SHRUNK = 1.1
 """A request that extends one of so many times its tokens was counted wrong, or the other was."""
 
@@ -115,15 +118,16 @@ def believed_input(entry: Entry, endpoint: str, calibration: float) -> int | Non
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> Iterator[Report]:
-    """Newest first: requests that extend each other."""
-    found = 0
+    """Newest first: those of requests that extend each other."""
+    left = LOOK_BACK
     for entry in reversed(entries):
-        if isinstance(entry.body, (Checkpoint, Mask, Restore, Prompt)) or found == LOOK_BACK:
+        if isinstance(entry.body, (Checkpoint, Mask, Restore, Prompt)) or not left:
             return
-        report = report_of(entry, endpoint)
-        if report is not None:
-            found += 1
-            yield report
+        if isinstance(entry.body, Assistant):
+            left -= 1
+            report = report_of(entry, endpoint)
+            if report is not None:
+                yield report
 
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
@@ -152,10 +156,16 @@ def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
 
 def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> Report | None:
     """For the scale alone, a break since then does not matter."""
+    left = LOOK_FOR
     for entry in reversed(entries):
+        if not isinstance(entry.body, Assistant):
+            continue
         report = report_of(entry, endpoint)
         if report is not None and report.is_believed(calibration):
             return report
+        left -= 1
+        if not left:
+            break
     return None
 
 
