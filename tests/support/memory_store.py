@@ -47,7 +47,7 @@ class MemoryStore:
         row = self.create(session_id, leaf=entries[-1].id if entries else None).row
         return Tail(row=row, entries=tuple(entries))
 
-    async def entry(self, entry_id: int) -> Entry | None:
+    async def entry(self, entry_id: int, **_: object) -> Entry | None:
         return self.entries.get(entry_id)
 
     async def save_draft(self, session_id: str, **_: object) -> None:

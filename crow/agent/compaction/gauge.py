@@ -1,7 +1,8 @@
 """How full the context of one branch is for one model, and how full it may be: what a turn asks before it sends.
 
 Strategy: the branch, the model and the window are looked at anew each time; only what was measured of one and the same
-context is kept, since a step asks for it often. Decides nothing and changes nothing of the conversation; what the endpoint shows of its window is kept with the endpoint.
+context is kept, since a step asks for it often. Decides nothing and changes nothing of the conversation; what the
+endpoint shows of its window is kept with the endpoint.
 """
 
 from __future__ import annotations
