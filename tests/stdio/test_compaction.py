@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
-from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fake_endpoint import FakeEndpoint, Gate
 
 SUMMARY = "## Goal\nBuild a nest.\n## Next\nFind twigs."
 ASKS = {"session": {"compaction": {}}}
@@ -81,3 +81,28 @@ async def test_another_editor_is_told_in_one_quiet_message(
         quiet = [text for text in said if "Context compacted" in text]
         assert len(quiet) == 1
         assert "tokens" in quiet[0]
+
+
+async def test_kill_while_the_summary_is_written_leaves_the_conversation_as_it_was(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    small_window(home)
+    long, gate = fake.text("a" * 12_000), Gate()
+    endpoint.script(long, long, long, fake.text(SUMMARY * 20, "never", between=[gate]))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(**ASKS)
+        session = await agent.new_session(place)
+        for _ in range(3):
+            await agent.prompt(session, "q" * 12_000)
+        await agent.start_prompt(session, "q" * 12_000)
+        await gate.reached()
+        await agent.kill()
+    endpoint.script(fake.text(SUMMARY), fake.text("Twigs it is."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(**ASKS)
+        await agent.load_session(session, place)
+        assert agent.updates(session, "compaction_update") == []
+        assert len(agent.updates(session, "user_message_chunk")) == 4
+        assert (await agent.prompt(session, "go on"))["stopReason"] == "end_turn"
+        assert agent.updates(session, "compaction_update")[-1]["status"] == "completed"
+        assert agent.text(session).endswith("Twigs it is.")
