@@ -22,6 +22,7 @@ from crow.domain.entries import (
     File,
     NewEntry,
     Reminder,
+    Skill,
     ToolResult,
     User,
 )
@@ -125,7 +126,7 @@ def text_of(entry: Entry) -> str:
             return f"{name}:\n{text}"
         case Checkpoint(summary=summary):
             return summary
-        case Reminder(text=text):
+        case Reminder(text=text) | Skill(text=text):
             return text
         case Command(text=text, answer=answer):
             return f"{text}\n{answer}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -44,9 +45,20 @@ from crow.store import Store
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_model import Say, ScriptedStream, call
 
-__all__ = ["AnsweringModel", "Notes", "Simulation", "Way", "branch_of", "compactor_on", "summariser"]
+__all__ = [
+    "AnsweringModel",
+    "Notes",
+    "Simulation",
+    "Way",
+    "branch_of",
+    "compactor_on",
+    "flaky",
+    "same_prompt",
+    "summariser",
+]
 
 Way = Literal["good", "empty", "cut", "calls", "long", "garbage", "error", "hang"]
+FAILURES: tuple[Way, ...] = ("empty", "cut", "calls", "long", "garbage", "error", "hang")
 SUMMARY = "## Goal\nBuild the parser.\n## Next\nTest it."
 
 
@@ -72,30 +84,33 @@ class AnsweringModel:
 
 def summariser(*ways: Way, info: ModelInfo | None = None) -> AnsweringModel:
     """A model that answers in the given ways, again and again."""
-    left: list[Way] = []
+    endless = itertools.cycle(ways)
+    return AnsweringModel(lambda _: answered(next(endless)), info)
 
-    def answer(request: Request) -> Say:
-        if not left:
-            left.extend(ways)
-        match left.pop(0):
-            case "good":
-                return Say(text=[SUMMARY], usage=Usage(input_tokens=1000, output_tokens=100))
-            case "empty":
-                return Say(text=[" \n"])
-            case "cut":
-                return Say(text=[SUMMARY], finish="length")
-            case "calls":
-                return Say(text=[SUMMARY], calls=(call("read_file", path="/a"),))
-            case "long":
-                return Say(text=["word " * 40_000])
-            case "garbage":
-                return Say(text=["�\x00" * 20])
-            case "error":
-                return Say(error=Overloaded("The endpoint is busy."))
-            case "hang":
-                return Say(hold=anyio.Event())
 
-    return AnsweringModel(answer, info)
+def flaky(rate: float, chance: random.Random, info: ModelInfo) -> AnsweringModel:
+    """A model whose summaries fail at a rate from 0 to 1, in any way."""
+    return AnsweringModel(lambda _: answered(chance.choice(FAILURES) if chance.random() < rate else "good"), info)
+
+
+def answered(way: Way) -> Say:
+    match way:
+        case "good":
+            return Say(text=[SUMMARY], usage=Usage(input_tokens=1000, output_tokens=100))
+        case "empty":
+            return Say(text=[" \n"])
+        case "cut":
+            return Say(text=[SUMMARY], finish="length")
+        case "calls":
+            return Say(text=[SUMMARY], calls=(call("read_file", path="/a"),))
+        case "long":
+            return Say(text=["word " * 40_000])
+        case "garbage":
+            return Say(text=["�\x00" * 20])
+        case "error":
+            return Say(error=Overloaded("The endpoint is busy."))
+        case "hang":
+            return Say(hold=anyio.Event())
 
 
 class Notes:
@@ -168,6 +183,7 @@ class Simulation:
     requests: list[tuple[Message, ...]] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
     ended: list[TurnError] = field(default_factory=list)
+    checked: Pass | None = None
 
     async def run(self, steps: int, check: Callable[[Simulation], None]) -> None:
         """`check` is called after every pass and every request."""
@@ -191,7 +207,7 @@ class Simulation:
                 calling = False
 
     def new_compactor(self) -> Compactor:
-        return compactor_on(self.branch, self.model, self.settings, fresh_prompt=same_prompt, deadline_s=0.002)
+        return compactor_on(self.branch, self.model, self.settings, fresh_prompt=same_prompt, deadline_s=0.0005)
 
     async def begin_turn(self) -> None:
         self.branch.turn += 1

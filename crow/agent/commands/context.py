@@ -9,10 +9,7 @@ __all__ = ["CONTEXT_COMMANDS"]
 
 
 async def compact(desk: Desk, argument: str) -> str:
-    compactor = await desk.compactor()
-    answer = await compactor.on_command(argument)
-    await compactor.gauge.tell()
-    return answer
+    return await (await desk.compactor()).on_command(argument)
 
 
 async def context(desk: Desk, _: str) -> str:

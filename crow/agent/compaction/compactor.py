@@ -324,6 +324,7 @@ class Compactor:
         if tokens >= limits.threshold:
             return undone_not(tokens, limits)
         await self._branch.record([NewEntry(body=Restore(entry=entry.id))])
+        await self.gauge.tell()
         return f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before."
 
     def _guard(self) -> None:
