@@ -39,8 +39,8 @@ WORDS = "The nest is built of twigs, string and whatever else the wind has left.
 
 @dataclass(frozen=True)
 class Row:
-    """A figure; `limit` is what the median should stay below, None where only the ratio counts. `cpu`: what this process
-    computed meanwhile, which a busy machine and a slow disk do not change."""
+    """A figure; `limit` is what the median should stay below, None where only the ratio counts. `cpu`: what this
+    process computed meanwhile, which a busy machine and a slow disk do not change."""
 
     what: str
     median: float
