@@ -45,6 +45,7 @@ SMALL_CHARS = 2_000
 
 SERVER_GRACE_S = 1.0
 END_S = 5.0
+RENEW_S = 20.0
 
 
 class WaitableToolbox(Toolbox, Protocol):
@@ -258,6 +259,7 @@ class Session:
         await waiter.stored.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
+        background.start_soon(self._show_life, waiter)
         try:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
@@ -270,6 +272,17 @@ class Session:
             self._queue.remove(waiter)
             waiter.done.set()
         background.start_soon(self._workspace.reap)
+
+    async def _show_life(self, waiter: Waiter) -> None:
+        """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
+        while not waiter.done.is_set():
+            with anyio.move_on_after(RENEW_S):
+                await waiter.done.wait()
+                return
+            try:
+                await self._adapters.store.renew_lease(self.id)
+            except StoreError as error:
+                logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
     async def _answer(self, waiter: Waiter) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""

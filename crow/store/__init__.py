@@ -306,6 +306,11 @@ class Store(Protocol):
         """
         ...
 
+    async def renew_lease(self, session_id: str) -> None:
+        """A sign of life of the turn that this store runs: for others who cannot look up its process. Due within every
+        minute in which nothing is appended; without effect if this store runs none."""
+        ...
+
     def disown(self, session_id: str) -> None:
         """The turn that this store runs in the session is over, but its end could not be stored: the next to open the
         session here, or to claim a turn, repairs it first, as if its owner had died. Never fails; writes nothing."""

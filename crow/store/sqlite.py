@@ -226,6 +226,9 @@ class SqliteStore(Store):
 
         return await self._database.write(work)
 
+    async def renew_lease(self, session_id: str) -> None:
+        await self._database.write(lambda sql: turns.renew_lease(sql, self._owner, session_id, now_ms=_now_ms()))
+
     def disown(self, session_id: str) -> None:
         self._disowned.add(session_id)
 

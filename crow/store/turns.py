@@ -26,6 +26,7 @@ __all__ = [
     "leave",
     "move_leaf",
     "queued",
+    "renew_lease",
     "repair",
     "save_draft",
     "take_turn",
@@ -147,7 +148,7 @@ def save_draft(
     now_ms: int,
 ) -> None:
     """Add a piece of the running stream; a sign of life."""
-    connection.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms, session_id, here))
+    renew_lease(connection, here, session_id, now_ms=now_ms)
     cursor = connection.execute(
         "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
         " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
@@ -155,6 +156,11 @@ def save_draft(
     )
     if not cursor.rowcount:
         raise NoSuchSession(session_id)
+
+
+def renew_lease(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> None:
+    """`here` lives, and runs the turn if it owns it."""
+    connection.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms, session_id, here))
 
 
 def is_abandoned(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> bool:

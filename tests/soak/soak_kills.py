@@ -40,9 +40,9 @@ async def test_kills_of_the_real_process(
         seed = time.time_ns()
         home.joinpath("crow.db").unlink(missing_ok=True)
         try:
-            await die_in_turns(crow, place, home / "crow.db", kills=25, chance=Random(seed))
+            await die_in_turns(crow, place, home / "crow.db", kills=10, chance=Random(seed))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
-        kills += 25
+        kills += 10
     with capsys.disabled():
         print(f"\nkilled processes: {kills}, nothing lost")
