@@ -21,7 +21,8 @@ from crow.store.rows import ENTRY_COLUMNS, ENTRY_SOURCE, entry_of, loader, sessi
 __all__ = ["file_changes", "left_behind", "moves", "outline"]
 
 _MOVES = 10_000
-_WORDS = 200
+_CHARS = 200
+_BATCH = 500
 _SAID = ("user", "assistant", "tool", "skill")
 
 
@@ -104,12 +105,7 @@ def _points(
     labels: dict[int, str],
     point_at: dict[int | None, int | None],
 ) -> tuple[Point, ...]:
-    ids = json.dumps([entry_id for entry_id, _, kind in found if kind == "user"])
-    words = dict(
-        connection.execute(
-            f"SELECT id, substr(text, 1, {_WORDS}) FROM searchable WHERE id IN (SELECT value FROM json_each(?))", (ids,)
-        ).fetchall()
-    )
+    words = _words(connection, [entry_id for entry_id, _, kind in found if kind == "user"])
     return tuple(
         Point(
             entry=entry_id,
@@ -120,6 +116,17 @@ def _points(
         )
         for entry_id, parent, kind in found
     )
+
+
+def _words(connection: sqlite3.Connection, ids: Sequence[int]) -> dict[int, str]:
+    """How prompts begin. Ids are listed: for ids that a subquery gives, the view would read every entry there is."""
+    words: dict[int, str] = {}
+    for start in range(0, len(ids), _BATCH):
+        some = ids[start : start + _BATCH]
+        marks = ", ".join("?" * len(some))
+        rows = connection.execute(f"SELECT id, substr(text, 1, {_CHARS}) FROM searchable WHERE id IN ({marks})", some)
+        words.update((entry_id, text or "") for entry_id, text in rows)
+    return words
 
 
 def _labels(connection: sqlite3.Connection, notes: Iterable[int]) -> dict[int, str]:

@@ -179,12 +179,14 @@ def delete_session(connection: sqlite3.Connection, session_id: str, *, now_ms: i
 
 def set_title(connection: sqlite3.Connection, session_id: str, title: str | None) -> None:
     """Set the title, and say so to the full-text index: what it had, what it has."""
-    indexed = "SELECT id, text FROM searchable WHERE id = (SELECT -number FROM sessions WHERE id = ?) AND text <> ''"
+    # The view is asked for one known id: for one that a subquery gives it would read every entry there is.
+    row = connection.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    indexed = "SELECT id, text FROM searchable WHERE id = ? AND text <> ''"
     connection.execute(
-        f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", (session_id,)
+        f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", row
     )
     connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
-    connection.execute(f"INSERT INTO entries_fts (rowid, text) {indexed}", (session_id,))
+    connection.execute(f"INSERT INTO entries_fts (rowid, text) {indexed}", row)
 
 
 def _check_alias(connection: sqlite3.Connection, alias: str, session_id: str) -> None:

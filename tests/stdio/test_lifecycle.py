@@ -140,6 +140,22 @@ async def test_the_files_are_put_back_through_the_editor_that_serves_them(crow: 
         assert written == ["other text\n", "# Nest\nTwigs and string.\n"]
 
 
+async def test_words_that_were_not_saved_come_back_too(crow: StartCrow, place: Path) -> None:
+    buffer = ["# Nest\nUnsaved words.\n"]
+
+    def write(params: dict[str, Any]) -> dict[str, Any]:
+        buffer[0] = params["content"]
+        Path(params["path"]).write_text(params["content"])
+        return {}
+
+    answers = {"fs/read_text_file": lambda _: {"content": buffer[0]}, "fs/write_text_file": write}
+    async with crow(answers=answers) as agent:
+        session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
+        await agent.prompt(session, "write README.md: other text")
+        await agent.prompt(session, "/undo files")
+        assert buffer == ["# Nest\nUnsaved words.\n"]
+
+
 # forks
 
 
