@@ -6,6 +6,7 @@ and show the words at the first prompt. Nothing in a workspace is ever read here
 
 from crow.settings.gather import Loaded, load_settings
 from crow.settings.paths import Paths
+from crow.settings.servers import McpServerSettings, expanded
 from crow.settings.values import (
     OFFLINE,
     CompactionSettings,
@@ -13,8 +14,8 @@ from crow.settings.values import (
     LogSettings,
     ModelSettings,
     PermissionSettings,
-    Settings,
 )
+from crow.settings.whole import Settings
 
 __all__ = [
     "OFFLINE",
@@ -22,9 +23,11 @@ __all__ = [
     "LimitSettings",
     "Loaded",
     "LogSettings",
+    "McpServerSettings",
     "ModelSettings",
     "Paths",
     "PermissionSettings",
     "Settings",
+    "expanded",
     "load_settings",
 ]

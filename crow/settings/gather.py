@@ -17,7 +17,9 @@ from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.settings.paths import Paths, find_paths
-from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Expect, Section, Settings
+from crow.settings.servers import McpServerSettings
+from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Expect, Section
+from crow.settings.whole import Settings
 
 __all__ = ["Loaded", "load_settings"]
 
@@ -169,6 +171,9 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
     except ValidationError as error:
         # The error's own text shows values, secrets too.
         wrong = dict.fromkeys(_key_at(detail["loc"]) for detail in error.errors())
+        servers = dict.fromkeys(_server_fault(detail["loc"]) for detail in error.errors() if detail["loc"][0] == _SERVERS)
+    if servers and isinstance(gathered[_SERVERS].value, Mapping):
+        raise ConfigError("\n".join(f"{gathered[_SERVERS].origin}: {fault}" for fault in servers))
     raise ConfigError(
         "\n".join(
             f"{gathered[key].origin}: {key} is {_shown(key, gathered[key].value)}; expected {_expectation(_KEYS[key])}"
@@ -180,6 +185,17 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
 def _key_at(location: tuple[int | str, ...]) -> str:
     first = str(location[0])
     return first if first in _KEYS else f"{first}.{location[1]}"
+
+
+def _server_fault(location: tuple[int | str, ...]) -> str:
+    """What is wrong in a server's table; its values are not shown, they may be secret."""
+    place = ".".join(map(str, location[:3]))
+    if len(location) < 3:
+        return f"{place} is no table of a server; expected command or url, one of both"
+    field = McpServerSettings.model_fields.get(str(location[2]))
+    if field is None:
+        return f"there is no setting {place}; there are {', '.join(McpServerSettings.model_fields)}"
+    return f"{place} cannot be used; expected {_expectation(field)}"
 
 
 def _expectation(setting: FieldInfo) -> str:
@@ -196,6 +212,7 @@ def _shown(key: str, value: object) -> str:
     return text if len(text) <= 120 else text[:119] + "…"
 
 
+_SERVERS = "mcp_servers"
 _SECTIONS: Mapping[str, type[Section]] = {
     name: setting.annotation
     for name, setting in Settings.model_fields.items()

@@ -25,7 +25,6 @@ __all__ = [
     "ModelSettings",
     "PermissionSettings",
     "Section",
-    "Settings",
 ]
 
 OFFLINE = "offline"
@@ -55,6 +54,12 @@ class Expect:
 Switch = Annotated[bool, Expect("true or false")]
 Tokens = Annotated[int | None, Field(ge=1), Expect("a whole number of tokens, such as 4000")]
 Price = Annotated[float | None, Field(ge=0, allow_inf_nan=False), Expect("US dollars per million tokens, such as 2.5")]
+Rule = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?-]{1,64}(\(.+\))?$")]
+Rules = Annotated[
+    tuple[Rule, ...],
+    Field(strict=False),
+    Expect('a list of rules: a tool, or a tool and an argument, such as ["grep", "shell(git status)", "edit_file(docs/**)"]'),
+]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
 
 
@@ -156,6 +161,13 @@ class PermissionSettings(Section):
     mode: Annotated[
         Literal["ask", "accept-edits", "plan", "auto"], Expect('"ask", "accept-edits", "plan" or "auto"')
     ] = Field(default="ask", description="The mode in which a session starts.")
+    allow: Rules = Field(
+        default=(), description='What runs unasked: a tool, or one with an argument, such as "shell(git status)".'
+    )
+    deny: Rules = Field(default=(), description="What never runs, in any mode; stronger than every allow.")
+    fetch_private: Switch = Field(
+        default=False, description="Whether fetch may ask private addresses, such as those of this machine."
+    )
 
 
 class LimitSettings(Section):
@@ -165,6 +177,10 @@ class LimitSettings(Section):
         default=500, description="Model answers in one turn."
     )
     mcp_start_timeout_s: Seconds = Field(default=10.0, description="Seconds that an MCP server may take to start.")
+    mcp_call_timeout_s: Seconds = Field(default=600.0, description="Seconds that a call of an MCP tool may take.")
+    offered_tools: Annotated[int, Field(ge=0), Expect("a whole number, such as 100")] = Field(
+        default=100, description="Tools of MCP servers offered one by one; of more, the rest is found by find_tools."
+    )
     first_byte_timeout_s: Seconds = Field(default=300.0, description="Seconds until an answer begins.")
     idle_timeout_s: Seconds = Field(default=120.0, description="Seconds of silence within an answer.")
 
@@ -175,16 +191,3 @@ class LogSettings(Section):
     level: Annotated[Literal["debug", "info", "warning", "error"], Expect('"debug", "info", "warning" or "error"')] = (
         Field(default="warning", description="The least that is logged. Environment: CROW_LOG.")
     )
-
-
-class Settings(Section):
-    """Everything that can be set in crow's config.toml."""
-
-    models: Annotated[
-        tuple[str, ...], Field(strict=False), Expect('a list of model names, such as ["small", "large"]')
-    ] = Field(default=(), description="Further models of the same endpoint, offered for choice in the editor.")
-    model: ModelSettings = Field(default_factory=ModelSettings)
-    compaction: CompactionSettings = Field(default_factory=CompactionSettings)
-    permissions: PermissionSettings = Field(default_factory=PermissionSettings)
-    limits: LimitSettings = Field(default_factory=LimitSettings)
-    log: LogSettings = Field(default_factory=LogSettings)

@@ -352,9 +352,7 @@ async def test_a_failed_server_is_named_once_to_the_user_and_to_the_model(tmp_pa
         run.tools.statuses = (ServerStatus(name="db", state="failed", detail="no such file"),)
         await run.session.prompt(text("a"))
         await run.session.prompt(text("b"))
-        assert [remark.text for remark in run.client.stored(Remark)] == [
-            "MCP server db is not available: no such file"
-        ]
+        assert [remark.text for remark in run.client.stored(Remark)] == ["MCP server db is not available: no such file"]
         assert sum("no such file" in str(m) for m in model.requests[1].messages) == 1
 
 

@@ -17,7 +17,7 @@ from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import FileStat, Offer, Outcome, Workspace
-from crow.tools.builtin.tool import Arguments, Builtin, Running, shown_name, shown_path
+from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 
 __all__ = ["READ_FILE", "WRITE_FILE", "change", "missing", "regular_file"]
 
@@ -30,7 +30,8 @@ NAMES_LOOKED_AT = 10_000
 THREAD_CHARS = 262_144
 
 
-async def look_at_read(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_read(around: Around, args: Arguments) -> Offer:
+    workspace = around.workspace
     path = workspace.resolve(args["path"])
     line, limit = args.get("line"), args.get("limit")
     lines = ""
@@ -45,6 +46,7 @@ async def look_at_read(workspace: Workspace, args: Arguments) -> Offer:
         ),
         access="read",
         outside=not workspace.contains(path),
+        paths=path_names(workspace, path),
     )
 
 
@@ -57,6 +59,7 @@ async def run_read(running: Running, args: Arguments) -> Outcome:
         text = (await workspace.read_bytes(path, WHOLE_BYTES)).decode("utf-8", "replace")
     else:
         text = await workspace.read_text(path)
+        running.around.seen.note(path, text)
     if is_binary(text):
         raise ArgumentError(f"read_file: {name} is binary ({stat.size:,} bytes); only text can be read")
     window = (name, text, args.get("line", 1), args.get("limit", WINDOW_LINES), stat.size > WHOLE_BYTES)
@@ -149,12 +152,15 @@ def names_in(directory: Path) -> list[str] | None:
         return None
 
 
-async def look_at_write(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_write(around: Around, args: Arguments) -> Offer:
+    workspace = around.workspace
     path = workspace.resolve(args["path"])
     outside = not workspace.contains(path)
     stat = await workspace.stat(path)
     fault = None if outside else unwritable(workspace, stat)
     before = await workspace.read_text(path) if stat.kind == "file" and stat.size <= WHOLE_BYTES else None
+    if fault is None and not outside:
+        fault = stale(around, path, before)
     shown = shown_path(workspace, path)
     return Offer(
         announcement=Announcement(
@@ -165,9 +171,21 @@ async def look_at_write(workspace: Workspace, args: Arguments) -> Offer:
         ),
         access="write",
         outside=outside,
+        paths=path_names(workspace, path),
         fault=fault,
         is_barrier=True,
     )
+
+
+def stale(around: Around, path: Path, text: str | None) -> str | None:
+    """Why a file may not be replaced by a model that knows another text of it, None if it may."""
+    if text is None:  # removed since: what is written then replaces nothing
+        return None
+    try:
+        around.seen.check(path, text, tool="write_file", name=shown_name(around.workspace, path))
+    except ArgumentError as error:
+        return str(error)
+    return None
 
 
 def unwritable(workspace: Workspace, stat: FileStat) -> str | None:
@@ -189,6 +207,8 @@ async def run_write(running: Running, args: Arguments) -> Outcome:
     if fault is not None:
         raise ArgumentError(fault)
     before = await workspace.read_text(path) if stat.kind == "file" else None
+    if before is not None:
+        running.around.seen.check(path, before, tool="write_file", name=shown_name(workspace, path))
     content: str = args["content"]
     name = shown_name(workspace, path)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
@@ -207,6 +227,7 @@ async def change(
         on_disk = await workspace.read_bytes(path)
     await running.log.before_change(running.call_id, path, on_disk, after.encode("utf-8"))
     held = await workspace.write_text(path, after)
+    running.around.seen.note(path, held)
     shown = shown_path(workspace, path)
     if held != after:
         done += " The editor changed it on saving; read it again before the next edit."
