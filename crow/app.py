@@ -74,7 +74,6 @@ class Wiring:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
-        named = (self._settings.model.name, *self._settings.models)
         return Kit(
             version=__version__,
             open_store=self._open_store,
@@ -82,13 +81,17 @@ class Wiring:
             workspace=self._workspace,
             check=lambda: self._check(self._settings.model.name or ""),
             warm_up=self._imports.load,
-            models=tuple(dict.fromkeys(name for name in named if name)),
+            models=self._models_offered(),
             mode=self._settings.permissions.mode,
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
             ),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
+
+    def _models_offered(self) -> tuple[str, ...]:
+        """The configured models' names, the default first."""
+        return tuple(dict.fromkeys(name for name in (self._settings.model.name, *self._settings.models) if name))
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -106,6 +109,7 @@ class Wiring:
             load=self._imports.load,
             model=self._model,
             open_toolbox=self._open_toolbox,
+            models=self._models_offered(),
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 rules=user_rules(self._settings.permissions.allow, self._settings.permissions.deny),
@@ -164,20 +168,23 @@ class Wiring:
             timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
         )
 
-    def _model(self, name: str) -> Model:
+    async def _model(self, name: str) -> Model:
         self._check(name)
         if name not in self._models:
-            self._models[name] = self._make_model(name)
+            self._models[name] = await self._make_model(name)
         return self._models[name]
 
-    def _make_model(self, name: str) -> Model:
+    async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:
             from crow.llm.offline import OfflineModel
 
-            return OfflineModel()
+            window = self._settings.model.named(name).context_window
+            return OfflineModel() if window is None else OfflineModel(context_window=window)
         from crow.llm.chat_completions import ChatCompletions
 
-        return ChatCompletions(self._endpoint(name), memory=self._store)
+        endpoint = self._endpoint(name)
+        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
+        return ChatCompletions(endpoint, memory=self._store, learned=learned)
 
 
 def server_from(name: str, settings: McpServerSettings) -> McpServer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import CallRef
 from crow.domain.events import Event
 from crow.tools import Offer
@@ -34,4 +35,18 @@ class Client(Protocol):
         self, question: PermissionQuestion
     ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]:
         """Ask the user. An editor that cannot ask, fails, or answers nonsense means `reject_once`."""
+        ...
+
+    @property
+    def elicits(self) -> frozenset[ElicitationKind]:
+        """The kinds of questions that `elicit` can put to the user."""
+        ...
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        """Put a question to the user and wait for them, however long. A kind that the editor does not take, an editor
+        that fails, or nonsense means `cancel`."""
+        ...
+
+    async def elicited(self, question_id: str) -> None:
+        """Tell the editor that what a `UrlQuestion` led to is done."""
         ...

@@ -29,6 +29,7 @@ class Briefing:
 
     def look_back(self) -> None:
         """Read again what was told; after the branch was loaded or moved."""
+        self._checkpoint = self._branch.projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
     async def begin_turn(self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus]) -> None:
@@ -63,6 +64,8 @@ class Briefing:
         The caller stores both before its next request.
         """
         assert self._facts is not None, "begin_turn comes first"
+        if self._branch.projection.checkpoint is not self._checkpoint:
+            self.look_back()  # what was told before it may be covered now
         facts = self._facts.with_mode(self._branch.row.mode)
         text = changes(self._told, facts)
         if text is None:

@@ -8,7 +8,7 @@ that whatever may have touched the world is known after a crash. Knows tools, th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -41,24 +41,30 @@ class OpenCall:
 class Calls:
     """Runs the calls of one turn, step by step.
 
+    `seen_by_model(text, beside)` is how many characters of a result, one of `beside` in its step, the model may see.
     `ran` tells whether any call of the turn was started, `dismissed` that the user was asked and cancelled the turn.
     """
 
-    def __init__(self, branch: Branch, client: Client, toolbox: Toolbox) -> None:
+    def __init__(
+        self, branch: Branch, client: Client, toolbox: Toolbox, seen_by_model: Callable[[str, int], int]
+    ) -> None:
         self.ran = False
         self.dismissed = False
         self._branch = branch
         self._client = client
         self._toolbox = toolbox
+        self._seen_by_model = seen_by_model
+        self._beside = 1
         self._open: dict[CallRef, OpenCall] = {}
         self._failure: StoreError | None = None
 
-    async def run(self, entry: Entry, answer: Assistant, *, cut_chars: int) -> None:
-        """Run all calls of `answer`, which `entry` holds; a result larger than `cut_chars` is cut for the model.
+    async def run(self, entry: Entry, answer: Assistant) -> None:
+        """Run all calls of `answer`, which `entry` holds.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
         wrote = False
+        self._beside = len(answer.calls)
         for group in grouped(await self._announce(entry, answer)):
             allowed = []
             for call in group:
@@ -69,7 +75,7 @@ class Calls:
                     allowed.append((call, why))
             async with anyio.create_task_group() as tasks:
                 for call, why in allowed:
-                    tasks.start_soon(self._run_one, call, why, cut_chars)
+                    tasks.start_soon(self._run_one, call, why)
             if self._failure is not None:
                 raise self._failure
             wrote = wrote or any(call.offer.is_barrier for call in group)
@@ -139,7 +145,7 @@ class Calls:
         if rule.as_json() not in known:
             await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
 
-    async def _run_one(self, opened: OpenCall, why: str, cut_chars: int) -> None:
+    async def _run_one(self, opened: OpenCall, why: str) -> None:
         try:
             started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
             await self._branch.record([NewEntry(body=started)])
@@ -151,13 +157,12 @@ class Calls:
 
             outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed)
             duration_ms = round((time.monotonic() - begun) * 1000)
-            await self._answer(opened, outcome, duration_ms=duration_ms, cut_chars=cut_chars)
+            await self._answer(opened, outcome, duration_ms=duration_ms)
         except StoreError as error:
             self._failure = error  # raised by run(), outside the task group that would wrap it
 
-    async def _answer(
-        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, cut_chars: int | None = None
-    ) -> None:
+    async def _answer(self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0) -> None:
+        seen = self._seen_by_model(outcome.text, self._beside)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,
@@ -165,7 +170,7 @@ class Calls:
             is_error=outcome.is_error,
             duration_ms=duration_ms,
             announcement=outcome.announcement or opened.offer.announcement,
-            cut=cut_chars if cut_chars is not None and len(outcome.text) > cut_chars else None,
+            cut=seen if seen < len(outcome.text) else None,
             images=outcome.images,
             plan=outcome.plan,
             raw_output=outcome.raw_output,

@@ -69,13 +69,14 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name and never fails (see `Model.check`)."""
+    name, or raises AuthError or ConfigError."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
-    model: Callable[[str], Model]
+    model: Callable[[str], Awaitable[Model]]
     open_toolbox: OpenToolbox
     settings: SessionSettings
+    models: Sequence[str] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -263,7 +264,7 @@ class Session:
             await self._begin(moved)
             if command is not None:
                 await self._command(waiter, command)
-                end = TurnEnd(stop="end_turn")
+                end = TurnEnd(stop=waiter.stop)
             else:
                 turn = await self._make_turn()
                 waiter.stop = await turn.run()
@@ -315,7 +316,7 @@ class Session:
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
         await self._adapters.load()
-        model = self._adapters.model(self._branch.row.model)
+        model = await self._adapters.model(self._branch.row.model)
         model.check()
         toolbox = await self._tools()
         await toolbox.wait_ready(SERVER_GRACE_S)
@@ -331,16 +332,25 @@ class Session:
                 text = f"MCP server {server.name} is not available: {server.detail}"
                 await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
 
-    async def _command(self, waiter: Waiter, command: commands.Typed) -> None:
-        match command.name:
-            case "compact":
-                compactor, _ = await self._prepare()
-                answer = await compactor.on_command(command.argument)
-                await compactor.tell()
-            case _:
-                answer = commands.help_text()
+    async def _command(self, waiter: Waiter, typed: commands.Typed) -> None:
+        async def compactor() -> Compactor:
+            return (await self._prepare())[0]
+
+        desk = commands.Desk(
+            branch=self._branch,
+            store=self._adapters.store,
+            client=self._client,
+            workspace=self._workspace,
+            models=self._adapters.models,
+            compactor=compactor,
+            set_mode=self.set_mode,
+            set_model=self.set_model,
+        )
+        answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())
-        await self._branch.record([NewEntry(body=body)])
+        (entry,) = await self._branch.record([NewEntry(body=body)])
+        if desk.follow_up is not None:
+            waiter.stop = await desk.follow_up(entry)
 
     async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""

@@ -62,7 +62,7 @@ class Turn:
         self._branch = branch
         self._model = compactor.model
         self._compactor = compactor
-        self._calls = Calls(branch, client, toolbox)
+        self._calls = Calls(branch, client, toolbox, self._seen_by_model)
         self._draft: Draft | None = None
         self._steps = steps
         self._briefing = briefing
@@ -75,17 +75,20 @@ class Turn:
         :raises ~crow.domain.errors.StoreError: a step could not be stored.
         """
         for _ in range(self._steps):
-            await self._remind()
             await self._compactor.make_room()
+            await self._remind()
             step = await self._ask()
             if not step.answer.calls:
                 return self._stop_reason(step.answer)
-            await self._calls.run(step.entry, step.answer, cut_chars=min(CUT_CHARS, self._compactor.cut_chars()))
+            await self._calls.run(step.entry, step.answer)
             if self._calls.dismissed:
                 return "cancelled"
         text = f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
         await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
         return "max_turn_requests"
+
+    def _seen_by_model(self, text: str, beside: int) -> int:
+        return min(CUT_CHARS, self._compactor.cut_chars(text, beside=beside))
 
     async def abandon(self) -> list[NewEntry]:
         """End what is open towards the client and return what was shown but not stored, to be stored with the end."""

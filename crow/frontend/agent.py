@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Adapters, Session
 from crow.domain.conversation import Replay
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import Event, OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.content import parts_from
@@ -88,6 +88,7 @@ class AcpAgent:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening = asyncio.Lock()
+        self._tidying = asyncio.Lock()
         self._answering: set[asyncio.Task[Any]] = set()
         self._quiet_since = asyncio.get_running_loop().time()
         self._requests: dict[str, tuple[type[BaseModel], Method]] = {
@@ -157,7 +158,8 @@ class AcpAgent:
             for opened in self._sessions.values():
                 tasks.start_soon(opened.session.close)
         if self._store is not None:
-            await self._store.close()
+            async with self._tidying:
+                await self._store.close()
 
     async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         self._caps = client_capabilities(params)
@@ -250,8 +252,16 @@ class AcpAgent:
             await opened.session.close()
         store = await self._opened_store()
         await store.delete_session(params["sessionId"])
-        self._tasks.start_soon(store.tidy)
+        self._tasks.start_soon(self._tidy, store)
         return {}
+
+    async def _tidy(self, store: Store) -> None:
+        """Remove what deleted sessions left; what does not get done now is done another time."""
+        async with self._tidying:
+            try:
+                await store.tidy()
+            except StoreError as error:
+                logger.warning("Nothing was tidied: %s", error)
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
         session = self._open_session(params["sessionId"])

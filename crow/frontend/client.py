@@ -17,7 +17,9 @@ from acp import RequestError
 from acp.connection import Connection
 
 from crow.agent import PermissionQuestion
+from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.events import Event, ModeChanged, OptionsChanged
+from crow.frontend.elicitation import elicitation_answer, elicitation_params
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
 from crow.frontend.server import Wire
@@ -43,6 +45,7 @@ class SessionClient:
         self._session_id = session_id
         self._connection = connection
         self._wire = wire
+        self._caps = caps
         self._live = Live(caps, cwd=cwd)
         self._options = options
         self._known = asyncio.Event()
@@ -61,12 +64,7 @@ class SessionClient:
 
     async def send(self, update: dict[str, Any]) -> None:
         """One update; into the void once the editor is gone."""
-        try:
-            await self._connection.send_notification(
-                "session/update", {"sessionId": self._session_id, "update": update}
-            )
-        except ConnectionError:
-            logger.debug("The editor is gone; update not sent")
+        await self._notify("session/update", {"sessionId": self._session_id, "update": update})
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
@@ -77,6 +75,29 @@ class SessionClient:
             logger.warning("The editor could not ask for permission: %s", error)
             return "reject_once"
         return permission_answer(answer)
+
+    @property
+    def elicits(self) -> frozenset[ElicitationKind]:
+        """See :class:`crow.agent.Client`."""
+        kinds: dict[ElicitationKind, bool] = {"form": self._caps.elicits_by_form, "url": self._caps.elicits_by_url}
+        return frozenset(kind for kind, offered in kinds.items() if offered)
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        """See :class:`crow.agent.Client`."""
+        params = elicitation_params(self._session_id, question)
+        if params["mode"] not in self.elicits:
+            return ElicitationAnswer(action="cancel")
+        await self._known.wait()
+        try:
+            return elicitation_answer(await self.request("elicitation/create", params))
+        except (RequestError, ConnectionError) as error:
+            logger.warning("The editor could not put a question to the user: %s", error)
+            return ElicitationAnswer(action="cancel")
+
+    async def elicited(self, question_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+        if self._caps.elicits_by_url:
+            await self._notify("elicitation/complete", {"elicitationId": question_id})
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """A request to the editor. Cancelled, it is withdrawn with `$/cancel_request`."""
@@ -90,3 +111,9 @@ class SessionClient:
             raise
         self._wire.asked()
         return answer
+
+    async def _notify(self, method: str, params: dict[str, Any]) -> None:
+        try:
+            await self._connection.send_notification(method, params)
+        except ConnectionError:
+            logger.debug("The editor is gone; %s not sent", method)

@@ -228,7 +228,7 @@ def _plain(words: str) -> str:
 
 def _shown(result: str) -> str:
     """The beginning of what a tool said."""
-    lines = result.strip().splitlines()
+    lines = result.strip("\n").rstrip().splitlines()
     head = "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARS]
     more = len(lines) - _SHOWN_LINES
     if not head:

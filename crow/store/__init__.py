@@ -97,7 +97,7 @@ class SessionRow:
 class SessionChanges:
     """Columns of the row to set; `UNCHANGED` leaves one as it is."""
 
-    title: str | None | Unchanged = UNCHANGED
+    title: str | Unchanged | None = UNCHANGED
     title_by_user: bool | Unchanged = UNCHANGED
     model: str | Unchanged = UNCHANGED
     mode: str | Unchanged = UNCHANGED
@@ -107,7 +107,7 @@ class SessionChanges:
     config: JsonObject | Unchanged = UNCHANGED
     metadata: JsonObject | Unchanged = UNCHANGED
     calibration: float | Unchanged = UNCHANGED
-    alias: str | None | Unchanged = UNCHANGED
+    alias: str | Unchanged | None = UNCHANGED
     archived: bool | Unchanged = UNCHANGED
 
 
@@ -227,7 +227,8 @@ class Store(Protocol):
     ) -> TurnStart:
         """Claim the turn for this process and move the prompt from the inbox to a user entry, in one transaction.
 
-        `seq` None claims it for a command: no user entry. `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the same transaction.
+        `seq` None claims it for a command: no user entry. `cut` goes into the user entry. A session left `running` by a
+        dead owner is repaired in the same transaction.
 
         :raises ~crow.domain.errors.SessionBusy: another living process owns it; nothing was written.
         """

@@ -13,6 +13,7 @@ import anyio
 from crow.agent import PermissionQuestion
 from crow.agent.compaction import CompactionSettings
 from crow.agent.session import Adapters, Session, SessionSettings
+from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
 from crow.domain.messages import Text, ToolCall, ToolSpec
@@ -37,6 +38,7 @@ class NoteTaker:
     def __init__(self, *answers: PermissionAnswer) -> None:
         self.events: list[Event] = []
         self.questions: list[PermissionQuestion] = []
+        self.elicitations: list[Elicitation] = []
         self.never_answers = False
         self.asked = anyio.Event()
         self._answers = list(answers)
@@ -50,6 +52,17 @@ class NoteTaker:
         if self.never_answers:
             await anyio.sleep_forever()
         return self._answers.pop(0) if self._answers else "allow_once"
+
+    @property
+    def elicits(self) -> frozenset[ElicitationKind]:
+        return frozenset({"form", "url"})
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        self.elicitations.append(question)
+        return ElicitationAnswer(action="decline")
+
+    async def elicited(self, question_id: str) -> None:
+        """Nothing is shown."""
 
     def shown(self) -> str:
         return "".join(event.text for event in self.events if isinstance(event, TextShown))
@@ -141,6 +154,9 @@ async def opened(
     async def load() -> None:
         """Nothing is heavy here."""
 
+    async def named(_: str) -> Model:
+        return model
+
     store = await SqliteStore.open(directory / "crow.db")
     try:
         if session_id is None:
@@ -149,7 +165,7 @@ async def opened(
         adapters = Adapters(
             store=store,
             load=load,
-            model=lambda _: model,
+            model=named,
             open_toolbox=open_toolbox,
             settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
         )

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.domain.entries import Assistant, Command, Note, Prompt, Reminder, Remark, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, TextShown, TitleChanged
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
