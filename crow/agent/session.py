@@ -20,9 +20,12 @@ import anyio.abc
 import anyio.lowlevel
 
 from crow.agent import Client, commands
+from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor
+from crow.agent.delegate import SubAgents
+from crow.agent.permission import Rule
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn, new_message_id
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
@@ -31,7 +34,7 @@ from crow.domain.events import ModeChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.llm import Model
 from crow.store import SessionChanges, Store, Tail
-from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
+from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
 
 __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 
@@ -54,7 +57,7 @@ class OpenToolbox(Protocol):
     """Opens a session's tools; entered and left in the session's task."""
 
     def __call__(
-        self, workspace: Workspace, log: Log, plan: Plan, servers: Sequence[McpServer]
+        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
     ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
 
 
@@ -64,6 +67,7 @@ class SessionSettings:
 
     steps_per_turn: int
     compaction: CompactionSettings
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,7 @@ class Session:
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
         self._briefing = Briefing(self._branch)
+        self._permissions = Permissions(self._branch, client, adapters.settings.rules)
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
@@ -218,8 +223,7 @@ class Session:
             return
         try:
             await self._adapters.load()
-            log, plan = BranchLog(self._adapters.store, self._branch), CurrentPlan(self._branch)
-            async with self._adapters.open_toolbox(self._workspace, log, plan, self.servers) as self._toolbox:
+            async with self._adapters.open_toolbox(self._workspace, self._ports(), self.servers) as self._toolbox:
                 self._tools_there.set()
                 await self._tools_unwanted.wait()
         except Exception as error:
@@ -228,6 +232,24 @@ class Session:
             self._toolbox_failure = error  # raised by each turn that needs the tools
         finally:
             self._tools_there.set()
+
+    def _ports(self) -> Ports:
+        """What the tools may ask of the session."""
+        log = BranchLog(self._adapters.store, self._branch)
+        delegate = SubAgents(
+            store=self._adapters.store,
+            parent=self._branch,
+            client=self._client,
+            log=log,
+            permissions=self._permissions,
+            model=self._adapters.model,
+            compactor=self._compactor,
+            steps=self._adapters.settings.steps_per_turn,
+        )
+        return Ports(log=log, plan=CurrentPlan(self._branch), delegate=delegate, asker=self._client)
+
+    def _compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
+        return Compactor(branch, model, self._adapters.settings.compaction, briefing.fresh_prompt)
 
     async def _tools(self) -> WaitableToolbox:
         self._tools_wanted.set()
@@ -306,11 +328,11 @@ class Session:
         compactor, toolbox = await self._prepare()
         return Turn(
             self._branch,
-            self._client,
             compactor,
             toolbox,
             steps=self._adapters.settings.steps_per_turn,
             briefing=self._briefing,
+            permissions=self._permissions,
         )
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
@@ -321,8 +343,8 @@ class Session:
         toolbox = await self._tools()
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
-        return Compactor(self._branch, model, self._adapters.settings.compaction, self._briefing.fresh_prompt), toolbox
+        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        return self._compactor(self._branch, model, self._briefing), toolbox
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -345,6 +367,7 @@ class Session:
             compactor=compactor,
             set_mode=self.set_mode,
             set_model=self.set_model,
+            toolbox=self._tools,
         )
         answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())

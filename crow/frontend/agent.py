@@ -52,7 +52,8 @@ class Kit:
     """What the composition root gives the front end.
 
     `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
-    nothing. `models` are the names offered, the default first. `servers` are the user's own, for every session. `log_hint` says where the log is.
+    nothing. `models` are the names offered, the default first. `servers` are the user's own, for every
+    session. `log_hint` says where the log is.
     """
 
     version: str

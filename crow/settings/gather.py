@@ -171,7 +171,9 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
     except ValidationError as error:
         # The error's own text shows values, secrets too.
         wrong = dict.fromkeys(_key_at(detail["loc"]) for detail in error.errors())
-        servers = dict.fromkeys(_server_fault(detail["loc"]) for detail in error.errors() if detail["loc"][0] == _SERVERS)
+        servers = dict.fromkeys(
+            _server_fault(detail["loc"]) for detail in error.errors() if detail["loc"][0] == _SERVERS
+        )
     if servers and isinstance(gathered[_SERVERS].value, Mapping):
         raise ConfigError("\n".join(f"{gathered[_SERVERS].origin}: {fault}" for fault in servers))
     raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from crow.settings.values import Expect, Section, Seconds
+from crow.settings.values import Expect, Section
 
 __all__ = ["McpServerSettings", "expanded"]
 
@@ -19,7 +19,9 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 Texts = Annotated[tuple[str, ...], Field(strict=False), Expect('a list of texts, such as ["--read-only"]')]
 Table = Annotated[Mapping[str, str], Expect('a table of texts, such as { TOKEN = "${MY_TOKEN}" }')]
 Globs = Annotated[tuple[str, ...], Field(strict=False), Expect('a list of tool names or globs, such as ["get_*"]')]
-MaybeSeconds = Annotated[float | None, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
+MaybeSeconds = Annotated[
+    float | None, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")
+]
 
 
 class McpServerSettings(Section):
@@ -40,7 +42,8 @@ class McpServerSettings(Section):
     allow_tools: Globs = Field(default=(), description="The only tools of it that are offered; empty: all.")
     deny_tools: Globs = Field(default=(), description="Tools of it that are not offered.")
     read_only: Annotated[
-        bool | tuple[str, ...], Field(strict=False), Expect('true, false or a list of tool names, such as ["get_*"]')
+        bool | Annotated[tuple[str, ...], Field(strict=False)],
+        Expect('true, false or a list of tool names, such as ["get_*"]'),
     ] = Field(default=False, description="Which of its tools change nothing, and may be asked for in plan mode.")
     start_timeout_s: MaybeSeconds = Field(default=None, description="Seconds that it may take to start.")
     call_timeout_s: MaybeSeconds = Field(default=None, description="Seconds that a call may take.")

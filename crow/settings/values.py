@@ -58,7 +58,9 @@ Rule = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?-]{1,64}(\(.+\))?$")]
 Rules = Annotated[
     tuple[Rule, ...],
     Field(strict=False),
-    Expect('a list of rules: a tool, or a tool and an argument, such as ["grep", "shell(git status)", "edit_file(docs/**)"]'),
+    Expect(
+        'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
+    ),
 ]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
 

@@ -7,11 +7,12 @@ are wired by `crow.app` alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, PlanItem
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 
@@ -21,8 +22,6 @@ __all__ = [
     "Command",
     "Delegate",
     "Delegated",
-    "Elicitation",
-    "ElicitationAnswer",
     "FileStat",
     "HttpServer",
     "Log",
@@ -326,34 +325,20 @@ class Delegate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elicitation:
-    """What an MCP server asks the user: a form (`schema`, JSON Schema of an object) or a page to visit (`url`).
-
-    `call_id` is the call in which it asks, None if that is not certain.
-    """
-
-    server: str
-    message: str
-    schema: JsonObject | None = None
-    url: str | None = None
-    id: str = ""
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElicitationAnswer:
-    """`content` holds the form's values when accepted."""
-
-    action: Literal["accept", "decline", "cancel"]
-    content: JsonObject | None = None
-
-
 class Asker(Protocol):
     """Hands questions of MCP servers to the user."""
 
-    async def elicit(self, elicitation: Elicitation) -> ElicitationAnswer:
-        """Ask. An editor that cannot, fails, or answers nonsense declines."""
+    @property
+    def elicits(self) -> frozenset[ElicitationKind]:
+        """The kinds of questions that can be asked."""
+        ...
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        """Ask. An editor that fails, or answers nonsense, dismisses the question."""
+        ...
+
+    async def elicited(self, question_id: str) -> None:
+        """What a question led to is done."""
         ...
 
 

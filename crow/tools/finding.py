@@ -64,6 +64,8 @@ def call_within(call: ToolCall) -> ToolCall:
     name, arguments = given.get("name"), given.get("arguments") or {}
     if not isinstance(name, str) or not name:
         raise ArgumentError("call_tool: name is missing; expected the name of a tool that find_tools has found")
+    if "__" not in name:
+        raise ArgumentError(f"call_tool: {name} is no tool of an MCP server; call it by itself")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(id=call.id, name=name, arguments=text)
 

@@ -44,6 +44,10 @@ class Job:
         """Whether it has not ended."""
         return self.command is None or self.command.returncode is None
 
+    def hear(self, text: str) -> None:
+        """It printed `text`."""
+        self.unread.feed(text)
+
     def take(self) -> str:
         """What was printed since the last time."""
         unread, self.unread = self.unread, Retained(UNREAD_CHARS)
@@ -67,7 +71,7 @@ class Jobs:
         if len(running) >= MOST_RUNNING:
             raise ArgumentError(f"shell: {len(running)} commands run in the background already; end one first")
         job = Job(id=f"job{len(self._jobs) + 1}", line=line)
-        job.command = await self._workspace.spawn(line, lambda text: job.unread.feed(text))
+        job.command = await self._workspace.spawn(line, job.hear)
         self._jobs[job.id] = job
         return job
 

@@ -23,7 +23,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
-from crow.tools.builtin.arguments import parse_foreign, with_expectation
+from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
 from crow.tools.builtin.tool import Around
 from crow.tools.finding import CALL_TOOL, FIND_TOOLS, call_within, found_text, query_of
@@ -176,8 +176,6 @@ class McpToolbox:
         """The offer of the tool that `call_tool` is to call, under that tool's name."""
         try:
             inner = call_within(call)
-            if "__" not in inner.name:
-                raise ArgumentError(f"call_tool: {inner.name} is no tool of an MCP server; call it by itself")
         except ArgumentError as error:
             return Offer(announcement=Announcement(title=call.name), access="external", fault=str(error))
         return replace(await self.offer(inner), tool=inner.name)
@@ -205,9 +203,13 @@ class McpToolbox:
         if found[0].status.state == "failed":
             return f"MCP server {found[0].name} is not available: {found[0].status.detail}"
         try:
-            parse_foreign(call.name, call.arguments)
+            parse(call.name, call.arguments)
         except ArgumentError as error:
             return with_expectation(f"{error}.", found[1].spec)
+        try:
+            parse_foreign(call.name, call.arguments)
+        except ArgumentError as error:
+            return str(error)
         return None
 
     def _unknown(self, name: str) -> str:

@@ -28,8 +28,8 @@ from mcp.client import Client
 from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import ProgressFnT
 from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -114,6 +114,7 @@ class Connection:
         self._lost = anyio.Event()
         self._lost_words = ""
         self._calls: list[str] = []
+        self._asked = 0
         self._failures = 0
         self._ready_at = math.inf
         self._retry_at = -math.inf
@@ -265,19 +266,23 @@ class Connection:
                 async with client.listen(tools_list_changed=True) as changes:
                     async for _ in changes:
                         self._listing_changed.set()
-                return
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
                 self._listing_changed.set()  # it may have changed meanwhile
             except (MCPError, TimeoutError, RuntimeError) as error:
                 logger.info("MCP server %s tells no changes: %s", self.name, sentence(error))
                 return
+            else:
+                return
 
     async def _elicit(
-        self, _context: ClientRequestContext, params: mcp.ElicitRequestParams
+        self,
+        context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
+        params: mcp.ElicitRequestParams,
     ) -> mcp.ElicitResult | mcp.ErrorData:
-        call_id = self._calls[0] if len(self._calls) == 1 else None
-        return await elicited(self._asker, self.name, params, call_id)
+        call_id = self._calls[0] if len(self._calls) == 1 else ""
+        self._asked += 1
+        return await elicited(self._asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
 
     def _dropped(self, tool: str, fault: str) -> None:
         logger.warning("MCP server %s: tool %s is left out: %s", self.name, tool, fault)
@@ -285,6 +290,8 @@ class Connection:
     async def _hear(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp.ToolListChangedNotification):
             self._listing_changed.set()
+        if isinstance(message, mcp.ElicitCompleteNotification) and self._asker is not None:
+            await self._asker.elicited(message.params.elicitation_id)
 
     async def _list(self, client: Client) -> tuple[ExternalTool, ...]:
         tools: dict[str, mcp.Tool] = {}

@@ -135,6 +135,6 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> list[tuple[object, s
             found += [(inner, f"{where}/{key}") for inner in inside]
         else:
             found.append((None, f"{where}/{key}"))
-    items = schema.get("items", {})
+    items = schema.get("items", True)
     found += [(inner, f"{where}/items") for inner in (items if isinstance(items, list) else [items])]
     return found

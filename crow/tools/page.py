@@ -12,8 +12,10 @@ __all__ = ["page_text"]
 
 SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
 BLOCKS = frozenset(
-    "address article aside blockquote dd details div dl dt fieldset figure footer form header hr main nav ol p section "
-    "summary table tr ul".split()
+    (
+        *("address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "fieldset", "figure"),
+        *("footer", "form", "header", "hr", "main", "nav", "ol", "p", "section", "summary", "table", "tr", "ul"),
+    )
 )
 HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 

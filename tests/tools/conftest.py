@@ -19,6 +19,7 @@ from crow.tools import Asker, Delegate, McpServer, Offer, Outcome, Ports, Server
 from crow.tools.mcp_client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 
+OPTIONS = ServerOptions()
 SERVERS = Path(__file__).with_name("servers")
 
 
@@ -78,7 +79,7 @@ def stdio(
     *args: str,
     name: str = "srv",
     env: tuple[tuple[str, str], ...] = (),
-    options: ServerOptions = ServerOptions(),
+    options: ServerOptions = OPTIONS,
 ) -> StdioServer:
     """One of the servers beside this file."""
     command = (sys.executable, "-I", "-S", str(SERVERS / script), *args)

@@ -114,6 +114,7 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
             locations=(Location(path=str(root / "src" / "a.py"), line=10),),
         ),
         access="read",
+        paths=(str(root / "src" / "a.py"), "src/a.py"),
     )
     assert outside == Offer(
         announcement=Announcement(
@@ -121,6 +122,7 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
         ),
         access="read",
         outside=True,
+        paths=(str(tmp_path / "secret"),),
     )
 
 
@@ -138,7 +140,7 @@ async def test_writing_shows_the_diff_first_keeps_what_was_there_and_writes_exac
         created = await box.run("write_file", path="new/a.txt", content="one\r\ntwo")
         replaced = await box.run("write_file", path="new/a.txt", content="")
         changes = box.log.changes
-    assert offer == Offer(announcement=first, access="write", is_barrier=True)
+    assert offer == Offer(announcement=first, access="write", is_barrier=True, paths=(str(path), "new/a.txt"))
     assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
     assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
     assert replaced.announcement is not None
@@ -172,7 +174,9 @@ async def test_editing_shows_and_makes_the_same_change_and_keeps_bom_and_line_en
     )
     edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
     async with open_box() as box:
-        assert await box.offer("edit_file", **edit) == Offer(announcement=change, access="write", is_barrier=True)
+        assert await box.offer("edit_file", **edit) == Offer(
+            announcement=change, access="write", is_barrier=True, paths=(str(path), "a.py")
+        )
         outcome = await box.run("edit_file", **edit)
         changes = box.log.changes
     assert outcome == Outcome(text="Edited a.py in 1 place, at line 2.", announcement=change)
@@ -233,13 +237,17 @@ async def test_nothing_about_a_file_outside_reaches_the_model_before_it_may(
 
 async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_path: Path, root: Path):
     from crow.tools import builtin
+    from crow.tools.builtin.tool import Around
+    from crow.tools.jobs import Jobs
     from crow.tools.workspace import DiskWorkspace
     from tests.tools.conftest import call
 
     (root / "a.py").write_text("a\n")
     (tmp_path / "link").symlink_to(root)
     workspace = DiskWorkspace(tmp_path / "link")
-    offer = await builtin.offer(call("edit_file", path="a.py", old_text="a", new_text="b"), workspace)
+    offer = await builtin.offer(
+        call("edit_file", path="a.py", old_text="a", new_text="b"), Around(workspace=workspace, jobs=Jobs(workspace))
+    )
     assert offer.outside is False
     assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")

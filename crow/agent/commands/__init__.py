@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.tools import TOOL_COMMANDS
 from crow.domain.errors import ArgumentError
 
 __all__ = ["COMMANDS", "CommandSpec", "Desk", "Typed", "answer", "help_text", "parse"]
@@ -60,6 +61,7 @@ async def show_help(_: Desk, argument: str) -> str:
 
 COMMANDS = (
     *CONTEXT_COMMANDS,
+    *TOOL_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
 )
 BY_NAME = {spec.name: spec for spec in COMMANDS}

@@ -16,7 +16,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction import Compactor
 from crow.domain.entries import Entry, StopReason
 from crow.store import Store
-from crow.tools import Workspace
+from crow.tools import Toolbox, Workspace
 
 __all__ = ["CommandSpec", "Desk", "FollowUp", "Handler"]
 
@@ -29,7 +29,8 @@ class Desk:
     """What commands may use, for one command. `models` are the names offered.
 
     `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
-    `set_mode` and `set_model` change the row and tell the client. A handler may leave a `follow_up`.
+    `toolbox` opens the session's tools. `set_mode` and `set_model` change the row and tell the client. A handler
+    may leave a `follow_up`.
     """
 
     branch: Branch
@@ -40,6 +41,7 @@ class Desk:
     compactor: Callable[[], Awaitable[Compactor]]
     set_mode: Callable[[str], Awaitable[None]]
     set_model: Callable[[str], Awaitable[None]]
+    toolbox: Callable[[], Awaitable[Toolbox]]
     follow_up: FollowUp | None = None
 
 

@@ -74,9 +74,14 @@ def meta_for(call_id: str) -> mcp.RequestParamsMeta:
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The checked arguments of a built-in call. :raises ~crow.domain.errors.ArgumentError: they cannot be used."""
+    spec = TOOLS[call.name].spec
     if call.fault is not None:
-        raise ArgumentError(with_expectation(call.fault, TOOLS[call.name].spec))
-    return check(call.name, TOOLS[call.name].spec.input_schema, parse(call.name, call.arguments))
+        raise ArgumentError(with_expectation(call.fault, spec))
+    try:
+        given = parse(call.name, call.arguments)
+    except ArgumentError as error:
+        raise ArgumentError(with_expectation(f"{error}.", spec)) from None
+    return check(call.name, spec.input_schema, given)
 
 
 def build_server(around: Around, ports: Ports) -> Server[Any]:

@@ -1,7 +1,7 @@
 """`fetch`: a document of the web as text.
 
-Strategy: `web` gets it within its bounds, `page` makes text of HTML; here it is worded. What a page says is data for the
-model, and said to be.
+Strategy: `web` gets it within its bounds, `page` makes text of HTML; here it is worded. What a page says is data for
+the model, and said to be.
 """
 
 from __future__ import annotations
