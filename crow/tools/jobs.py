@@ -60,6 +60,7 @@ class Jobs:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._jobs: dict[str, Job] = {}
+        self._started = 0
 
     async def start(self, line: str) -> Job:
         """Run a command line in the background.
@@ -70,17 +71,22 @@ class Jobs:
         running = [job.id for job in self._jobs.values() if job.is_running]
         if len(running) >= MOST_RUNNING:
             raise ArgumentError(f"shell: {len(running)} commands run in the background already; end one first")
-        job = Job(id=f"job{len(self._jobs) + 1}", line=line)
-        job.command = await self._workspace.spawn(line, job.hear)
-        self._jobs[job.id] = job
+        self._started += 1
+        job = self._jobs[f"job{self._started}"] = Job(id=f"job{self._started}", line=line)
+        try:
+            job.command = await self._workspace.spawn(line, job.hear)
+        finally:
+            if job.command is None:
+                del self._jobs[job.id]
         return job
 
     def named(self, tool: str, job_id: str) -> Job:
         """The job of this id. :raises ~crow.domain.errors.ArgumentError: there is none."""
-        if job_id not in self._jobs:
-            known = ", ".join(self._jobs) or "none was started"
+        started = {job.id: job for job in self._jobs.values() if job.command is not None}
+        if job_id not in started:
+            known = ", ".join(started) or "none was started"
             raise ArgumentError(f'{tool}: there is no job "{job_id}"; there are: {known}')
-        return self._jobs[job_id]
+        return started[job_id]
 
     async def wait(self, job: Job, timeout_s: float) -> None:
         """Until the job has ended, at most `timeout_s`."""
