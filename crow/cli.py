@@ -230,6 +230,9 @@ def _as_toml(value: object) -> str:
 
     if isinstance(value, SecretStr):
         return json.dumps(_masked(value.get_secret_value()), ensure_ascii=False)
+    if isinstance(value, Mapping) and any(isinstance(inner, Mapping) for inner in value.values()):
+        tables = (f"{json.dumps(str(name))} = {_table(inner)}" for name, inner in value.items())
+        return f"{{ {', '.join(tables)} }}"
     if isinstance(value, Mapping):
         pairs = (
             f"{json.dumps(str(name))} = {json.dumps(_masked(str(text)), ensure_ascii=False)}"
@@ -237,6 +240,18 @@ def _as_toml(value: object) -> str:
         )
         return f"{{ {', '.join(pairs)} }}" if value else "{}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _table(server: Mapping[str, object]) -> str:
+    """What is set of an MCP server; its arguments may hold secrets as its variables do."""
+    shown = [
+        f"{name} = {_as_toml([_masked(str(item)) for item in value] if name == 'args' else value)}"
+        for name, value in server.items()
+        if isinstance(value, tuple | Mapping) and value
+    ]
+    plain = [f"{name} = {_as_toml(value)}" for name, value in server.items() if isinstance(value, str | bool | float)]
+    shown = plain + shown
+    return f"{{ {', '.join(shown)} }}"
 
 
 def _masked(secret: str) -> str:

@@ -176,7 +176,8 @@ def read_instructions(cwd: Path) -> str:
     for directory in reversed([cwd, *cwd.parents]):
         file = directory / INSTRUCTION_FILE
         try:
-            if not file.is_file():
+            # a link that leads elsewhere would send another file to the endpoint, unasked
+            if not file.is_file() or not file.resolve().is_relative_to(directory.resolve()):
                 continue
             with file.open("rb") as stream:
                 data = stream.read(INSTRUCTION_BYTES + 1)
