@@ -28,7 +28,8 @@ from crow.tools.builtin.task import outcome_of_task, task_of
 from crow.tools.builtin.tool import Around
 from crow.tools.finding import CALL_TOOL, FIND_TOOLS, call_within, found_text, query_of
 from crow.tools.jobs import Jobs
-from crow.tools.mcp_connection import Connection, ExternalTool, OnChange
+from crow.tools.mcp_connection import Connection, OnChange
+from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
 from crow.tools.skills import find_skills
 

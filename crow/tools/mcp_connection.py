@@ -12,10 +12,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -34,15 +32,14 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from crow.domain.errors import ToolServerError
-from crow.domain.messages import ToolSpec
 from crow.tools import Asker, HttpServer, McpServer, OnOutput, Outcome, ServerStatus, StdioServer
 from crow.tools.mcp_elicitation import elicited
-from crow.tools.mcp_names import tool_names
+from crow.tools.mcp_listing import ExternalTool, listed
 from crow.tools.mcp_results import outcome_of, sentence
 from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
 
-__all__ = ["Connection", "ExternalTool", "OnChange"]
+__all__ = ["Connection", "OnChange"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +48,6 @@ OnChange = Callable[[], Awaitable[None]]
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
-PAGES = 50
-DESCRIPTION_CHARS = 8_000
 PROGRESS_LINES = 100
 PROGRESS_EVERY_S = 0.1
 BACKOFF_S = 1.0
@@ -60,17 +55,6 @@ BACKOFF_MOST_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 REFUSED_HANDSHAKE = (mcp.METHOD_NOT_FOUND, mcp.UNSUPPORTED_PROTOCOL_VERSION)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalTool:
-    """A tool of a server: `name` is the server's own, `spec.name` the model's, `title` for people. `is_read_only`: the
-    user said so, whatever the server says."""
-
-    name: str
-    title: str
-    spec: ToolSpec
-    is_read_only: bool = False
 
 
 class Connection:
@@ -294,21 +278,7 @@ class Connection:
             await self._asker.elicited(message.params.elicitation_id)
 
     async def _list(self, client: Client) -> tuple[ExternalTool, ...]:
-        tools: dict[str, mcp.Tool] = {}
-        cursor: str | None = None
-        for _ in range(PAGES):
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                if is_allowed(tool.name, self._options.allow, self._options.deny):
-                    tools.setdefault(tool.name, tool)
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        names = tool_names(self.prefix, tuple(tools))
-        return tuple(
-            external(tool, name, is_read_only=matches(tool.name, self._options.read_only))
-            for tool, name in zip(tools.values(), names, strict=True)
-        )
+        return await listed(client, self.prefix, self._options)
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
@@ -398,29 +368,6 @@ def listens(client: Client) -> bool:
     """Whether the server tells changes of its tools the newer way, on a stream of their own."""
     tools = client.server_capabilities.tools
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)
-
-
-def is_allowed(tool: str, allow: Sequence[str], deny: Sequence[str]) -> bool:
-    """Whether the user lets a tool be offered."""
-    return (not allow or matches(tool, allow)) and not matches(tool, deny)
-
-
-def matches(tool: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the globs matches the name."""
-    return any(fnmatchcase(tool, pattern) for pattern in patterns)
-
-
-def external(tool: mcp.Tool, name: str, *, is_read_only: bool = False) -> ExternalTool:
-    """A tool as the model gets it; providers want an object with properties even where there is no argument."""
-    schema = {"properties": {}, **tool.input_schema, "type": "object"}
-    description = (tool.description or tool.title or tool.name)[:DESCRIPTION_CHARS]
-    title = tool.title or (tool.annotations.title if tool.annotations else None) or tool.name
-    return ExternalTool(
-        name=tool.name,
-        title=title,
-        spec=ToolSpec(name=name, description=description, input_schema=schema),
-        is_read_only=is_read_only,
-    )
 
 
 def progress_shown(on_output: OnOutput) -> ProgressFnT:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 
 import pytest
 
 from crow.domain.entries import Announcement, Diff, Location
+from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
 from tests.tools.conftest import OpenBox
 
@@ -259,3 +261,25 @@ async def test_editing_five_megabytes_takes_no_time_worth_a_word(open_box: OpenB
     async with open_box() as box:
         outcome = await box.run("edit_file", path="big.txt", old_text="needle", new_text="found")
     assert outcome.text == "Edited big.txt in 1 place, at line 50001."
+
+
+async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox, root: Path):
+    png = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+    (root / "a.png").write_bytes(png)
+    (root / "large.jpg").write_bytes(b"\xff\xd8\xff" + bytes(3_000_000))
+    (root / "wide.txt").write_bytes("déjà\nvu".encode("utf-16"))
+    (root / "wider.txt").write_bytes("déjà".encode("utf-32"))
+    (root / "half.txt").write_bytes("x".encode("utf-16") + b"!")
+    async with open_box() as box:
+        picture = await box.run("read_file", path="a.png")
+        said = {name: (await box.run("read_file", path=name)).text for name in ("large.jpg", "wide.txt", "wider.txt")}
+        assert (await box.run("read_file", path="half.txt")).is_error
+    assert picture == Outcome(
+        text="a.png is a picture, image/png, 16 bytes.",
+        images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
+    )
+    assert said == {
+        "large.jpg": "read_file: large.jpg is a picture of 3,000,003 bytes; at most 3,000,000 can be shown",
+        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: shell can change it, edit_file cannot]",
+        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: shell can change it, edit_file cannot]",
+    }

@@ -355,6 +355,9 @@ async def test_built_in_tools_hold_the_loop_up_by_no_blocking_call(open_box: Ope
             assert (await box.run("shell", command="sleep 60 >/dev/null & echo hi")).text.startswith("hi")
 
 
+FORGETFUL: dict[str, bool] = {}
+
+
 class Http(BaseHTTPRequestHandler):
     """Streamable HTTP with plain JSON answers."""
 
@@ -375,6 +378,9 @@ class Http(BaseHTTPRequestHandler):
                 }
             case "tools/list":
                 result = {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]}
+            case _ if FORGETFUL.pop("session", None):
+                self.send_error(404)
+                return
             case _:
                 who = self.headers.get("Authorization")
                 result = {"content": [{"type": "text", "text": f"you are {who}"}]}
@@ -413,3 +419,14 @@ async def test_a_server_over_http_gets_its_headers(open_box: OpenBox):
             await box.toolbox.wait_ready(10)
             assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
             assert await box.run("web__whoami") == Outcome(text="you are Bearer t")
+
+
+async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_its_next_use(open_box: OpenBox):
+    with http_server() as url:
+        async with open_box(HttpServer(name="web", url=url)) as box:
+            await box.toolbox.wait_ready(10)
+            FORGETFUL["session"] = True
+            first = await box.run("web__whoami")
+            assert first.is_error
+            assert first.text.startswith("MCP server web ")
+            assert await box.run("web__whoami") == Outcome(text="you are None")
