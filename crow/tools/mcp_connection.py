@@ -27,7 +27,6 @@ from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
-from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -35,7 +34,7 @@ from crow.domain.errors import ToolServerError
 from crow.tools import Asker, HttpServer, McpServer, OnOutput, Outcome, ServerStatus, StdioServer
 from crow.tools.mcp_elicitation import elicited
 from crow.tools.mcp_listing import ExternalTool, listed
-from crow.tools.mcp_results import outcome_of, sentence
+from crow.tools.mcp_results import outcome_of, progress_shown, sentence
 from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
 
@@ -48,8 +47,6 @@ OnChange = Callable[[], Awaitable[None]]
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
-PROGRESS_LINES = 100
-PROGRESS_EVERY_S = 0.1
 BACKOFF_S = 1.0
 BACKOFF_MOST_S = 300.0
 STEADY_S = 60.0
@@ -368,20 +365,3 @@ def listens(client: Client) -> bool:
     """Whether the server tells changes of its tools the newer way, on a stream of their own."""
     tools = client.server_capabilities.tools
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)
-
-
-def progress_shown(on_output: OnOutput) -> ProgressFnT:
-    """Progress of a call as lines of output, the newest ones, at most ten times a second."""
-    lines: list[str] = []
-    shown_at = -math.inf
-
-    async def report(progress: float, total: float | None, message: str | None) -> None:
-        nonlocal shown_at
-        share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-        lines.append(f"{share} {message}" if message else share)
-        del lines[:-PROGRESS_LINES]
-        if time.monotonic() - shown_at >= PROGRESS_EVERY_S:
-            shown_at = time.monotonic()
-            await on_output("\n".join(lines))
-
-    return report

@@ -1,7 +1,7 @@
 """The tools that a server lists, as the user lets them be offered and the model gets them.
 
-Strategy: all pages within a bound, the first of two with one name, none that the user does not want. Knows a client, and
-no connection.
+Strategy: all pages within a bound, the first of two with one name, none that the user does not want. Knows a client,
+and no connection.
 """
 
 from __future__ import annotations

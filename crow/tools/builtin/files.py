@@ -301,8 +301,8 @@ READ_FILE = Builtin(
     spec=ToolSpec(
         name="read_file",
         description=(
-            "Read a text file, or look at a picture. Each line is shown behind its number and a tab, which are not part "
-            "of the file. At most "
+            "Read a text file, or look at a picture. Each line is shown behind its number and a tab, which are not "
+            "part of the file. At most "
             f"{WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters at once; a closing remark says how to go on."
         ),
         input_schema={
