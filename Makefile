@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench check format schemas build clean
+.PHONY: help setup run test check format schemas interop interop-gateway soak soak-store soak-parser bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,9 +35,6 @@ run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OP
 test: $(READY) ## run the tests
 	$(BIN)/pytest
 
-bench: $(READY) ## measure what crow costs
-	$(BIN)/python -m benchmarks.tools
-
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -51,10 +48,37 @@ format: $(READY) ## put every file into the one format
 schemas: $(READY) ## write the generated files below schemas/ anew
 	$(BIN)/python schemas/generate.py
 
+interop: interop-gateway ## try crow with published programs of others, on the loopback
+
+# The LiteLLM proxy, in a virtual environment of its own.
+GATEWAY := .venv-interop
+
+$(GATEWAY)/.ready:
+	@echo "installing the gateway into $(GATEWAY) ..."
+	@test -x $(GATEWAY)/bin/python || $(MAKE_VENV) $(GATEWAY)
+	@$(subst $(BIN)/python,$(GATEWAY)/bin/python,$(INSTALL)) 'litellm[proxy]==1.106.2'
+	@touch $@
+
+interop-gateway: $(READY) $(GATEWAY)/.ready
+	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+soak: soak-store soak-parser ## what takes minutes: kills at every statement, mutated streams by the hundred thousand
+
+# SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
+soak-store: $(READY)
+	$(BIN)/pytest tests/soak/soak_kills.py
+
+soak-parser: $(READY)
+	$(BIN)/python -m tests.soak.parser
+
+bench: $(READY) ## print the figures of every benchmark
+	@for file in benchmarks/[a-z]*.py; do \
+	  echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+
 build: $(READY) ## build the source distribution and the wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove .venv and everything that was made
-	rm -rf .venv dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(GATEWAY) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

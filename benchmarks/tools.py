@@ -107,6 +107,7 @@ async def turn(root: Path, model: ScriptedModel) -> float:
         store=store,
         load=load,
         model=chosen,
+        info=lambda _: model.info,
         open_toolbox=open_toolbox,
         settings=SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionSettings(auto=False)),
     )

@@ -16,21 +16,23 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 from crow import __version__
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
 from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.domain.errors import AuthError
-from crow.llm import Model
-from crow.llm.endpoint import Endpoint, Timeouts
-from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded
+from crow.endpoints import endpoint_of, open_model
+from crow.llm import Model, ModelInfo
+from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
 from crow.store import Store
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
+    from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
+    from crow.store.upkeep import Upkeep
 
-__all__ = ["open_store", "serve"]
+__all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "server_from", "upkeep_of"]
 
 NOTHING_CONFIGURED = (
     "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
@@ -43,6 +45,13 @@ async def open_store(loaded: Loaded) -> SqliteStore:
     from crow.store.sqlite import SqliteStore
 
     return await SqliteStore.open(loaded.paths.database)
+
+
+def upkeep_of(store: SqliteStore) -> Upkeep:
+    """What people do with the old sessions of an open store."""
+    from crow.store.upkeep import Upkeep
+
+    return Upkeep(store)
 
 
 async def serve(loaded: Loaded) -> int:
@@ -69,29 +78,27 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
+        self._hooks = Hooks(find_hooks)
 
     def kit(self) -> Kit:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
+        models = names_offered(self._settings)
         return Kit(
             version=__version__,
             open_store=self._open_store,
             adapters=self._adapters,
             workspace=self._workspace,
-            check=lambda: self._check(self._settings.model.name or ""),
+            check=lambda: self._check(models[0] if models else ""),
             warm_up=self._imports.load,
-            models=self._models_offered(),
+            models=models,
             mode=self._settings.permissions.mode,
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
             ),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
-
-    def _models_offered(self) -> tuple[str, ...]:
-        """The configured models' names, the default first."""
-        return tuple(dict.fromkeys(name for name in (self._settings.model.name, *self._settings.models) if name))
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -108,8 +115,9 @@ class Wiring:
             store=store,
             load=self._imports.load,
             model=self._model,
+            info=self._info,
             open_toolbox=self._open_toolbox,
-            models=self._models_offered(),
+            models=names_offered(self._settings),
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 rules=user_rules(self._settings.permissions.allow, self._settings.permissions.deny),
@@ -118,8 +126,11 @@ class Wiring:
                     threshold=compaction.threshold,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
+                    instruction=self._loaded.summary_prompt,
+                    compact_model=compaction.compact_model or "",
                 ),
             ),
+            hooks=self._hooks,
         )
 
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
@@ -150,22 +161,19 @@ class Wiring:
         if not name and settings.api_key is None and self._loaded.sources["model.base_url"] == "default":
             raise AuthError(NOTHING_CONFIGURED.format(file=self._loaded.paths.config_file))
         if name != OFFLINE:
-            self._endpoint(name).check()
+            endpoint_of(target_of(name, self._settings)).check()
 
-    def _endpoint(self, name: str) -> Endpoint:
-        settings, limits = self._settings.model.named(name), self._settings.limits
-        return Endpoint(
-            base_url=settings.base_url,
-            model=name,
-            api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-            headers=tuple(settings.headers.items()),
-            context_window=settings.context_window,
-            max_output_tokens=settings.max_output_tokens,
-            takes_images=settings.takes_images,
-            input_price=settings.input_price,
-            cached_price=settings.cached_price,
-            output_price=settings.output_price,
-            timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
+    def _info(self, name: str) -> ModelInfo:
+        """What is known of a model, without the packages that it needs to be asked."""
+        if name in self._models:
+            return self._models[name].info
+        if name == OFFLINE:
+            return self._offline().info
+        endpoint = endpoint_of(target_of(name, self._settings))
+        return endpoint.info(
+            window=endpoint.context_window,
+            max_output_tokens=endpoint.max_output_tokens,
+            takes_images=endpoint.takes_images,
         )
 
     async def _model(self, name: str) -> Model:
@@ -176,15 +184,21 @@ class Wiring:
 
     async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:
-            from crow.llm.offline import OfflineModel
+            return self._offline()
+        return await open_model(target_of(name, self._settings), self._store)
 
-            window = self._settings.model.named(name).context_window
-            return OfflineModel() if window is None else OfflineModel(context_window=window)
-        from crow.llm.chat_completions import ChatCompletions
+    def _offline(self) -> OfflineModel:
+        from crow.llm.offline import OfflineModel
 
-        endpoint = self._endpoint(name)
-        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
-        return ChatCompletions(endpoint, memory=self._store, learned=learned)
+        window = self._settings.model.named(OFFLINE).context_window
+        return OfflineModel() if window is None else OfflineModel(context_window=window)
+
+
+def find_hooks(group: str) -> list[NamedHook]:
+    """The functions that installed packages register in an entry point group."""
+    from importlib.metadata import entry_points  # reads every installed package's metadata: only when it is needed
+
+    return [(f"{point.name} ({point.value})", point.load) for point in entry_points(group=group)]
 
 
 def server_from(name: str, settings: McpServerSettings) -> McpServer:

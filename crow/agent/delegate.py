@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from crow.agent import Client
+from crow.agent import Client, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import Compactor
 from crow.agent.recall import BranchLog
-from crow.agent.turn import Turn, new_message_id
+from crow.agent.turn import Turn
 from crow.domain.elicitation import ElicitationKind
 from crow.domain.entries import Assistant, Entry, NewEntry, Started, ToolResult, TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
@@ -53,7 +53,7 @@ class SubAgents:
     log: BranchLog
     permissions: Permissions
     model: Callable[[str], Awaitable[Model]]
-    compactor: Callable[[Branch, Model, Briefing], Compactor]
+    compactor: Callable[[Branch, Model, Briefing], Awaitable[Compactor]]
     steps: int
     running: set[str] = field(default_factory=set)
 
@@ -116,7 +116,7 @@ class SubAgents:
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             turn = Turn(
                 branch,
-                self.compactor(branch, model, briefing),
+                await self.compactor(branch, model, briefing),
                 tools,
                 steps=self.steps,
                 briefing=briefing,
@@ -280,5 +280,8 @@ def total(usages: Sequence[Usage]) -> Usage | None:
 async def ended(branch: Branch, turn: Turn | None, end: TurnEnd) -> None:
     """Store what is left of the turn together with its end, and give it back, whatever happens meanwhile."""
     with anyio.move_on_after(END_S, shield=True):
-        left = await turn.abandon() if turn is not None else []
+        left = []
+        if turn is not None:
+            await turn.end_open()
+            left = turn.leftover()
         await branch.record([*left, NewEntry(body=end)], release=True)

@@ -19,20 +19,22 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from crow.agent import Client, commands
+from crow.agent import Client, commands, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor
+from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
 from crow.agent.delegate import SubAgents
 from crow.agent.permission import Rule
 from crow.agent.recall import BranchLog
-from crow.agent.turn import Turn, new_message_id
-from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
-from crow.domain.errors import CrowError, LeafMoved, StoreError
+from crow.agent.turn import Turn
+from crow.agent.unstored import RETRY_S, Unstored
+from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
+from crow.domain.errors import CrowError, StoreError
 from crow.domain.events import ModeChanged, TitleChanged
 from crow.domain.messages import Part, Text
-from crow.llm import Model
+from crow.domain.rendering import parts_text
+from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
 from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
 
@@ -41,8 +43,12 @@ __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 logger = logging.getLogger(__name__)
 
 TITLE_CHARS = 80
+SMALL_CHARS = 2_000
+"""A prompt of no more characters is a small part of every window."""
+
 SERVER_GRACE_S = 1.0
 END_S = 5.0
+RENEW_S = 20.0
 
 
 class WaitableToolbox(Toolbox, Protocol):
@@ -73,14 +79,16 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name, or raises AuthError or ConfigError."""
+    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
     model: Callable[[str], Awaitable[Model]]
+    info: Callable[[str], ModelInfo]
     open_toolbox: OpenToolbox
     settings: SessionSettings
     models: Sequence[str] = ()
+    hooks: Hooks = field(default_factory=Hooks)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -88,6 +96,7 @@ class Waiter:
     """A prompt that somebody waits for: in the inbox once `seq` is set."""
 
     text: str
+    parts: Sequence[Part] = ()
     seq: int | None = None
     stored: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -119,6 +128,8 @@ class Session:
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
         self._briefing = Briefing(self._branch)
+        self._unstored = Unstored(adapters.store, self._branch)
+        self._delegate: SubAgents | None = None
         self._permissions = Permissions(self._branch, client, adapters.settings.rules)
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
@@ -129,6 +140,7 @@ class Session:
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
+        self._turn: Turn | None = None
         self._toolbox: WaitableToolbox | None = None
         self._toolbox_failure: Exception | None = None
 
@@ -149,7 +161,7 @@ class Session:
         """
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
-        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "")
+        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "", parts=parts)
         self._queue.append(waiter)  # before the first await, so that a cancel just behind this prompt finds it
         try:
             if commands.parse(waiter.text) is None:
@@ -204,8 +216,8 @@ class Session:
                     if self._queue:
                         await self._serve(self._queue[0], background)
                     else:
-                        self._wake = anyio.Event()
-                        await self._wake.wait()
+                        await self._rest()
+                await self._unstored.close()
                 self._tools_unwanted.set()
                 self._tools_wanted.set()
         finally:
@@ -215,6 +227,14 @@ class Session:
                 waiter.done.set()
             self._queue.clear()
             self._ended.set()
+
+    async def _rest(self) -> None:
+        """Wait for a prompt or the close; meanwhile, what could not be stored is tried again now and then."""
+        self._wake = anyio.Event()
+        with anyio.move_on_after(RETRY_S if self._unstored else None) as scope:
+            await self._wake.wait()
+        if scope.cancelled_caught:
+            await self._unstored.settle_if_possible()
 
     async def _keep_toolbox(self) -> None:
         """Open the tools when they are first wanted, and close them in the same task, outside of any turn's scope."""
@@ -236,20 +256,17 @@ class Session:
     def _ports(self) -> Ports:
         """What the tools may ask of the session."""
         log = BranchLog(self._adapters.store, self._branch)
-        delegate = SubAgents(
+        self._delegate = SubAgents(
             store=self._adapters.store,
             parent=self._branch,
             client=self._client,
             log=log,
             permissions=self._permissions,
             model=self._adapters.model,
-            compactor=self._compactor,
+            compactor=self._make_compactor,
             steps=self._adapters.settings.steps_per_turn,
         )
-        return Ports(log=log, plan=CurrentPlan(self._branch), delegate=delegate, asker=self._client)
-
-    def _compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
-        return Compactor(branch, model, self._adapters.settings.compaction, briefing.fresh_prompt)
+        return Ports(log=log, plan=CurrentPlan(self._branch), delegate=self._delegate, asker=self._client)
 
     async def _tools(self) -> WaitableToolbox:
         self._tools_wanted.set()
@@ -262,6 +279,7 @@ class Session:
         await waiter.stored.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
+        background.start_soon(self._show_life, waiter)
         try:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
@@ -275,10 +293,22 @@ class Session:
             waiter.done.set()
         background.start_soon(self._workspace.reap)
 
+    async def _show_life(self, waiter: Waiter) -> None:
+        """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
+        while not waiter.done.is_set():
+            with anyio.move_on_after(RENEW_S):
+                await waiter.done.wait()
+                return
+            try:
+                for session_id in (self.id, *(self._delegate.running if self._delegate is not None else ())):
+                    await self._adapters.store.renew_lease(session_id)
+            except StoreError as error:
+                logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
+
     async def _answer(self, waiter: Waiter) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
         command = commands.parse(waiter.text) if waiter.seq is None else None
-        turn: Turn | None = None
+        self._turn = None
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
@@ -286,34 +316,43 @@ class Session:
             await self._begin(moved)
             if command is not None:
                 await self._command(waiter, command)
-                end = TurnEnd(stop=waiter.stop)
             else:
-                turn = await self._make_turn()
-                waiter.stop = await turn.run()
-                end = TurnEnd(stop=waiter.stop)
+                waiter.stop = await self._run_turn()
+            end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
             waiter.stop = "cancelled"
-            await self._end(turn, TurnEnd(stop="cancelled"))
+            await self._end(TurnEnd(stop="cancelled"))
             raise
         except CrowError as error:
-            await self._end(turn, TurnEnd(stop="error", detail=str(error)))
+            await self._end(TurnEnd(stop="error", detail=str(error)))
             raise
         except Exception:
             logger.exception("The turn failed")
-            await self._end(turn, TurnEnd(stop="error", detail="Internal error"))
+            await self._end(TurnEnd(stop="error", detail="Internal error"))
             raise
-        await self._end(turn, end)
+        await self._end(end)
 
     async def _claim(self, waiter: Waiter) -> bool:
         try:
-            start = await self._branch.claim(waiter.seq)
+            await self._unstored.settle()
+            start = await self._branch.claim(waiter.seq, cut=await self._cut(waiter))
         except StoreError:
             if waiter.seq is not None:  # the caller is told, and asks again
-                await self._adapters.store.drop_prompt(self.id, waiter.seq)
+                await self._unstored.drop_prompt(waiter.seq)
             raise
         if start.moved:
             self._briefing.look_back()
         return start.moved
+
+    async def _cut(self, waiter: Waiter) -> int | None:
+        """How many characters of a huge prompt the model may see; None: all of them."""
+        text = parts_text(waiter.parts)
+        if waiter.seq is None or len(text) <= SMALL_CHARS:
+            return None
+        name, settings = self._branch.row.model, self._adapters.settings.compaction
+        window = Window(self._adapters.store)
+        await window.look_up(self._adapters.info(name))
+        return Gauge(self._branch, lambda: self._adapters.info(name), settings, window).cut_prompt(text)
 
     async def _begin(self, moved: bool) -> None:
         row = self._branch.row
@@ -324,9 +363,9 @@ class Session:
             await self._branch.change(SessionChanges(title=title))
             await self._branch.publish(TitleChanged(title=title))
 
-    async def _make_turn(self) -> Turn:
+    async def _run_turn(self) -> StopReason:
         compactor, toolbox = await self._prepare()
-        return Turn(
+        self._turn = Turn(
             self._branch,
             compactor,
             toolbox,
@@ -334,6 +373,15 @@ class Session:
             briefing=self._briefing,
             permissions=self._permissions,
         )
+        return await self._turn.run()
+
+    async def _run_prompt(self, prompt: User) -> StopReason:
+        await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
+        return await self._run_turn()
+
+    async def _move(self, to: int | None, reason: str) -> None:
+        await self._branch.move(to, reason)
+        self._briefing.look_back()
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
@@ -344,7 +392,19 @@ class Session:
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return self._compactor(self._branch, model, self._briefing), toolbox
+        return await self._make_compactor(self._branch, model, self._briefing), toolbox
+
+    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
+        settings = self._adapters.settings.compaction
+        window = Window(self._adapters.store)
+        await window.look_up(model.info)
+        other = settings.compact_model if settings.compact_model != branch.row.model else ""
+        helpers = Helpers(
+            fresh_prompt=briefing.fresh_prompt,
+            compact_model=await self._adapters.model(other) if other else None,
+            hooks=self._adapters.hooks,
+        )
+        return Compactor(Gauge(branch, lambda: model.info, settings, window), model, helpers)
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -367,6 +427,8 @@ class Session:
             compactor=compactor,
             set_mode=self.set_mode,
             set_model=self.set_model,
+            move=self._move,
+            run_prompt=self._run_prompt,
             toolbox=self._tools,
         )
         answer = await commands.answer(desk, typed)
@@ -375,20 +437,23 @@ class Session:
         if desk.follow_up is not None:
             waiter.stop = await desk.follow_up(entry)
 
-    async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
-        """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""
+    async def _end(self, end: TurnEnd) -> None:
+        """Store what is left of the turn together with its end and give the turn back, whatever happens meanwhile."""
+        turn = self._turn
+        self._unstored.keep([*(turn.leftover() if turn is not None else ()), NewEntry(body=end)])
+        if turn is not None:
+            with anyio.move_on_after(END_S, shield=True):
+                await turn.end_open()
         with anyio.move_on_after(END_S, shield=True):
-            left = await turn.abandon() if turn is not None else []
             try:
-                await self._branch.record([*left, NewEntry(body=end)], release=True)
-            except LeafMoved:
-                logger.exception("Session %s was changed by others during its turn", self.id)
-            except StoreError:
-                if end.stop != "error":
+                await self._unstored.settle()
+            except StoreError as error:
+                if end.stop not in ("error", "cancelled"):  # those have an answer already
                     raise
-                logger.exception("The end of a failed turn could not be stored")
+                logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
             await self._branch.step_back()
+            self._briefing.look_back()
 
 
 def title_from(text: str) -> str:

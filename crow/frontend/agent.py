@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +22,17 @@ from acp import PROTOCOL_VERSION, RequestError, schema
 from acp.connection import Connection
 from pydantic import BaseModel, ValidationError
 
+from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
+from crow.agent.idle import Idle
 from crow.agent.session import Adapters, Session
-from crow.domain.conversation import Replay
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
-from crow.domain.events import Event, OptionsChanged
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.events import OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.content import parts_from
+from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
 from crow.frontend.options import config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
-from crow.frontend.replayed import Replayed
 from crow.frontend.server import Wire
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
@@ -89,13 +89,14 @@ class AcpAgent:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening = asyncio.Lock()
-        self._tidying = asyncio.Lock()
+        self._idle = Idle(self._tidy)
         self._answering: set[asyncio.Task[Any]] = set()
         self._quiet_since = asyncio.get_running_loop().time()
         self._requests: dict[str, tuple[type[BaseModel], Method]] = {
             "initialize": (schema.InitializeRequest, self._initialize),
             "authenticate": (schema.AuthenticateRequest, self._authenticate),
             "session/new": (schema.NewSessionRequest, self._new),
+            "session/fork": (schema.ForkSessionRequest, self._fork),
             "session/load": (schema.LoadSessionRequest, self._load),
             "session/resume": (schema.ResumeSessionRequest, self._resume),
             "session/list": (schema.ListSessionsRequest, self._list),
@@ -109,6 +110,7 @@ class AcpAgent:
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
         self._connection, self._wire, self._tasks = connection, wire, tasks
+        tasks.start_soon(self._idle.run)
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """See :class:`crow.frontend.server.Handler`."""
@@ -153,14 +155,14 @@ class AcpAgent:
     async def close(self) -> None:
         """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered, prompts by
         `cancelled`."""
+        self._idle.stop()
         if self._answering:
             await asyncio.wait(self._answering, timeout=DRAIN_S)
         async with anyio.create_task_group() as tasks:
             for opened in self._sessions.values():
                 tasks.start_soon(opened.session.close)
         if self._store is not None:
-            async with self._tidying:
-                await self._store.close()
+            await self._store.close()
 
     async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         self._caps = client_capabilities(params)
@@ -177,6 +179,7 @@ class AcpAgent:
                     "resume": {},
                     "close": {},
                     "delete": {},
+                    "fork": {},
                     "additionalDirectories": {},
                 },
             },
@@ -196,35 +199,58 @@ class AcpAgent:
         return {}
 
     async def _new(self, params: dict[str, Any]) -> dict[str, Any]:
+        alias = alias_named(params)
+        opened = await self._create(params, alias) if alias is None else await self._open_named(params, alias)
+        self._wire.after_response(lambda: self._introduce(opened.client))
+        return {"sessionId": opened.session.id, **self._state(opened.session)}
+
+    async def _create(self, params: dict[str, Any], alias: str | None) -> Opened:
         cwd, directories, servers = places(params)
         store = await self._opened_store()
         row = await store.create_session(
             NewSession(
-                id=f"crow-{secrets.token_hex(12)}",
+                id=new_session_id(),
                 cwd=cwd,
                 model=self._kit.models[0] if self._kit.models else "",
                 mode=self._kit.mode,
                 additional_directories=directories,
+                alias=alias,
             )
         )
-        opened = self._start(Tail(row=row, entries=()), servers)
+        return self._start(Tail(row=row, entries=()), servers)
+
+    async def _open_named(self, params: dict[str, Any], alias: str) -> Opened:
+        """The session that has the alias, made if there is none."""
+        store = await self._opened_store()
+        row = await store.named(alias)
+        if row is None:
+            try:
+                return await self._create(params, alias)
+            except ArgumentError:
+                row = await store.named(alias)  # another process may have made it just now
+                if row is None:
+                    raise
+        return await self._reopen(params | {"sessionId": row.id})
+
+    async def _fork(self, params: dict[str, Any]) -> dict[str, Any]:
+        cwd, directories, servers = places(params)
+        store = await self._opened_store()
+        row = await store.fork_session(
+            params["sessionId"],
+            new_session_id(),
+            entry=entry_named(params),
+            cwd=cwd,
+            additional_directories=directories,
+        )
+        opened = self._start(await store.open_session(row.id), servers)
         self._wire.after_response(lambda: self._introduce(opened.client))
         return {"sessionId": row.id, **self._state(opened.session)}
 
     async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
         opened = await self._reopen(params)
         store = await self._opened_store()
-        history, replayed = Replay(), Replayed(self._caps)
-
-        async def tell(events: Sequence[Event]) -> None:
-            for event in events:
-                for update in replayed.updates(event):
-                    await opened.client.send(update)
-
-        async for batch in store.history(opened.session.id):
-            for entry in batch:
-                await tell(history.feed(entry))
-        await tell(history.end())
+        session = opened.session
+        await opened.client.replay(store.history(session.id), goes_on=session.busy)
         self._wire.after_response(lambda: self._introduce(opened.client))
         return self._state(opened.session)
 
@@ -235,7 +261,9 @@ class AcpAgent:
 
     async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
         store = await self._opened_store()
-        page = await store.sessions(cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE)
+        page = await store.sessions(
+            cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE, archived=wants_archived(params)
+        )
         answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
         if page.cursor is not None:
             answer["nextCursor"] = page.cursor
@@ -253,20 +281,17 @@ class AcpAgent:
             await opened.session.close()
         store = await self._opened_store()
         await store.delete_session(params["sessionId"])
-        self._tasks.start_soon(self._tidy, store)
+        self._idle.tidy_soon()
         return {}
 
-    async def _tidy(self, store: Store) -> None:
-        """Remove what deleted sessions left; what does not get done now is done another time."""
-        async with self._tidying:
-            try:
-                await store.tidy()
-            except StoreError as error:
-                logger.warning("Nothing was tidied: %s", error)
+    async def _tidy(self) -> None:
+        if self._store is not None:
+            await self._store.tidy()
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
         session = self._open_session(params["sessionId"])
-        return {"stopReason": await session.prompt(parts_from(params["prompt"]))}
+        with self._idle.turn():
+            return {"stopReason": await session.prompt(parts_from(params["prompt"]))}
 
     def _cancel(self, params: dict[str, Any]) -> None:
         opened = self._sessions.get(str(params.get("sessionId")))

@@ -7,6 +7,7 @@ and show the words at the first prompt. Nothing in a workspace is ever read here
 from crow.settings.gather import Loaded, load_settings
 from crow.settings.paths import Paths
 from crow.settings.servers import McpServerSettings, expanded
+from crow.settings.target import Target, names_offered, target_of
 from crow.settings.values import (
     OFFLINE,
     CompactionSettings,
@@ -14,8 +15,8 @@ from crow.settings.values import (
     LogSettings,
     ModelSettings,
     PermissionSettings,
+    Settings,
 )
-from crow.settings.whole import Settings
 
 __all__ = [
     "OFFLINE",
@@ -28,6 +29,9 @@ __all__ = [
     "Paths",
     "PermissionSettings",
     "Settings",
+    "Target",
     "expanded",
     "load_settings",
+    "names_offered",
+    "target_of",
 ]

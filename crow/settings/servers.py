@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
-from crow.settings.values import Expect, Section
+from crow.settings.fields import Expect, Section
 
-__all__ = ["McpServerSettings", "expanded"]
+__all__ = ["McpServerSettings", "expanded", "fault_at"]
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -59,6 +59,15 @@ class McpServerSettings(Section):
         """What must appear in no log, error or export."""
         return (*self.env.values(), *self.headers.values())
 
+    def shown(self) -> Mapping[str, object]:
+        """What is set, as a person may see it: what may be a secret is a `SecretStr`."""
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        hidden = {
+            name: {key: SecretStr(text) for key, text in given.get(name, {}).items()} for name in ("env", "headers")
+        }
+        args = {"args": tuple(map(SecretStr, self.args))} if self.args else {}
+        return {**given, **{name: table for name, table in hidden.items() if table}, **args}
+
 
 def expanded(server: McpServerSettings, env: Mapping[str, str]) -> tuple[McpServerSettings, str]:
     """The server with its variables replaced, and what is wrong with that: the variables that are not set, or "" """
@@ -80,3 +89,15 @@ def expanded(server: McpServerSettings, env: Mapping[str, str]) -> tuple[McpServ
         "headers": {name: replaced(text) for name, text in server.headers.items()},
     }
     return server.model_copy(update=changes), ""
+
+
+def fault_at(location: tuple[int | str, ...]) -> str:
+    """What is wrong at a place in `mcp_servers`, in words; the values are not shown, they may be secret."""
+    place = ".".join(map(str, location[:3]))
+    if len(location) < 3:
+        return f"{place} is no table of a server; expected command or url, one of both"
+    field = McpServerSettings.model_fields.get(str(location[2]))
+    if field is None:
+        return f"there is no setting {place}; there are {', '.join(McpServerSettings.model_fields)}"
+    expected = next(item.words for item in field.metadata if isinstance(item, Expect))
+    return f"{place} cannot be used; expected {expected}"

@@ -78,6 +78,7 @@ async def running(
             store=store,
             load=load,
             model=chosen,
+            info=lambda _: model.info,
             open_toolbox=lambda workspace, ports, servers: open_toolbox(
                 workspace, ports, servers, ToolSettings(skill_folders=(root / "skills",))
             ),

@@ -53,7 +53,8 @@ class Order:
 
     def _client_asks(self, method: str, session_id: Any) -> None:
         if method == "session/load":
-            self._sessions[session_id] = Seen(loading=True)
+            running = self._sessions[session_id].prompts if session_id in self._sessions else 0
+            self._sessions[session_id] = Seen(loading=True, prompts=running)
         elif method == "session/prompt" and session_id in self._sessions:
             self._sessions[session_id].prompts += 1
 
@@ -61,7 +62,8 @@ class Order:
         if method in OPENING and "result" in message:
             opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
             opened.loading = False
-            self._all_final(opened, message)
+            if not opened.prompts:  # a turn that runs goes on behind the replay
+                self._all_final(opened, message)
         elif method == "session/load":
             self._sessions.pop(session_id, None)
         elif method == "session/prompt" and session_id in self._sessions:

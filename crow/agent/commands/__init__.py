@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.naming import NAMING_COMMANDS
+from crow.agent.commands.places import PLACE_COMMANDS
 from crow.agent.commands.tools import TOOL_COMMANDS
+from crow.agent.commands.walk import WALK_COMMANDS
 from crow.domain.errors import ArgumentError
 
 __all__ = ["COMMANDS", "CommandSpec", "Desk", "Typed", "answer", "help_text", "parse"]
@@ -60,6 +63,9 @@ async def show_help(_: Desk, argument: str) -> str:
 
 
 COMMANDS = (
+    *WALK_COMMANDS,
+    *PLACE_COMMANDS,
+    *NAMING_COMMANDS,
     *CONTEXT_COMMANDS,
     *TOOL_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
