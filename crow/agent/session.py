@@ -20,9 +20,12 @@ import anyio.abc
 import anyio.lowlevel
 
 from crow.agent import Client, commands, new_message_id
+from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
+from crow.agent.delegate import SubAgents
+from crow.agent.permission import Rule
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn
 from crow.agent.unstored import RETRY_S, Unstored
@@ -33,7 +36,7 @@ from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
 from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
-from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
+from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
 
 __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 
@@ -60,7 +63,7 @@ class OpenToolbox(Protocol):
     """Opens a session's tools; entered and left in the session's task."""
 
     def __call__(
-        self, workspace: Workspace, log: Log, plan: Plan, servers: Sequence[McpServer]
+        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
     ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
 
 
@@ -70,6 +73,7 @@ class SessionSettings:
 
     steps_per_turn: int
     compaction: CompactionSettings
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,8 @@ class Session:
         self._branch = Branch(adapters.store, client, tail)
         self._briefing = Briefing(self._branch)
         self._unstored = Unstored(adapters.store, self._branch)
+        self._delegate: SubAgents | None = None
+        self._permissions = Permissions(self._branch, client, adapters.settings.rules)
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
@@ -237,8 +243,7 @@ class Session:
             return
         try:
             await self._adapters.load()
-            log, plan = BranchLog(self._adapters.store, self._branch), CurrentPlan(self._branch)
-            async with self._adapters.open_toolbox(self._workspace, log, plan, self.servers) as self._toolbox:
+            async with self._adapters.open_toolbox(self._workspace, self._ports(), self.servers) as self._toolbox:
                 self._tools_there.set()
                 await self._tools_unwanted.wait()
         except Exception as error:
@@ -247,6 +252,21 @@ class Session:
             self._toolbox_failure = error  # raised by each turn that needs the tools
         finally:
             self._tools_there.set()
+
+    def _ports(self) -> Ports:
+        """What the tools may ask of the session."""
+        log = BranchLog(self._adapters.store, self._branch)
+        self._delegate = SubAgents(
+            store=self._adapters.store,
+            parent=self._branch,
+            client=self._client,
+            log=log,
+            permissions=self._permissions,
+            model=self._adapters.model,
+            compactor=self._make_compactor,
+            steps=self._adapters.settings.steps_per_turn,
+        )
+        return Ports(log=log, plan=CurrentPlan(self._branch), delegate=self._delegate, asker=self._client)
 
     async def _tools(self) -> WaitableToolbox:
         self._tools_wanted.set()
@@ -280,7 +300,8 @@ class Session:
                 await waiter.done.wait()
                 return
             try:
-                await self._adapters.store.renew_lease(self.id)
+                for session_id in (self.id, *(self._delegate.running if self._delegate is not None else ())):
+                    await self._adapters.store.renew_lease(session_id)
             except StoreError as error:
                 logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
@@ -346,11 +367,11 @@ class Session:
         compactor, toolbox = await self._prepare()
         self._turn = Turn(
             self._branch,
-            self._client,
             compactor,
             toolbox,
             steps=self._adapters.settings.steps_per_turn,
             briefing=self._briefing,
+            permissions=self._permissions,
         )
         return await self._turn.run()
 
@@ -370,20 +391,20 @@ class Session:
         toolbox = await self._tools()
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
-        return await self._make_compactor(model), toolbox
+        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        return await self._make_compactor(self._branch, model, self._briefing), toolbox
 
-    async def _make_compactor(self, model: Model) -> Compactor:
+    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
         settings = self._adapters.settings.compaction
         window = Window(self._adapters.store)
         await window.look_up(model.info)
-        other = settings.compact_model if settings.compact_model != self._branch.row.model else ""
+        other = settings.compact_model if settings.compact_model != branch.row.model else ""
         helpers = Helpers(
-            fresh_prompt=self._briefing.fresh_prompt,
+            fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=self._adapters.hooks,
         )
-        return Compactor(Gauge(self._branch, lambda: model.info, settings, window), model, helpers)
+        return Compactor(Gauge(branch, lambda: model.info, settings, window), model, helpers)
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -408,6 +429,7 @@ class Session:
             set_model=self.set_model,
             move=self._move,
             run_prompt=self._run_prompt,
+            toolbox=self._tools,
         )
         answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())

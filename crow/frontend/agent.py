@@ -36,7 +36,7 @@ from crow.frontend.params import ClientCapabilities, client_capabilities, client
 from crow.frontend.server import Wire
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
-from crow.tools import McpServer, Workspace
+from crow.tools import McpServer, StdioServer, Workspace
 
 __all__ = ["AcpAgent", "Kit"]
 
@@ -52,7 +52,8 @@ class Kit:
     """What the composition root gives the front end.
 
     `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
-    nothing. `models` are the names offered, the default first. `log_hint` says where the log is.
+    nothing. `models` are the names offered, the default first. `servers` are the user's own, for every
+    session. `log_hint` says where the log is.
     """
 
     version: str
@@ -64,6 +65,7 @@ class Kit:
     models: Sequence[str]
     mode: str
     log_hint: str
+    servers: Sequence[McpServer] = ()
 
 
 Method = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
@@ -343,7 +345,7 @@ class AcpAgent:
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         if self._caps.reads_files or self._caps.writes_files:
             workspace = EditorWorkspace(workspace, row.id, client.request, self._caps)
-        session = Session(self._adapters, client, workspace, servers, tail)
+        session = Session(self._adapters, client, workspace, with_users_own(self._kit.servers, servers), tail)
         opened = Opened(session=session, client=client)
         self._sessions[row.id] = opened
         self._tasks.start_soon(self._host, session)
@@ -385,6 +387,18 @@ class AcpAgent:
     def _options(self, session: Session) -> list[dict[str, Any]]:
         row = session.branch.row
         return config_options(mode=row.mode, model=row.model, models=self._kit.models)
+
+
+def with_users_own(own: Sequence[McpServer], given: Sequence[McpServer]) -> tuple[McpServer, ...]:
+    """The user's servers, then those of the editor that are not the same; of two with one name both stay, as the
+    user's rules about a server of theirs must never hold for another."""
+    known = {(server.name, address(server)) for server in own}
+    return (*own, *(server for server in given if (server.name, address(server)) not in known))
+
+
+def address(server: McpServer) -> tuple[str, ...]:
+    """What tells whether two servers are the same one."""
+    return (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
 
 
 def places(params: Mapping[str, Any]) -> tuple[str, tuple[str, ...], tuple[McpServer, ...]]:

@@ -18,7 +18,7 @@ import anyio
 from acp import RequestError
 
 from crow.frontend.params import ClientCapabilities
-from crow.tools import FileStat, OnOutput, Workspace
+from crow.tools import Command, FileStat, OnOutput, Workspace
 
 __all__ = ["Ask", "EditorWorkspace"]
 
@@ -122,6 +122,10 @@ class EditorWorkspace:
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
         return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
+
+    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Command:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._disk.spawn(command, on_output)
 
     async def reap(self) -> None:
         """See :class:`crow.tools.Workspace`."""

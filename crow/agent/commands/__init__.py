@@ -13,6 +13,7 @@ from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
 from crow.agent.commands.naming import NAMING_COMMANDS
 from crow.agent.commands.places import PLACE_COMMANDS
+from crow.agent.commands.tools import TOOL_COMMANDS
 from crow.agent.commands.walk import WALK_COMMANDS
 from crow.domain.errors import ArgumentError
 
@@ -66,6 +67,7 @@ COMMANDS = (
     *PLACE_COMMANDS,
     *NAMING_COMMANDS,
     *CONTEXT_COMMANDS,
+    *TOOL_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
 )
 BY_NAME = {spec.name: spec for spec in COMMANDS}
