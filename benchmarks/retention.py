@@ -210,7 +210,7 @@ class Session:
 
     async def step(self, compactor: Compactor) -> None:
         name = self.random.choice([tool.name for tool in TOOLS])
-        path = f"/work/src/{name}/module_{self.random.randrange(200)}.py"
+        path = f"/proj/src/{name}/module_{self.random.randrange(200)}.py"
         called = call(name, call_id=f"c{len(self.store.entries)}", path=path)
         entry = await self.record(
             Assistant(text=self.answer_text(), message_id="m", calls=(called,), endpoint=INFO.endpoint), "answer"

@@ -35,7 +35,7 @@ async def test_a_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost()
         sizes.append(compactor.gauge.used())
         if len(sizes) % 100 == 0:
             assert problems(request.messages) == []
-        calls = (call("read", "again", path=f"/work/{len(sizes) % 50}.py", line=len(sizes)),)
+        calls = (call("read", "again", path=f"/proj/{len(sizes) % 50}.py", line=len(sizes)),)
         return Say(text=["Done."]) if len(sizes) > STEPS else Say(text=[f"Step {len(sizes)}."], calls=calls)
 
     store, tools = MemoryStore(), Tools({"read": Tool("read", read)})

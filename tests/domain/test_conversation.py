@@ -248,12 +248,12 @@ def test_checkpoint_is_one_user_message_and_then_the_tail() -> None:
 
 
 def test_lists_of_a_checkpoint_are_bounded_newest_first() -> None:
-    files = tuple(f"/work/file{number}" for number in range(100))
+    files = tuple(f"/proj/file{number}" for number in range(100))
     checkpoint = Checkpoint(compaction_id="k", summary="S", first_kept=None, files_modified=files, lists_cut=40)
     (message,) = messages(user("go"), checkpoint)
     assert isinstance(message, UserMessage)
     assert isinstance(message.parts[0], Text)
-    assert "- /work/file99\n- /work/file98\n- and 98 more" in message.parts[0].text
+    assert "- /proj/file99\n- /proj/file98\n- and 98 more" in message.parts[0].text
 
 
 def test_newest_checkpoint_covers_the_ones_before() -> None:

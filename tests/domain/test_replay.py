@@ -44,7 +44,7 @@ def announced(assistant: int, index: int, call: str, announcement: Announcement)
     return CallAnnounced(
         call=CallRef(assistant=assistant, index=index),
         name="read_file",
-        arguments=f'{{"path": "/work/{call}"}}',
+        arguments=f'{{"path": "/proj/{call}"}}',
         announcement=announcement,
     )
 

@@ -62,7 +62,7 @@ def test_a_picture_costs_the_same_whatever_its_size() -> None:
 
 
 def test_calls_and_results_count_with_their_frames() -> None:
-    call = ToolCall(id="a", name="read_file", arguments='{"path": "/work/readme"}')
+    call = ToolCall(id="a", name="read_file", arguments='{"path": "/proj/readme"}')
     assert estimate_message(AssistantMessage(text="", calls=(call,))) > estimate_message(AssistantMessage(text=""))
     assert estimate_message(ToolMessage(call_id="a", text="")) > MESSAGE_TOKENS
 

@@ -197,7 +197,7 @@ async def told(store: SqliteStore) -> None:
     stored = await add(
         store,
         "s1",
-        File(call=call, path="/work/a", before=b"\xff\0", after_hash="h"),
+        File(call=call, path="/proj/a", before=b"\xff\0", after_hash="h"),
         result(asked.id, "x" * 40_000),
         Note(about="mode", value="auto"),
         release=True,

@@ -260,7 +260,7 @@ class Simulation:
 
     def call(self, index: int) -> ToolCall:
         name = self.random.choice(["read_file", "write_file", "shell"])
-        path = f"/work/{name}/{self.random.randrange(40)}.py"
+        path = f"/proj/{name}/{self.random.randrange(40)}.py"
         return ToolCall(id=self.random.choice(["", "c1", f"c{index}"]), name=name, arguments=json.dumps({"path": path}))
 
     async def result(self, assistant: int, index: int, called: ToolCall, beside: int) -> None:

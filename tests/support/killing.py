@@ -97,7 +97,7 @@ async def log(path: Path, tell: Tell) -> None:
     answer = await add(said("I do", calls=1))
     done = result(answer, "x" * 40_000)
     await add(Started(call=done.call, why="free", announcement=done.announcement))
-    await add(File(call=done.call, path="/work/a", before=os.urandom(40_000), after_hash="0"), done)
+    await add(File(call=done.call, path="/proj/a", before=os.urandom(40_000), after_hash="0"), done)
     await add(Mask(before=leaf, tokens_before=9, tokens_after=1))
     summary = Checkpoint(
         compaction_id="c", summary="so far", first_kept=None, method="prefix", tokens_before=9, tokens_after=1

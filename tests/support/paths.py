@@ -54,7 +54,7 @@ def said(text: str = "", *calls: str, finish: str = "stop") -> Assistant:
         text=text,
         message_id="m",
         calls=tuple(
-            ToolCall(id=call, name="read_file", arguments=json.dumps({"path": f"/work/{call}"})) for call in calls
+            ToolCall(id=call, name="read_file", arguments=json.dumps({"path": f"/proj/{call}"})) for call in calls
         ),
         finish=finish,  # type: ignore[arg-type]
     )
@@ -67,7 +67,7 @@ def result_of(
         call=CallRef(assistant=assistant, index=index),
         name=name,
         text=text,
-        announcement=Announcement(title=name, kind="read", locations=(Location(path=f"/work/{assistant}-{index}"),)),
+        announcement=Announcement(title=name, kind="read", locations=(Location(path=f"/proj/{assistant}-{index}"),)),
         **more,  # type: ignore[arg-type]
     )
 

@@ -87,7 +87,7 @@ async def test_no_mode_lets_a_write_through_a_link_out_of_the_workspace(
     hostile: Path, open_box: OpenBox, tmp_path: Path, mode: str
 ):
     async with open_box() as box:
-        for path in ("out", "up/secret", "up/new.txt", "../new.txt", f"{tmp_path}/work/../new.txt", "d/../../new.txt"):
+        for path in ("out", "up/secret", "up/new.txt", "../new.txt", f"{tmp_path}/proj/../new.txt", "d/../../new.txt"):
             offer = await box.offer("write_file", path=path, content="mine")
             assert offer.outside, path
             assert not isinstance(decide("write_file", offer, mode, ()), Allow), path
