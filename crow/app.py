@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
+import anyio
+
 from crow import __version__
 from crow.agent.compaction import CompactionSettings
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
-from crow.domain.errors import AuthError
-from crow.llm import Model
+from crow.domain.errors import AuthError, CrowError
+from crow.llm import Model, ModelInfo
 from crow.llm.endpoint import Endpoint, Timeouts
 from crow.settings import OFFLINE, Loaded
 from crow.store import Store
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
     from crow.store.sqlite import SqliteStore
 
 __all__ = ["open_store", "serve"]
+
+logger = logging.getLogger(__name__)
+
+MODELS_WAIT_S = 10.0
+MOST_MODELS = 200
+"""More than that is no choice, and the list goes to the client with every change."""
 
 NOTHING_CONFIGURED = (
     "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
@@ -80,8 +89,10 @@ class Wiring:
             workspace=self._workspace,
             check=lambda: self._check(self._settings.model.name or ""),
             warm_up=self._imports.load,
+            more_models=self._more_models,
             models=tuple(dict.fromkeys(name for name in named if name)),
             mode=self._settings.permissions.mode,
+            auto_compact=self._settings.compaction.auto,
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
@@ -100,6 +111,7 @@ class Wiring:
             store=store,
             load=self._imports.load,
             model=self._model,
+            model_info=self._model_info,
             open_toolbox=self._open_toolbox,
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
@@ -155,6 +167,38 @@ class Wiring:
         if name not in self._models:
             self._models[name] = await self._make_model(name)
         return self._models[name]
+
+    async def _model_info(self, name: str) -> ModelInfo:
+        """What is known of a model; unlike `_model`, it imports nothing heavy and refuses nothing."""
+        known = self._models.get(name)
+        if known is not None:
+            return known.info
+        if name == OFFLINE:
+            return (await self._make_model(name)).info
+        endpoint = self._endpoint(name)
+        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
+        told = learned.get("context_window")
+        return endpoint.info(
+            window=endpoint.context_window or (told if isinstance(told, int) and told > 0 else None),
+            max_output_tokens=endpoint.max_output_tokens,
+            takes_images=endpoint.takes_images,
+        )
+
+    async def _more_models(self) -> tuple[str, ...]:
+        """What the endpoint says it serves; nothing where it does not say so soon."""
+        name = self._settings.model.name
+        if not name or name == OFFLINE:
+            return ()
+        from crow.llm.chat_completions import ChatCompletions
+
+        try:
+            model = await self._model(name)
+            assert isinstance(model, ChatCompletions)
+            with anyio.fail_after(MODELS_WAIT_S):
+                return (await model.models())[:MOST_MODELS]
+        except (CrowError, TimeoutError) as error:
+            logger.info("The endpoint's models are not known: %s", error)
+            return ()
 
     async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:

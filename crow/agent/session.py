@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import anyio
@@ -22,14 +22,15 @@ import anyio.lowlevel
 from crow.agent import Client, commands
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor
+from crow.agent.compaction import CompactionSettings, Compactor, measure
+from crow.agent.compaction.window import window_of
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn, new_message_id
-from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd
+from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, LeafMoved, StoreError
-from crow.domain.events import ModeChanged, TitleChanged
+from crow.domain.events import ContextMeasured, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import Part, Text
-from crow.llm import Model
+from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
 from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
 
@@ -69,11 +70,12 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name, or raises AuthError or ConfigError."""
+    name, or raises AuthError or ConfigError; `model_info` is what is known of it without loading anything."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
     model: Callable[[str], Awaitable[Model]]
+    model_info: Callable[[str], Awaitable[ModelInfo]]
     open_toolbox: OpenToolbox
     settings: SessionSettings
 
@@ -82,6 +84,7 @@ class Adapters:
 class Waiter:
     """A prompt that somebody waits for: in the inbox once `seq` is set."""
 
+    parts: Sequence[Part]
     text: str
     seq: int | None = None
     stored: anyio.Event = field(default_factory=anyio.Event)
@@ -123,6 +126,7 @@ class Session:
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
+        self._turn: Turn | None = None
         self._toolbox: WaitableToolbox | None = None
         self._toolbox_failure: Exception | None = None
 
@@ -136,18 +140,26 @@ class Session:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
 
-    async def prompt(self, parts: Sequence[Part]) -> StopReason:
-        """Queue a prompt and wait for its turn to end.
+    def submit(self, parts: Sequence[Part]) -> Waiter:
+        """Queue a prompt, at once, so that a cancel just behind it finds it; `answer` waits for its turn to end.
 
-        :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
+        :raises ~crow.domain.errors.CrowError: the session is closed.
         """
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
-        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "")
-        self._queue.append(waiter)  # before the first await, so that a cancel just behind this prompt finds it
+        text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
+        waiter = Waiter(parts=parts, text=text)
+        self._queue.append(waiter)
+        return waiter
+
+    async def answer(self, waiter: Waiter) -> StopReason:
+        """Store a submitted prompt and wait for its turn to end.
+
+        :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
+        """
         try:
             if commands.parse(waiter.text) is None:
-                waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
+                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, new_message_id())
         except BaseException:
             self._queue.remove(waiter)
             raise
@@ -158,6 +170,37 @@ class Session:
         if waiter.error is not None:
             raise waiter.error
         return waiter.stop
+
+    async def prompt(self, parts: Sequence[Part]) -> StopReason:
+        """`submit` and `answer`."""
+        return await self.answer(self.submit(parts))
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """End one submitted prompt as `cancelled`; those before and behind it stay."""
+        waiter.cancelled = True
+        if self._queue and self._queue[0] is waiter:
+            if self._scope is not None:
+                self._scope.cancel()
+        else:  # answered now; what the user said is stored when its turn has come
+            waiter.stop = "cancelled"
+            waiter.done.set()
+
+    async def steer(self, parts: Sequence[Part]) -> bool:
+        """Give the running turn a further prompt, which the model sees at its next step; False when no turn runs.
+
+        It is in the inbox when this returns. A turn that ends before the model saw it keeps it in the history.
+        """
+        if self._turn is None:
+            return False
+        message_id = new_message_id()
+        await self._adapters.store.enqueue(self.id, parts, message_id)
+        if self._turn is None:  # it ended meanwhile: the sender prompts anew
+            for waiting in await self._adapters.store.queued(self.id):
+                if waiting.message_id == message_id:
+                    await self._adapters.store.drop_prompt(self.id, waiting.seq)
+            return False
+        self._turn.steer(User(parts=tuple(parts), message_id=message_id))
+        return True
 
     def cancel(self) -> None:
         """End the running turn and those that wait, as `cancelled`; without effect when idle."""
@@ -181,6 +224,22 @@ class Session:
         """Change the model from the next turn on; stored with the session."""
         if name != self._branch.row.model:
             await self._branch.change(SessionChanges(model=name))
+        await self._branch.publish(OptionsChanged())
+
+    async def set_option(self, name: str, value: str | bool) -> None:
+        """Set an entry of the session's configuration; stored with the session, in force from the next turn on."""
+        config = self._branch.row.config
+        if config.get(name) != value:
+            await self._branch.change(SessionChanges(config={**config, name: value}))
+        await self._branch.publish(OptionsChanged())
+
+    async def measured(self) -> ContextMeasured:
+        """How full the context is, without loading anything."""
+        branch, row = self._branch, self._branch.row
+        info = await self._adapters.model_info(row.model)
+        used = measure(branch.context(), branch.entries, info.endpoint, row.calibration).used
+        cost = row.cost if info.input_price is not None else None
+        return ContextMeasured(used=used, size=window_of(info, row.metadata), cost=cost)
 
     async def close(self) -> None:
         """Cancel, and wait until the session's task has ended."""
@@ -265,7 +324,7 @@ class Session:
                 await self._command(waiter, command)
                 end = TurnEnd(stop="end_turn")
             else:
-                turn = await self._make_turn()
+                turn = self._turn = await self._make_turn()
                 waiter.stop = await turn.run()
                 end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
@@ -303,13 +362,17 @@ class Session:
 
     async def _make_turn(self) -> Turn:
         compactor, toolbox = await self._prepare()
+        config, steps = self._branch.row.config, self._adapters.settings.steps_per_turn
+        most = config.get("max_turns")
+        level = config.get("thought_level")
         return Turn(
             self._branch,
             self._client,
             compactor,
             toolbox,
-            steps=self._adapters.settings.steps_per_turn,
+            steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
             briefing=self._briefing,
+            thought_level=level if isinstance(level, str) else "",
         )
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
@@ -321,7 +384,11 @@ class Session:
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
-        return Compactor(self._branch, model, self._adapters.settings.compaction, self._briefing.fresh_prompt), toolbox
+        settings = self._adapters.settings.compaction
+        auto = self._branch.row.config.get("auto_compact")
+        if isinstance(auto, bool):
+            settings = replace(settings, auto=auto)
+        return Compactor(self._branch, model, settings, self._briefing.fresh_prompt), toolbox
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -344,6 +411,7 @@ class Session:
 
     async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""
+        self._turn = None
         with anyio.move_on_after(END_S, shield=True):
             left = await turn.abandon() if turn is not None else []
             try:

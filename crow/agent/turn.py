@@ -23,7 +23,7 @@ from crow.agent.calls import Calls
 from crow.agent.compaction import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
-from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
+from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, User
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
 from crow.domain.messages import Answer
 from crow.llm import Request
@@ -58,6 +58,7 @@ class Turn:
         *,
         steps: int,
         briefing: Briefing,
+        thought_level: str = "",
     ) -> None:
         self._branch = branch
         self._model = compactor.model
@@ -66,6 +67,12 @@ class Turn:
         self._draft: Draft | None = None
         self._steps = steps
         self._briefing = briefing
+        self._thought_level = thought_level
+        self._steered: list[User] = []
+
+    def steer(self, prompt: User) -> None:
+        """Let the model see a further prompt of the user at its next step."""
+        self._steered.append(prompt)
 
     async def run(self) -> StopReason:
         """Work until the model calls no tool.
@@ -75,10 +82,13 @@ class Turn:
         :raises ~crow.domain.errors.StoreError: a step could not be stored.
         """
         for _ in range(self._steps):
+            await self._take_steering()
             await self._compactor.make_room()
             await self._remind()
             step = await self._ask()
             if not step.answer.calls:
+                if self._steered and step.answer.finish != "refusal":
+                    continue
                 return self._stop_reason(step.answer)
             await self._calls.run(step.entry, step.answer)
             if self._calls.dismissed:
@@ -93,13 +103,22 @@ class Turn:
     async def abandon(self) -> list[NewEntry]:
         """End what is open towards the client and return what was shown but not stored, to be stored with the end."""
         await self._calls.end_open()
-        return self._leftover()
+        return [*self._leftover(), *self._steering()]
 
     def _leftover(self) -> list[NewEntry]:
         draft, self._draft = self._draft, None
         if draft is None or not (draft.text or draft.thought):
             return []
         return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
+
+    async def _take_steering(self) -> None:
+        if self._steered:
+            await self._branch.record(self._steering())
+
+    def _steering(self) -> list[NewEntry]:
+        """What the user said meanwhile; storing it takes it out of the inbox."""
+        steered, self._steered = self._steered, []
+        return [NewEntry(body=prompt) for prompt in steered]
 
     async def _remind(self) -> None:
         due = self._briefing.reminder()
@@ -135,6 +154,7 @@ class Turn:
             tools=context.tools,
             max_output_tokens=self._compactor.max_output_tokens(),
             cache_key=self._branch.row.id,
+            thought_level=self._thought_level,
         )
         self._draft = draft = Draft(self._branch, new_message_id())
         async with self._model.stream(request) as stream:

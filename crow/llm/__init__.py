@@ -56,7 +56,8 @@ class Request:
     """What a model is asked: `messages[0]` is the system message.
 
     `max_output_tokens` None leaves it to the endpoint. `tool_choice` `none` offers the tools (the prefix stays as it
-    is) but forbids to call them. `cache_key` is the same for all requests of one session.
+    is) but forbids to call them. `cache_key` is the same for all requests of one session. `thought_level` is how hard a
+    reasoning model shall think (`low`, `medium`, `high` ...); empty leaves it to the endpoint.
     """
 
     messages: tuple[Message, ...]
@@ -64,6 +65,7 @@ class Request:
     tool_choice: Literal["auto", "none"] = "auto"
     max_output_tokens: int | None = None
     cache_key: str = ""
+    thought_level: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

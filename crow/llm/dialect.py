@@ -37,6 +37,7 @@ class Dialect:
     system_role: Literal["system", "developer", "user"] = "system"
     takes_images: bool = True
     cache_key: bool = False
+    thought_level: bool = True
     opaque: bool = True
     refused: tuple[str, ...] = ()
 
@@ -68,6 +69,8 @@ class Dialect:
                 return replace(self, parallel_calls=None)
             case "prompt_cache_key":
                 return replace(self, cache_key=False)
+            case "reasoning_effort":
+                return replace(self, thought_level=False)
             case "null_content" if self.empty_content == "null":
                 return replace(self, empty_content="omitted")
             case "no_content" if self.empty_content == "omitted":
@@ -121,6 +124,7 @@ _PARTS = tuple(
             r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
         ),
         ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
+        ("reasoning_effort", r"reasoning[_. ]effort"),
         ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
         ("developer_role", _refusal_of("developer")),
         ("system_role", _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")),

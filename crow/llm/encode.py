@@ -72,6 +72,8 @@ class Encoder:
             head[dialect.limit_field] = limit
         if dialect.cache_key and request.cache_key:
             head["prompt_cache_key"] = request.cache_key
+        if dialect.thought_level and request.thought_level:
+            head["reasoning_effort"] = request.thought_level
         if request.tools:
             if request.tool_choice == "none" and dialect.tool_choice:
                 head["tool_choice"] = "none"

@@ -88,7 +88,8 @@ class ModelSettings(Section):
         description="Size of the context window in tokens; unset: as the endpoint tells, or as learned from it.",
     )
     max_output_tokens: Tokens = Field(
-        default=None, description="Limit of one answer in tokens; unset: as the endpoint has it. At most a quarter of the window."
+        default=None,
+        description="Limit of one answer in tokens; unset: as the endpoint has it. At most a quarter of the window.",
     )
     takes_images: Switch = Field(default=True, description="Whether the model can see images.")
     input_price: Price = Field(

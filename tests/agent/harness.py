@@ -17,7 +17,7 @@ from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationK
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
 from crow.domain.messages import Text, ToolCall, ToolSpec
-from crow.llm import Model
+from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore
 from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus
@@ -157,6 +157,9 @@ async def opened(
     async def named(_: str) -> Model:
         return model
 
+    async def model_info(_: str) -> ModelInfo:
+        return model.info
+
     store = await SqliteStore.open(directory / "crow.db")
     try:
         if session_id is None:
@@ -166,6 +169,7 @@ async def opened(
             store=store,
             load=load,
             model=named,
+            model_info=model_info,
             open_toolbox=open_toolbox,
             settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
         )

@@ -19,11 +19,13 @@ TURN_LIKE = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk",
 
 @dataclass(slots=True)
 class Seen:
-    """What a session has shown: the status of each call, how many prompts wait, whether a replay runs."""
+    """What a session has shown: the status of each call, how many prompts wait, whether a replay runs (and what
+    it replaces, in case it fails)."""
 
     calls: dict[str, str] = field(default_factory=dict)
     prompts: int = 0
     loading: bool = False
+    before: Seen | None = None
 
 
 class Order:
@@ -53,17 +55,19 @@ class Order:
 
     def _client_asks(self, method: str, session_id: Any) -> None:
         if method == "session/load":
-            self._sessions[session_id] = Seen(loading=True)
+            self._sessions[session_id] = Seen(loading=True, before=self._sessions.get(session_id))
         elif method == "session/prompt" and session_id in self._sessions:
             self._sessions[session_id].prompts += 1
 
     def _answered(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
         if method in OPENING and "result" in message:
             opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
-            opened.loading = False
+            opened.loading, opened.before = False, None
             self._all_final(opened, message)
         elif method == "session/load":
-            self._sessions.pop(session_id, None)
+            before = self._sessions.pop(session_id).before
+            if before is not None:
+                self._sessions[session_id] = before
         elif method == "session/prompt" and session_id in self._sessions:
             seen = self._sessions[session_id]
             seen.prompts -= 1
