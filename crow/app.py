@@ -23,15 +23,16 @@ from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.domain.errors import AuthError, CrowError
 from crow.llm import Model, ModelInfo
 from crow.llm.endpoint import Endpoint, Timeouts
-from crow.settings import OFFLINE, Loaded
+from crow.settings import OFFLINE, LimitSettings, Loaded, ModelSettings
 from crow.store import Store
 from crow.tools import Log, McpServer, Plan, Workspace
 
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
+    from crow.login import Trial
     from crow.store.sqlite import SqliteStore
 
-__all__ = ["open_store", "serve"]
+__all__ = ["open_store", "serve", "trial"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,59 @@ async def serve(loaded: Loaded) -> int:
         await wiring.close()
     gc.freeze()  # else the interpreter's last collection walks all that was imported: 250 ms of an exit
     return 0
+
+
+def trial(loaded: Loaded) -> Trial:
+    """How `crow login` tries an endpoint."""
+    from crow.domain.messages import SystemMessage, Text, UserMessage
+    from crow.llm import Request
+    from crow.llm.chat_completions import ChatCompletions
+    from crow.login import Trial
+
+    def model(settings: ModelSettings) -> Model:
+        if settings.name == OFFLINE:
+            from crow.llm.offline import OfflineModel
+
+            return OfflineModel()
+        return ChatCompletions(endpoint_of(settings, loaded.settings.limits))
+
+    async def models(settings: ModelSettings) -> Sequence[str]:
+        asked = ChatCompletions(endpoint_of(settings, loaded.settings.limits))
+        try:
+            return await asked.models()
+        finally:
+            await asked.close()
+
+    async def ask(settings: ModelSettings) -> None:
+        asked = model(settings)
+        asked.check()
+        question = UserMessage(parts=(Text(text="Reply with the single word OK."),))
+        request = Request(messages=(SystemMessage(text="You are crow."), question))
+        try:
+            async with asked.stream(request) as stream:
+                async for _ in stream:
+                    pass
+        finally:
+            await asked.close()
+
+    return Trial(models=models, ask=ask)
+
+
+def endpoint_of(settings: ModelSettings, limits: LimitSettings) -> Endpoint:
+    """The endpoint that `settings` describe."""
+    return Endpoint(
+        base_url=settings.base_url,
+        model=settings.name or "",
+        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        headers=tuple(settings.headers.items()),
+        context_window=settings.context_window,
+        max_output_tokens=settings.max_output_tokens,
+        takes_images=settings.takes_images,
+        input_price=settings.input_price,
+        cached_price=settings.cached_price,
+        output_price=settings.output_price,
+        timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
+    )
 
 
 class Wiring:
@@ -147,20 +201,7 @@ class Wiring:
             self._endpoint(name).check()
 
     def _endpoint(self, name: str) -> Endpoint:
-        settings, limits = self._settings.model.named(name), self._settings.limits
-        return Endpoint(
-            base_url=settings.base_url,
-            model=name,
-            api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-            headers=tuple(settings.headers.items()),
-            context_window=settings.context_window,
-            max_output_tokens=settings.max_output_tokens,
-            takes_images=settings.takes_images,
-            input_price=settings.input_price,
-            cached_price=settings.cached_price,
-            output_price=settings.output_price,
-            timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
-        )
+        return endpoint_of(self._settings.model.named(name), self._settings.limits)
 
     async def _model(self, name: str) -> Model:
         self._check(name)

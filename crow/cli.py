@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's own) and return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    command: str | None = options.command
+    command: str | None = "login" if options.setup else options.command
     if command is None:
         if sys.stdin is None or sys.stdin.isatty():
             parser.print_help()
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Without a command, and with stdin not a terminal, crow serves the protocol: what an editor starts.",
     )
     parser.add_argument("--version", action="version", version=f"crow {__version__}")
+    parser.add_argument("--setup", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     settings = argparse.ArgumentParser(add_help=False)
@@ -67,7 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_argument("--mode", metavar="MODE", help="ask, accept-edits, plan or auto")
     settings.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
 
-    commands.add_parser("acp", parents=[settings], help="serve the Agent Client Protocol on stdin and stdout")
+    acp = commands.add_parser("acp", parents=[settings], help="serve the Agent Client Protocol on stdin and stdout")
+    # Editors append this to the command line that they start crow with, wherever that ends.
+    acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
+    commands.add_parser("login", help="ask for endpoint, key and model, try them, and keep them")
     commands.add_parser("demo", help="show what crow does, in a scratch directory")
     sessions = commands.add_parser("sessions", help="list sessions, newest first")
     sessions.add_argument("--cwd", metavar="DIR", nargs="?", const=".", help="only those of DIR (of this directory)")
@@ -111,6 +115,14 @@ def _acp(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
         return _fail(f"internal error: {kind}: {error}; the log {loaded.paths.log_file} says more", 1)
+
+
+def _login(options: argparse.Namespace) -> int:
+    from crow.app import trial
+    from crow.login import log_in
+
+    loaded = _load(options)
+    return asyncio.run(log_in(loaded, trial(loaded)))
 
 
 def _demo(_options: argparse.Namespace) -> int:
@@ -244,4 +256,4 @@ def _masked(secret: str) -> str:
     return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
 
 
-_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config}
+_COMMANDS = {"acp": _acp, "login": _login, "demo": _demo, "sessions": _sessions, "config": _config}
