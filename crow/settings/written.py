@@ -57,7 +57,11 @@ def with_model_settings(text: str, values: Mapping[str, str | None]) -> str:
     given = before.get("model")
     model = {key: value for key, value in (given if isinstance(given, dict) else {}).items() if key not in values}
     wanted = before | {"model": model | {key: value for key, value in values.items() if value is not None}}
-    if tomllib.loads(changed) != wanted:
+    try:
+        came_out = tomllib.loads(changed) == wanted
+    except tomllib.TOMLDecodeError:
+        came_out = False
+    if not came_out:
         raise ValueError("its [model] is written in a way that cannot be changed safely")
     return changed
 
