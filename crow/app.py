@@ -135,7 +135,6 @@ class Wiring:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
-        named = (self._settings.model.name, *self._settings.models)
         return Kit(
             version=__version__,
             open_store=self._open_store,
@@ -144,11 +143,15 @@ class Wiring:
             check=lambda: self._check(self._settings.model.name or ""),
             warm_up=self._imports.load,
             more_models=self._more_models,
-            models=tuple(dict.fromkeys(name for name in named if name)),
+            models=self._models_offered(),
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
+
+    def _models_offered(self) -> tuple[str, ...]:
+        """The configured models' names, the default first."""
+        return tuple(dict.fromkeys(name for name in (self._settings.model.name, *self._settings.models) if name))
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -167,6 +170,7 @@ class Wiring:
             model=self._model,
             model_info=self._model_info,
             open_toolbox=self._open_toolbox,
+            models=self._models_offered(),
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 compaction=CompactionSettings(

@@ -78,6 +78,7 @@ class Adapters:
     model_info: Callable[[str], Awaitable[ModelInfo]]
     open_toolbox: OpenToolbox
     settings: SessionSettings
+    models: Sequence[str] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -322,7 +323,7 @@ class Session:
             await self._begin(moved)
             if command is not None:
                 await self._command(waiter, command)
-                end = TurnEnd(stop="end_turn")
+                end = TurnEnd(stop=waiter.stop)
             else:
                 turn = self._turn = await self._make_turn()
                 waiter.stop = await turn.run()
@@ -398,16 +399,25 @@ class Session:
                 text = f"MCP server {server.name} is not available: {server.detail}"
                 await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
 
-    async def _command(self, waiter: Waiter, command: commands.Typed) -> None:
-        match command.name:
-            case "compact":
-                compactor, _ = await self._prepare()
-                answer = await compactor.on_command(command.argument)
-                await compactor.tell()
-            case _:
-                answer = commands.help_text()
+    async def _command(self, waiter: Waiter, typed: commands.Typed) -> None:
+        async def compactor() -> Compactor:
+            return (await self._prepare())[0]
+
+        desk = commands.Desk(
+            branch=self._branch,
+            store=self._adapters.store,
+            client=self._client,
+            workspace=self._workspace,
+            models=self._adapters.models,
+            compactor=compactor,
+            set_mode=self.set_mode,
+            set_model=self.set_model,
+        )
+        answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())
-        await self._branch.record([NewEntry(body=body)])
+        (entry,) = await self._branch.record([NewEntry(body=body)])
+        if desk.follow_up is not None:
+            waiter.stop = await desk.follow_up(entry)
 
     async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""

@@ -47,7 +47,7 @@ from crow.frontend.bounds import head_and_tail
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import call_fields, raw_output, result_contents, text_content
-from crow.frontend.updates import Update, agent_text, agent_thought, chunk, compaction, mask_id, plan, tool_call
+from crow.frontend.updates import Update, agent_text, agent_thought, aside, chunk, compaction, mask_id, plan, tool_call
 
 __all__ = ["Replayed"]
 
@@ -98,7 +98,7 @@ class Replayed:
             case ToolResult() as result:
                 return self._finished(result)
             case Remark(text=text, message_id=message_id):
-                return agent_text(message_id, text)
+                return aside(message_id, text)
             case Command(text=text, answer=answer, message_id=message_id):
                 typed = chunk("user", f"{message_id}_typed", {"type": "text", "text": head_and_tail(text)})
                 return (typed, *agent_text(message_id, answer))
@@ -142,4 +142,4 @@ def told_end(entry: Entry, end: TurnEnd) -> tuple[Update, ...]:
             words = end.detail or "The turn ended with an error."
         case _:
             return ()
-    return agent_text(f"turn_end_{entry.id}", f"({words})")
+    return aside(f"turn_end_{entry.id}", f"({words})")

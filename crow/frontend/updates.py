@@ -66,6 +66,7 @@ __all__ = [
     "Update",
     "agent_text",
     "agent_thought",
+    "aside",
     "chunk",
     "compaction",
     "mask_id",
@@ -139,18 +140,18 @@ class Live:
             case ToolResult() as result:
                 return self._finished(result)
             case Remark(text=text, message_id=message_id):
-                return agent_text(message_id, text)
+                return aside(message_id, text)
             case Command(answer=answer, message_id=message_id):
                 return agent_text(message_id, answer)
             case Checkpoint() as checkpoint:
                 if self._caps.compaction or checkpoint.reason == "command":
                     return ()  # CompactionChanged tells it, or the command's answer
                 words = f"(Context compacted: {_tokens(checkpoint)}.)"
-                return agent_text(checkpoint.compaction_id, words)
+                return aside(checkpoint.compaction_id, words)
             case Mask() as mask:
                 if self._caps.compaction:
                     return (compaction(mask_id(entry)),)
-                return agent_text(mask_id(entry), f"(Older tool outputs put aside: {_tokens(mask)}.)")
+                return aside(mask_id(entry), f"(Older tool outputs put aside: {_tokens(mask)}.)")
             # The client has its user's words already, and the answer's text came as it streamed.
             case User() | Assistant() | Prompt() | File() | Restore() | Skill() | Reminder() | Note() | TurnEnd():
                 return ()
@@ -235,7 +236,7 @@ class Live:
         if self._caps.compaction:
             return (compaction(event.compaction_id, event.status, event.detail),)
         if event.status == "failed" and event.detail:
-            return agent_text(self._new_id(), f"({event.detail})")
+            return aside(self._new_id(), f"({event.detail})")
         return ()
 
     def _notice(self, event: NoticeShown) -> tuple[Update, ...]:
@@ -248,7 +249,12 @@ class Live:
         if event.severity == "info":
             return ()
         words = f"{title} {event.description}" if event.description and event.description != title else title
-        return agent_text(self._new_id(), f"({words})")
+        return aside(self._new_id(), f"({words})")
+
+
+def aside(message_id: str, words: str) -> tuple[Update, ...]:
+    """Crow's own words among the answers: a paragraph of their own also where the client joins all chunks."""
+    return agent_text(message_id, f"{words}\n\n")
 
 
 def agent_text(message_id: str, text: str) -> tuple[Update, ...]:

@@ -284,20 +284,23 @@ def test_a_plan_follows_its_result_complete() -> None:
         (TitleChanged(title="T"), {"sessionUpdate": "session_info_update", "title": "T"}),
         (TitleChanged(title=None), {"sessionUpdate": "session_info_update", "title": None}),
         (ModeChanged(mode="plan"), {"sessionUpdate": "current_mode_update", "currentModeId": "plan"}),
-        (stored(Remark(text="r", message_id="m")), agent("m", "r")),
+        (stored(Remark(text="r", message_id="m")), agent("m", "r\n\n")),
         (stored(Command(text="/usage", answer="a", message_id="m")), agent("m", "a")),
         (
             stored(
                 Checkpoint(compaction_id="c", summary="s", first_kept=None, tokens_before=120_400, tokens_after=900)
             ),
-            agent("c", "(Context compacted: 120k → 900 tokens.)"),
+            agent("c", "(Context compacted: 120k → 900 tokens.)\n\n"),
         ),
         (
             stored(Mask(before=4, tokens_before=90_000, tokens_after=60_000)),
-            agent("mask_9", "(Older tool outputs put aside: 90k → 60k tokens.)"),
+            agent("mask_9", "(Older tool outputs put aside: 90k → 60k tokens.)\n\n"),
         ),
-        (NoticeShown(severity="warning", title="Slow.", description="Retrying."), agent("new", "(Slow. Retrying.)")),
-        (CompactionChanged(compaction_id="c", status="failed", detail="No room."), agent("new", "(No room.)")),
+        (
+            NoticeShown(severity="warning", title="Slow.", description="Retrying."),
+            agent("new", "(Slow. Retrying.)\n\n"),
+        ),
+        (CompactionChanged(compaction_id="c", status="failed", detail="No room."), agent("new", "(No room.)\n\n")),
     ],
 )
 def test_what_every_client_is_told(event: Event, update: dict[str, Any]) -> None:
@@ -406,7 +409,7 @@ def test_replay_tells_commands_checkpoints_and_bad_ends() -> None:
         "content": {"type": "text", "text": "/usage"},
         "messageId": "m_typed",
     }
-    ends = [agent("turn_end_5", "(The turn was interrupted.)"), agent("turn_end_6", "(No such model.)")]
+    ends = [agent("turn_end_5", "(The turn was interrupted.)\n\n"), agent("turn_end_6", "(No such model.)\n\n")]
     assert told(Replayed(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
     summary = [{"type": "text", "text": "s"}]
     shown = {"sessionUpdate": "compaction_update", "compactionId": "c", "status": "completed", "summary": summary}

@@ -1,0 +1,57 @@
+"""What a slash command is, and what it may use of its session.
+
+Strategy: a command is a row of the table with an async function that takes the desk and the argument and gives the
+answer. A bad argument is an :class:`~crow.domain.errors.ArgumentError`, whose words become the answer. What is to
+happen after the answer was stored and shown is left on the desk. Knows the session's parts, never the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from crow.agent import Client
+from crow.agent.branch import Branch
+from crow.agent.compaction import Compactor
+from crow.domain.entries import Entry, StopReason
+from crow.store import Store
+from crow.tools import Workspace
+
+__all__ = ["CommandSpec", "Desk", "FollowUp", "Handler"]
+
+FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
+"""Goes on after the command's entry, which it is given, was stored and shown; how the turn ended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """What commands may use, for one command. `models` are the names offered.
+
+    `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
+    `set_mode` and `set_model` change the row and tell the client. A handler may leave a `follow_up`.
+    """
+
+    branch: Branch
+    store: Store
+    client: Client
+    workspace: Workspace
+    models: Sequence[str]
+    compactor: Callable[[], Awaitable[Compactor]]
+    set_mode: Callable[[str], Awaitable[None]]
+    set_model: Callable[[str], Awaitable[None]]
+    follow_up: FollowUp | None = None
+
+
+Handler: TypeAlias = Callable[[Desk, str], Awaitable[str]]
+"""The answer, in Markdown. :raises ~crow.domain.errors.ArgumentError: the argument; its words are the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec:
+    """A command as it is offered; `hint` describes its argument, empty if it takes none."""
+
+    name: str
+    description: str
+    run: Handler
+    hint: str = ""

@@ -1,0 +1,53 @@
+"""Slash commands: what is one, what is offered, how a bad one is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crow.agent.commands import COMMANDS, Typed, parse
+from crow.domain.entries import Command
+from tests.agent.harness import opened, text
+from tests.support.scripted_model import Say, ScriptedModel
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("/help", Typed(name="help", argument="")),
+        ("/compact  the parser ", Typed(name="compact", argument="the parser")),
+        ("/compact\nthe parser", Typed(name="compact", argument="the parser")),
+        ("/etc/hosts is what?", None),
+        ("/helpless", None),
+        ("/", None),
+        ("/ help", None),
+        (" /help", None),
+        ("help", None),
+    ],
+)
+def test_a_known_name_at_the_start_is_a_command_and_all_else_a_prompt(typed: str, command: Typed | None) -> None:
+    assert parse(typed) == command
+
+
+def test_every_command_is_named_once_and_described() -> None:
+    assert len({spec.name for spec in COMMANDS}) == len(COMMANDS)
+    assert all(spec.name.islower() and spec.description for spec in COMMANDS)
+
+
+async def test_a_command_is_stored_with_its_answer_and_the_model_never_sees_it(tmp_path: Path) -> None:
+    model = ScriptedModel(Say(text=["hi"]))
+    async with opened(tmp_path, model) as run:
+        assert await run.session.prompt(text("/help")) == "end_turn"
+        assert await run.kinds() == ["Command", "TurnEnd"]
+        (told,) = run.client.stored(Command)
+        assert [told.answer.count(f"`/{spec.name}") for spec in COMMANDS] == [1] * len(COMMANDS)
+        await run.session.prompt(text("Hello"))
+        assert "/help" not in str(model.requests[0].messages)
+
+
+async def test_a_bad_argument_is_answered_with_what_would_work(tmp_path: Path) -> None:
+    async with opened(tmp_path, ScriptedModel()) as run:
+        assert await run.session.prompt(text("/help flying")) == "end_turn"
+        (told,) = run.client.stored(Command)
+        assert told.answer.startswith("There is no command /flying. These are the commands:\n- `/compact")
