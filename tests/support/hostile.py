@@ -43,11 +43,14 @@ scalar = st.one_of(
     text,
     st.text(max_size=20),
 )
-junk = st.recursive(
+nested = st.recursive(
     scalar,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
+plain: list[Any] = [None, True, 0, -1, 2**70, 1e308, "", "x", [], {}, [None], [[]], {"": None}, {"type": "text"}]
+plain += [{"type": "text", "text": None}, ["a", 1], {"name": "a"}, {"systemPrompt": 1}, {"model": []}, "\x00" * 9]
+junk = st.one_of(st.sampled_from(plain), st.sampled_from(plain), st.sampled_from(plain), nested)
 session = st.sampled_from([*SESSIONS, "nobody", ""])
 block = st.one_of(
     st.builds(lambda words: {"type": "text", "text": words}, text),
@@ -89,12 +92,15 @@ def requests(cwd: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     )
 
 
+kind = st.integers(0, 15)
+
+
 @st.composite
-def lines(draw: st.DrawFn, cwd: str) -> bytes:
+def lines(draw: st.DrawFn, good: st.SearchStrategy[tuple[str, dict[str, Any]]]) -> bytes:
     """One line, without its newline. A request's id is 0 and becomes its own when it is sent."""
-    method, params = draw(requests(cwd))
+    method, params = draw(good)
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": 0, "method": method, "params": params}
-    match draw(st.integers(0, 15)):
+    match draw(kind):
         case 0:
             message = {"jsonrpc": "2.0", "id": draw(scalar), "result": draw(junk)}
         case 1:
@@ -121,18 +127,25 @@ def lines(draw: st.DrawFn, cwd: str) -> bytes:
         case 12:
             return draw(st.binary(max_size=60)).replace(b"\n", b" ")
         case 13:
-            depth = draw(st.sampled_from([50, 500, 50_000]))
+            depth = draw(st.sampled_from([50, 150, 500, 20_000]))
             return b'{"jsonrpc":"2.0","id":0,"method":"x","params":' + b"[" * depth + b"]" * depth + b"}"
         case 14:
-            message["params"] = params | {"huge": "x" * draw(st.sampled_from([10_000, 300_000]))}
+            message["params"] = params | {"huge": "x" * draw(st.sampled_from([5_000, 5_000, 200_000]))}
         case _:
             pass
     return json.dumps(message, ensure_ascii=draw(st.booleans())).encode(errors="replace")
 
 
-def batches(cwd: Path, size: int) -> st.SearchStrategy[list[bytes]]:
-    """Lines to be sent in one go."""
-    return st.lists(lines(str(cwd)), min_size=size, max_size=size)
+class Batch(list[bytes]):
+    """Lines to be sent in one go. Shown by its size: hypothesis writes its examples out."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} lines>"
+
+
+def batches(cwd: Path, size: int) -> st.SearchStrategy[Batch]:
+    """Batches of this many lines."""
+    return st.lists(lines(requests(str(cwd))), min_size=size, max_size=size).map(Batch)
 
 
 class Besieged:
@@ -144,6 +157,7 @@ class Besieged:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._answers: Counter[int | str] = Counter()
         self._asked: Counter[int | str] = Counter()
+        self._sent_ids: Counter[int | str] = Counter()
         self._results: dict[int | str, Any] = {}
         self._stderr = b""
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
@@ -169,13 +183,14 @@ class Besieged:
                 line = line.replace(f'"{name}"'.encode(), json.dumps(self._sessions[number]).encode())
             self.sent += 1
             line = line.replace(b'"id": 0', b'"id": %d' % (self.sent + 1000), 1)
-            request_id = understood(line)
+            request_id, is_request = named(line)
             if request_id is not None:
-                self._asked[request_id] += 1
+                self._sent_ids[request_id] += 1
+                self._asked[request_id] += is_request
             out.append(line)
         self._write(b"\n".join(out) + b"\n")
-        self._await(lambda: all(self._answers[one] for one in self._asked))
-        twice = {one: count for one, count in self._answers.items() if count > self._asked[one]}
+        self._await(lambda: all(self._answers[one] for one, count in self._asked.items() if count))
+        twice = {one: count for one, count in self._answers.items() if count > self._sent_ids[one]}
         assert not twice, f"answered more often than asked: {twice}"
         self._request("authenticate", {"methodId": "configured"})  # somebody may have logged out
         session_id = self._new_session()
@@ -202,7 +217,7 @@ class Besieged:
     def _request(self, method: str, params: Mapping[str, Any]) -> Any:
         self.sent += 1
         request_id = f"own-{self.sent}"
-        self._asked[request_id] += 1
+        self._sent_ids[request_id] += 1
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         self._write(json.dumps(message).encode() + b"\n")
         self._await(lambda: request_id in self._results)
@@ -221,7 +236,7 @@ class Besieged:
             try:
                 line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
-                missing = [one for one in self._asked if not self._answers[one]]
+                missing = [one for one, count in self._asked.items() if count and not self._answers[one]]
                 raise AssertionError(f"no answer to {missing[:10]} within {WAIT_S} s") from None
             assert line is not None, f"the process ended: {self._stderr!r}"
             self._take(line)
@@ -251,15 +266,15 @@ class Besieged:
         self._stderr += self._process.stderr.read()
 
 
-def understood(line: bytes) -> int | str | None:
-    """The id under which this line must be answered; None if it need not be."""
+def named(line: bytes) -> tuple[int | str | None, bool]:
+    """The id that an answer to this line may bear, if any; and whether there must be an answer under it."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(message, dict) or not isinstance(message.get("method"), str) or "id" not in message:
-        return None
-    request_id = message["id"]
-    is_id = isinstance(request_id, int | str) and not isinstance(request_id, bool)
-    deep = line.count(b"[") > 200
-    return request_id if is_id and not deep else None
+        return None, False
+    if not isinstance(message, dict):
+        return None, False
+    request_id = message.get("id")
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
+        return None, False
+    return request_id, isinstance(message.get("method"), str) and line.count(b"[") <= 200
