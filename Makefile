@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas build clean
+.PHONY: help setup run test soak soak-wire check format schemas build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OP
 
 test: $(READY) ## run the tests
 	$(BIN)/pytest
+
+soak: soak-wire ## run what takes minutes: hostile input by the ten thousand (SOAK_MESSAGES, SOAK_SECONDS)
+
+soak-wire: $(READY)
+	$(BIN)/pytest -s tests/soak/soak_wire.py
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
