@@ -11,8 +11,8 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from crow.frontend.agent import Kit
     from crow.login import Trial
     from crow.store.sqlite import SqliteStore
+    from crow.trace.record import Recorder
 
 __all__ = ["open_store", "serve", "trial"]
 
@@ -59,13 +60,28 @@ async def serve(loaded: Loaded) -> int:
     from crow.frontend.server import serve as serve_connection
     from crow.frontend.transport import StdioTransport, claim_stdio
 
-    with claim_stdio() as (source, sink):
+    with claim_stdio() as (source, sink), recorder(loaded) as observe:
         wiring = Wiring(loaded)
         agent = AcpAgent(wiring.kit())
-        await serve_connection(StdioTransport(source, sink), agent, agent.warm)
+        await serve_connection(StdioTransport(source, sink, observe=observe), agent, agent.warm)
         await wiring.close()
     gc.freeze()  # else the interpreter's last collection walks all that was imported: 250 ms of an exit
     return 0
+
+
+@contextmanager
+def recorder(loaded: Loaded) -> Iterator[Recorder | None]:
+    """What records the connection, where CROW_TRACE asks for it."""
+    if loaded.paths.trace is None:
+        yield None
+        return
+    from crow.trace.record import Recorder
+
+    made = Recorder(loaded.paths.trace, loaded.settings.model.secrets())
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def trial(loaded: Loaded) -> Trial:

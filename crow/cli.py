@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     sessions.add_argument("--all", action="store_true", help=f"every one, not just the newest {_LISTED}")
     sessions.add_argument("--json", action="store_true", help="one JSON object a line")
     commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
+    trace = commands.add_parser("trace", help="read a recording of an ACP connection (CROW_TRACE=FILE makes one)")
+    trace.add_argument("action", choices=["show", "check"], help="show it, or say what the protocol does not allow")
+    trace.add_argument("file", metavar="FILE", type=Path, help="one JSON object a line, of crow or of any agent")
     return parser
 
 
@@ -123,6 +126,26 @@ def _login(options: argparse.Namespace) -> int:
 
     loaded = _load(options)
     return asyncio.run(log_in(loaded, trial(loaded)))
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from crow.trace.recording import read_recording
+
+    if options.action == "show":
+        from crow.trace.show import shown
+
+        for line in shown(read_recording(options.file)):
+            print(line)
+        return 0
+    from crow.trace.check import check
+
+    verdict = check(read_recording(options.file))
+    for fault in verdict.faults:
+        print(fault)
+    if verdict.unanswered:
+        print(f"(not answered when the recording ended: {', '.join(verdict.unanswered)})")
+    print(f"{verdict.messages} messages, {len(verdict.faults)} faults")
+    return 1 if verdict.faults else 0
 
 
 def _demo(_options: argparse.Namespace) -> int:
@@ -256,4 +279,4 @@ def _masked(secret: str) -> str:
     return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
 
 
-_COMMANDS = {"acp": _acp, "login": _login, "demo": _demo, "sessions": _sessions, "config": _config}
+_COMMANDS = {"acp": _acp, "login": _login, "trace": _trace, "demo": _demo, "sessions": _sessions, "config": _config}

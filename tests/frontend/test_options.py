@@ -13,7 +13,7 @@ from crow.frontend.options import Choice, config_options, mode_named, mode_state
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
 from crow.frontend.permissions import permission_answer, permission_params
 from crow.tools import HttpServer, Offer, StdioServer
-from tests.support.acp_schema import judge
+from crow.trace.schema import judge
 
 
 def test_modes_and_options_are_valid_and_agree() -> None:

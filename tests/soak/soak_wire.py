@@ -32,7 +32,7 @@ from tests.support.hostile import Besieged, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "30"))
-BATCH = 500
+BATCH = 100
 
 SEEDS = (
     b'{"jsonrpc":"2.0","id":1,"method":"session/new","params":{"cwd":"/","mcpServers":[{"name":"a","command":"b"}]}}',

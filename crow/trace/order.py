@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.acp_schema import Side, fault
+from crow.trace.schema import Side, fault
+
+__all__ = ["Order"]
 
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")
@@ -35,22 +37,24 @@ class Order:
         self._sessions: dict[str, Seen] = {}
         self._asked: dict[Any, tuple[str, Any]] = {}
 
-    def check(self, sender: Side, message: dict[str, Any]) -> None:
-        """:raises WireFault: a message that came too early or too late."""
-        params = message.get("params")
-        params = params if isinstance(params, dict) else {}
-        session_id = params.get("sessionId")
+    def check(self, sender: Side, message: Any) -> None:
+        """:raises WireFault: a message that came too early or too late. What is malformed is no matter of order."""
+        if not isinstance(message, dict):
+            return
+        given = message.get("params")
+        params: dict[str, Any] = given if isinstance(given, dict) else {}
+        session_id, method = params.get("sessionId"), message.get("method")
         if sender == "client":
-            if "method" in message and "id" in message:
-                self._asked[message["id"]] = (message["method"], session_id)
-                self._client_asks(message["method"], session_id)
-        elif message.get("method") == "session/update":
+            if isinstance(method, str) and "id" in message and isinstance(session_id, str | None):
+                self._asked[message["id"]] = (method, session_id)
+                self._client_asks(method, session_id)
+        elif method == "session/update":
             self._updated(self._known(session_id, message), params["update"], message)
-        elif message.get("method") == "session/request_permission":
+        elif method == "session/request_permission":
             call_id = params["toolCall"]["toolCallId"]
             if self._known(session_id, message).calls.get(call_id) not in ("pending", "in_progress"):
                 raise fault(message, "a permission request for a call that is not announced, or is over")
-        elif "method" not in message and message.get("id") is not None:
+        elif method is None and message.get("id") is not None:
             self._answered(*self._asked.pop(message["id"], ("", None)), message)
 
     def _client_asks(self, method: str, session_id: Any) -> None:
@@ -92,9 +96,10 @@ class Order:
             raise fault(message, "a tool call announced twice")
         if kind == "tool_call_update" and call_id not in seen.calls:
             raise fault(message, "an update of a tool call that was not announced")
-        if seen.calls.get(call_id) in FINAL:
+        status = update.get("status") or seen.calls.get(call_id, "pending")
+        if seen.calls.get(call_id) in FINAL and status not in FINAL:
             raise fault(message, "an update of a tool call that is over")
-        seen.calls[call_id] = update["status"]
+        seen.calls[call_id] = status
 
     def _all_final(self, seen: Seen, message: dict[str, Any]) -> None:
         left = [call_id for call_id, status in seen.calls.items() if status not in FINAL]
