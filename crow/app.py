@@ -162,6 +162,7 @@ class Wiring:
             models=self._models_offered(),
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
+            editor_terminals=self._settings.editor.terminals,
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 

@@ -47,7 +47,8 @@ class Kit:
     `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
     nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
-    they were told otherwise. `log_hint` says where the log is.
+    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals. `log_hint` says
+    where the log is.
     """
 
     version: str
@@ -60,6 +61,7 @@ class Kit:
     models: Sequence[str]
     mode: str
     auto_compact: bool
+    editor_terminals: bool
     log_hint: str
 
 
@@ -246,8 +248,9 @@ class OpenSessions:
             row.id, self._connection, self._wire, self.caps, row.cwd, lambda: self.options(opened.session)
         )
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
-        if self.caps.reads_files or self.caps.writes_files:
-            workspace = EditorWorkspace(workspace, row.id, client.request, self.caps)
+        in_terminals = self._kit.editor_terminals and self.caps.terminals
+        if self.caps.reads_files or self.caps.writes_files or in_terminals:
+            workspace = EditorWorkspace(workspace, row.id, client.request, self.caps, in_terminals=in_terminals)
         session = Session(self._adapters, client, workspace, opening.servers, tail)
         opened = Opened(session=session, client=client)
         self._open[row.id] = opened

@@ -9,6 +9,7 @@ from crow.settings.paths import Paths
 from crow.settings.values import (
     OFFLINE,
     CompactionSettings,
+    EditorSettings,
     LimitSettings,
     LogSettings,
     ModelSettings,
@@ -19,6 +20,7 @@ from crow.settings.values import (
 __all__ = [
     "OFFLINE",
     "CompactionSettings",
+    "EditorSettings",
     "LimitSettings",
     "Loaded",
     "LogSettings",

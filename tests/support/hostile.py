@@ -159,6 +159,7 @@ class Besieged:
         self._asked: Counter[int | str] = Counter()
         self._sent_ids: Counter[int | str] = Counter()
         self._results: dict[int | str, Any] = {}
+        self._opened: list[str] = []
         self._stderr = b""
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
         self._process = subprocess.Popen(
@@ -196,7 +197,9 @@ class Besieged:
         session_id = self._new_session()
         params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "say still here"}]}
         assert self._request("session/prompt", params) == {"stopReason": "end_turn"}
-        self._request("session/close", {"sessionId": session_id})
+        self._opened.append(session_id)
+        while self._opened:  # what the batch opened
+            self._request("session/close", {"sessionId": self._opened.pop()})
         assert self._stderr == b"", self._stderr
 
     def close(self) -> None:
@@ -253,7 +256,11 @@ class Besieged:
             assert not found, f"{found} in {line[:500]!r}"
         if message["id"] is not None:
             self._answers[message["id"]] += 1
-            self._results[message["id"]] = message
+            match message:
+                case {"id": str(own)} if own.startswith("own-"):
+                    self._results[message["id"]] = message
+                case {"result": {"sessionId": str(session_id)}}:
+                    self._opened.append(session_id)
 
     def _read_out(self) -> None:
         assert self._process.stdout is not None
