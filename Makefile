@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test soak soak-wire check format schemas build clean
+.PHONY: help setup run test soak soak-wire interop interop-sdk check format schemas build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ soak: soak-wire ## run what takes minutes: hostile input by the ten thousand (SO
 
 soak-wire: $(READY)
 	$(BIN)/pytest -s tests/soak/soak_wire.py
+
+interop: interop-sdk ## let others' implementations drive crow (the TypeScript SDK: needs Node 20 and npm)
+
+interop-sdk: $(READY)
+	@mkdir -p build/interop
+	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
+	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
