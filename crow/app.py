@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from crow import __version__
+from crow.agent.commands import COMMANDS
 from crow.agent.compaction import CompactionSettings
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
+from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
 from crow.llm import Model, ModelInfo
 from crow.llm.endpoint import Endpoint, Timeouts
@@ -146,6 +148,9 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
+        named = (self._settings.model.name, *self._settings.models)
+        # The configured models, the default first; those that the endpoint tells of come behind them.
+        self._offered = list(dict.fromkeys(name for name in named if name))
 
     def kit(self) -> Kit:
         """What the front end needs."""
@@ -159,16 +164,17 @@ class Wiring:
             check=lambda: self._check(self._settings.model.name or ""),
             warm_up=self._imports.load,
             more_models=self._more_models,
-            models=self._models_offered(),
+            models=tuple(self._offered),
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=self._settings.editor.terminals,
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
-    def _models_offered(self) -> tuple[str, ...]:
-        """The configured models' names, the default first."""
-        return tuple(dict.fromkeys(name for name in (self._settings.model.name, *self._settings.models) if name))
+    def _templates(self) -> tuple[Template, ...]:
+        """The user's own commands, as they are now."""
+        taken = [spec.name for spec in COMMANDS]
+        return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -187,7 +193,8 @@ class Wiring:
             model=self._model,
             model_info=self._model_info,
             open_toolbox=self._open_toolbox,
-            models=self._models_offered(),
+            models=self._offered,
+            templates=self._templates,
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 compaction=CompactionSettings(
@@ -257,10 +264,12 @@ class Wiring:
             model = await self._model(name)
             assert isinstance(model, ChatCompletions)
             with anyio.fail_after(MODELS_WAIT_S):
-                return (await model.models())[:MOST_MODELS]
+                told = (await model.models())[:MOST_MODELS]
         except (CrowError, TimeoutError) as error:
             logger.info("The endpoint's models are not known: %s", error)
             return ()
+        self._offered += [one for one in told if one not in self._offered]
+        return told
 
     async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:

@@ -25,6 +25,7 @@ from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor, measure
 from crow.agent.compaction.window import window_of
 from crow.agent.recall import BranchLog
+from crow.agent.templates import Template
 from crow.agent.turn import Turn, new_message_id
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, LeafMoved, StoreError
@@ -79,6 +80,7 @@ class Adapters:
     open_toolbox: OpenToolbox
     settings: SessionSettings
     models: Sequence[str] = ()
+    templates: Callable[[], Sequence[Template]] = tuple
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -160,7 +162,8 @@ class Session:
         """
         try:
             if commands.parse(waiter.text) is None:
-                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, new_message_id())
+                parts = self._expanded(waiter)
+                waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
         except BaseException:
             self._queue.remove(waiter)
             raise
@@ -185,6 +188,16 @@ class Session:
         else:  # answered now; what the user said is stored when its turn has come
             waiter.stop = "cancelled"
             waiter.done.set()
+
+    def _expanded(self, waiter: Waiter) -> Sequence[Part]:
+        """The parts, with one of the user's own commands replaced by the prompt that it stands for."""
+        if not waiter.text.startswith("/"):
+            return waiter.parts
+        name, *rest = waiter.text[1:].split(maxsplit=1)
+        for template in self._adapters.templates():
+            if template.name == name:
+                return (Text(text=template.prompt(rest[0] if rest else "")), *waiter.parts[1:])
+        return waiter.parts
 
     async def steer(self, parts: Sequence[Part]) -> bool:
         """Give the running turn a further prompt, which the model sees at its next step; False when no turn runs.

@@ -23,6 +23,7 @@ from acp.connection import Connection
 
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Adapters, Session
+from crow.agent.templates import Template
 from crow.domain.errors import NoSuchSession, StoreError
 from crow.domain.events import OptionsChanged
 from crow.frontend.client import SessionClient
@@ -214,7 +215,9 @@ class OpenSessions:
 
     async def _introduce(self, opened: Opened) -> None:
         client, session = opened.client, opened.session
-        await client.send({"sessionUpdate": "available_commands_update", "availableCommands": command_list()})
+        assert self._adapters is not None, "the store is open"
+        commands = command_list(self._adapters.templates())
+        await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage(await session.measured()))
         except StoreError as error:
@@ -274,13 +277,11 @@ class OpenSessions:
                 logger.warning("Nothing was tidied: %s", error)
 
 
-def command_list() -> list[dict[str, Any]]:
-    """The slash commands as `available_commands_update` lists them."""
+def command_list(templates: Sequence[Template]) -> list[dict[str, Any]]:
+    """The slash commands and the user's own as `available_commands_update` lists them."""
+    listed = [(spec.name, spec.description, spec.hint) for spec in COMMANDS]
+    listed += [(template.name, template.description, template.hint) for template in templates]
     return [
-        {
-            "name": spec.name,
-            "description": spec.description,
-            **({"input": {"hint": spec.hint}} if spec.hint else {}),
-        }
-        for spec in COMMANDS
+        {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
+        for name, description, hint in listed
     ]

@@ -215,3 +215,18 @@ async def test_steering_joins_the_running_turn_and_is_refused_when_none_runs(cro
         assert await agent.request("_session/steering", steering) == {"outcome": "injected"}
         assert await call.result() == {"stopReason": "end_turn"}
         assert agent.text(session).endswith("turned")
+
+
+async def test_the_users_own_commands_are_listed_and_sent_as_prompts(crow: StartCrow, place: Path, home: Path) -> None:
+    (home / "commands").mkdir(parents=True)
+    (home / "commands" / "greet.md").write_text("---\ndescription: Greet somebody\n---\nsay hello $ARGUMENTS")
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        at = await agent.wait_for_update("available_commands_update")
+        listed = agent.log[at].message["params"]["update"]["availableCommands"]
+        names = [command["name"] for command in listed]
+        assert {"compact", "search", "model", "mode", "usage", "export", "help"} <= set(names)
+        assert listed[-1] == {"name": "greet", "description": "Greet somebody", "input": {"hint": "arguments"}}
+        await agent.prompt(session, "/greet Ada")
+        assert agent.text(session) == "hello Ada"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crow.agent.commands.choosing import CHOOSING_COMMANDS
 from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.looking import LOOKING_COMMANDS
 from crow.domain.errors import ArgumentError
 
 __all__ = ["COMMANDS", "CommandSpec", "Desk", "Typed", "answer", "help_text", "parse"]
@@ -60,6 +62,8 @@ async def show_help(_: Desk, argument: str) -> str:
 
 COMMANDS = (
     *CONTEXT_COMMANDS,
+    *CHOOSING_COMMANDS,
+    *LOOKING_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
 )
 BY_NAME = {spec.name: spec for spec in COMMANDS}
