@@ -1,8 +1,8 @@
 """The user's own commands: prompts that they keep as files and send by name.
 
 Strategy: a Markdown file below the user's directory is a prompt; `$ARGUMENTS` in it stands for what follows the name,
-and without one that is added at the end. Read anew each time, so that an edit holds at once. Only the user's directory is
-read, never a workspace. What cannot be read is left out.
+and without one that is added at the end. Read anew each time, so that an edit holds at once. Only the user's directory
+is read, never a workspace. What cannot be read is left out.
 """
 
 from __future__ import annotations
