@@ -24,6 +24,7 @@ from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor, measure
 from crow.agent.compaction.window import window_of
+from crow.agent.links import with_contents
 from crow.agent.recall import BranchLog
 from crow.agent.templates import Template
 from crow.agent.turn import Turn, new_message_id
@@ -162,7 +163,7 @@ class Session:
         """
         try:
             if commands.parse(waiter.text) is None:
-                parts = self._expanded(waiter)
+                parts = await with_contents(self._expanded(waiter), self._workspace)
                 waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
         except BaseException:
             self._queue.remove(waiter)
@@ -207,6 +208,7 @@ class Session:
         if self._turn is None:
             return False
         message_id = new_message_id()
+        parts = await with_contents(parts, self._workspace)
         await self._adapters.store.enqueue(self.id, parts, message_id)
         if self._turn is None:  # it ended meanwhile: the sender prompts anew
             for waiting in await self._adapters.store.queued(self.id):
