@@ -60,6 +60,8 @@ async def _opened(link: Link, workspace: Workspace) -> Part:
         found = await workspace.stat(path)
         if found.kind != "file" or found.size > MOST_BYTES:
             return link
+        if "\0" in (await workspace.read_bytes(path)).decode():
+            return link
         text = await workspace.read_text(path)
     except (OSError, ValueError, CrowError):  # not there, not text, refused by the editor, no path at all
         return link
