@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test soak soak-wire interop interop-sdk check format schemas build clean
+.PHONY: help setup run test check format schemas interop interop-sdk interop-gateway soak soak-store soak-parser soak-wire bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,19 +35,6 @@ run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OP
 test: $(READY) ## run the tests
 	$(BIN)/pytest
 
-soak: soak-wire ## run what takes minutes: hostile input by the ten thousand (SOAK_MESSAGES, SOAK_SECONDS)
-
-soak-wire: $(READY)
-	$(BIN)/pytest -s tests/soak/soak_wire.py
-
-interop: interop-sdk ## let others' implementations drive crow (the TypeScript SDK: needs Node 20 and npm)
-
-interop-sdk: $(READY)
-	@mkdir -p build/interop
-	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
-	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
-	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
-
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -61,10 +48,48 @@ format: $(READY) ## put every file into the one format
 schemas: $(READY) ## write the generated files below schemas/ anew
 	$(BIN)/python schemas/generate.py
 
+interop: interop-sdk interop-gateway ## try crow with published programs of others, on the loopback
+
+# The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
+interop-sdk: $(READY)
+	@mkdir -p build/interop
+	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
+	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
+
+# The LiteLLM proxy, in a virtual environment of its own.
+GATEWAY := .venv-interop
+
+$(GATEWAY)/.ready:
+	@echo "installing the gateway into $(GATEWAY) ..."
+	@test -x $(GATEWAY)/bin/python || $(MAKE_VENV) $(GATEWAY)
+	@$(subst $(BIN)/python,$(GATEWAY)/bin/python,$(INSTALL)) 'litellm[proxy]==1.106.2'
+	@touch $@
+
+interop-gateway: $(READY) $(GATEWAY)/.ready
+	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+soak: soak-store soak-parser soak-wire ## what takes minutes: kills at every statement, mutated streams, hostile messages
+
+# SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
+soak-store: $(READY)
+	$(BIN)/pytest tests/soak/soak_kills.py
+
+soak-parser: $(READY)
+	$(BIN)/python -m tests.soak.parser
+
+# SOAK_MESSAGES hostile messages (50000), SOAK_SECONDS of fuzzing (30).
+soak-wire: $(READY)
+	$(BIN)/pytest -s tests/soak/soak_wire.py
+
+bench: $(READY) ## print the figures of every benchmark
+	@for file in benchmarks/[a-z]*.py; do \
+	  echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+
 build: $(READY) ## build the source distribution and the wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove .venv and everything that was made
-	rm -rf .venv dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(GATEWAY) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,23 +19,24 @@ import anyio
 
 from crow import __version__
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
+from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, ModelInfo
-from crow.llm.endpoint import Endpoint, Timeouts
-from crow.settings import OFFLINE, LimitSettings, Loaded, ModelSettings
+from crow.settings import OFFLINE, Loaded, names_offered, target_of
 from crow.store import Store
 from crow.tools import Log, McpServer, Plan, Workspace
 
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
-    from crow.login import Trial
+    from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
+    from crow.store.upkeep import Upkeep
     from crow.trace.record import Recorder
 
-__all__ = ["open_store", "serve", "trial"]
+__all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "upkeep_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ async def open_store(loaded: Loaded) -> SqliteStore:
     from crow.store.sqlite import SqliteStore
 
     return await SqliteStore.open(loaded.paths.database)
+
+
+def upkeep_of(store: SqliteStore) -> Upkeep:
+    """What people do with the old sessions of an open store."""
+    from crow.store.upkeep import Upkeep
+
+    return Upkeep(store)
 
 
 async def serve(loaded: Loaded) -> int:
@@ -79,64 +87,11 @@ def recorder(loaded: Loaded) -> Iterator[Recorder | None]:
         return
     from crow.trace.record import Recorder
 
-    made = Recorder(loaded.paths.trace, loaded.settings.model.secrets())
+    made = Recorder(loaded.paths.trace, loaded.settings.secrets())
     try:
         yield made
     finally:
         made.close()
-
-
-def trial(loaded: Loaded) -> Trial:
-    """How `crow login` tries an endpoint."""
-    from crow.domain.messages import SystemMessage, Text, UserMessage
-    from crow.llm import Request
-    from crow.llm.chat_completions import ChatCompletions
-    from crow.login import Trial
-
-    def model(settings: ModelSettings) -> Model:
-        if settings.name == OFFLINE:
-            from crow.llm.offline import OfflineModel
-
-            return OfflineModel()
-        return ChatCompletions(endpoint_of(settings, loaded.settings.limits))
-
-    async def models(settings: ModelSettings) -> Sequence[str]:
-        asked = ChatCompletions(endpoint_of(settings, loaded.settings.limits))
-        try:
-            return await asked.models()
-        finally:
-            await asked.close()
-
-    async def ask(settings: ModelSettings) -> None:
-        asked = model(settings)
-        asked.check()
-        question = UserMessage(parts=(Text(text="Reply with the single word OK."),))
-        request = Request(messages=(SystemMessage(text="You are crow."), question))
-        try:
-            async with asked.stream(request) as stream:
-                async for _ in stream:
-                    pass
-        finally:
-            await asked.close()
-
-    return Trial(models=models, ask=ask)
-
-
-def endpoint_of(settings: ModelSettings, limits: LimitSettings) -> Endpoint:
-    """The endpoint that `settings` describe."""
-    return Endpoint(
-        base_url=settings.base_url,
-        model=settings.name or "",
-        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-        headers=tuple(settings.headers.items()),
-        context_window=settings.context_window,
-        max_output_tokens=settings.max_output_tokens,
-        takes_images=settings.takes_images,
-        input_price=settings.input_price,
-        cached_price=settings.cached_price,
-        output_price=settings.output_price,
-        timeouts=Timeouts(first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s),
-    )
 
 
 class Wiring:
@@ -148,23 +103,24 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
-        named = (self._settings.model.name, *self._settings.models)
+        self._hooks = Hooks(find_hooks)
         # The configured models, the default first; those that the endpoint tells of come behind them.
-        self._offered = list(dict.fromkeys(name for name in named if name))
+        self._offered = list(names_offered(self._settings))
 
     def kit(self) -> Kit:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
+        models = tuple(self._offered)
         return Kit(
             version=__version__,
             open_store=self._open_store,
             adapters=self._adapters,
             workspace=self._workspace,
-            check=lambda: self._check(self._settings.model.name or ""),
+            check=lambda: self._check(models[0] if models else ""),
             warm_up=self._imports.load,
             more_models=self._more_models,
-            models=tuple(self._offered),
+            models=models,
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=self._settings.editor.terminals,
@@ -191,7 +147,7 @@ class Wiring:
             store=store,
             load=self._imports.load,
             model=self._model,
-            model_info=self._model_info,
+            info=self._info,
             open_toolbox=self._open_toolbox,
             models=self._offered,
             templates=self._templates,
@@ -202,8 +158,11 @@ class Wiring:
                     threshold=compaction.threshold,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
+                    instruction=self._loaded.summary_prompt,
+                    compact_model=compaction.compact_model or "",
                 ),
             ),
+            hooks=self._hooks,
         )
 
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
@@ -226,10 +185,20 @@ class Wiring:
         if not name and settings.api_key is None and self._loaded.sources["model.base_url"] == "default":
             raise AuthError(NOTHING_CONFIGURED.format(file=self._loaded.paths.config_file))
         if name != OFFLINE:
-            self._endpoint(name).check()
+            endpoint_of(target_of(name, self._settings)).check()
 
-    def _endpoint(self, name: str) -> Endpoint:
-        return endpoint_of(self._settings.model.named(name), self._settings.limits)
+    def _info(self, name: str) -> ModelInfo:
+        """What is known of a model, without the packages that it needs to be asked."""
+        if name in self._models:
+            return self._models[name].info
+        if name == OFFLINE:
+            return self._offline().info
+        endpoint = endpoint_of(target_of(name, self._settings))
+        return endpoint.info(
+            window=endpoint.context_window,
+            max_output_tokens=endpoint.max_output_tokens,
+            takes_images=endpoint.takes_images,
+        )
 
     async def _model(self, name: str) -> Model:
         self._check(name)
@@ -237,51 +206,52 @@ class Wiring:
             self._models[name] = await self._make_model(name)
         return self._models[name]
 
-    async def _model_info(self, name: str) -> ModelInfo:
-        """What is known of a model; unlike `_model`, it imports nothing heavy and refuses nothing."""
-        known = self._models.get(name)
-        if known is not None:
-            return known.info
-        if name == OFFLINE:
-            return (await self._make_model(name)).info
-        endpoint = self._endpoint(name)
-        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
-        told = learned.get("context_window")
-        return endpoint.info(
-            window=endpoint.context_window or (told if isinstance(told, int) and told > 0 else None),
-            max_output_tokens=endpoint.max_output_tokens,
-            takes_images=endpoint.takes_images,
-        )
-
     async def _more_models(self) -> tuple[str, ...]:
-        """What the endpoint says it serves; nothing where it does not say so soon."""
-        name = self._settings.model.name
-        if not name or name == OFFLINE:
+        """What the default model's endpoint says it serves; nothing where it does not say so soon."""
+        name = self._offered[0] if self._offered else OFFLINE
+        if name == OFFLINE:
             return ()
-        from crow.llm.chat_completions import ChatCompletions
-
         try:
-            model = await self._model(name)
-            assert isinstance(model, ChatCompletions)
             with anyio.fail_after(MODELS_WAIT_S):
-                told = (await model.models())[:MOST_MODELS]
+                model = await open_model(target_of(name, self._settings), self._store)
+                try:
+                    told = await model.models()
+                finally:
+                    await model.close()
         except (CrowError, TimeoutError) as error:
             logger.info("The endpoint's models are not known: %s", error)
             return ()
-        self._offered += [one for one in told if one not in self._offered]
-        return told
+        names = [self._named_at(name, each.name) for each in told[:MOST_MODELS]]
+        self._offered += [each for each in dict.fromkeys(names) if each and each not in self._offered]
+        return tuple(self._offered)
+
+    def _named_at(self, default: str, model: str) -> str:
+        """How a model of the default's endpoint is called here; empty if nothing names it."""
+        there = target_of(default, self._settings).base_url
+        provider, _, _ = default.partition("/")
+        for name in (model, f"{provider}/{model}"):
+            target = target_of(name, self._settings)
+            if (target.base_url, target.model) == (there, model):
+                return name
+        return ""
 
     async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:
-            from crow.llm.offline import OfflineModel
+            return self._offline()
+        return await open_model(target_of(name, self._settings), self._store)
 
-            window = self._settings.model.named(name).context_window
-            return OfflineModel() if window is None else OfflineModel(context_window=window)
-        from crow.llm.chat_completions import ChatCompletions
+    def _offline(self) -> OfflineModel:
+        from crow.llm.offline import OfflineModel
 
-        endpoint = self._endpoint(name)
-        learned = {} if self._store is None else await self._store.learned(endpoint.base_url, endpoint.model)
-        return ChatCompletions(endpoint, memory=self._store, learned=learned)
+        window = self._settings.model.named(OFFLINE).context_window
+        return OfflineModel() if window is None else OfflineModel(context_window=window)
+
+
+def find_hooks(group: str) -> list[NamedHook]:
+    """The functions that installed packages register in an entry point group."""
+    from importlib.metadata import entry_points  # reads every installed package's metadata: only when it is needed
+
+    return [(f"{point.name} ({point.value})", point.load) for point in entry_points(group=group)]
 
 
 class Imports:

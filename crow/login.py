@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from crow.domain.errors import ConfigError, CrowError, ModelError
-from crow.settings import Loaded, ModelSettings
+from crow.domain.errors import ConfigError, CrowError
+from crow.domain.messages import SystemMessage, Text, UserMessage
+from crow.endpoints import open_model
+from crow.llm import Request
+from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
 from crow.settings.written import save_model_settings
 
-__all__ = ["Trial", "log_in"]
+if TYPE_CHECKING:
+    from crow.llm.chat_completions import ChatCompletions
+
+__all__ = ["log_in"]
 
 SHOWN_MODELS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """How answers are tried. `models` gives what the endpoint lists, `ask` sends one short request; both raise
-    ModelError with the reason."""
-
-    models: Callable[[ModelSettings], Awaitable[Sequence[str]]]
-    ask: Callable[[ModelSettings], Awaitable[None]]
-
-
-async def log_in(loaded: Loaded, trial: Trial) -> int:
+async def log_in(loaded: Loaded) -> int:
     """Hold the dialogue; 0 when the settings were written.
 
     :raises ConfigError: an answer that no setting can have, or a file that cannot be written.
@@ -44,13 +41,13 @@ async def log_in(loaded: Loaded, trial: Trial) -> int:
     key = _ask_secretly("Key (none for a local server)", kept=same and now.api_key is not None)
     known = now.api_key.get_secret_value() if same and now.api_key is not None else ""
     key = key or known
-    await _show_models(_settings(base_url=base_url, api_key=key or None), trial)
+    await _show_models(_settings(base_url=base_url, api_key=key or None))
     name = _ask("Model", now.name or "")
     settings = _settings(base_url=base_url, api_key=key or None, name=name or None)
     if settings.name is None:
         print("No model was named; nothing was written.")
         return 1
-    if not await _works(settings, trial) and not _ask("Write it all the same? [y/N]", "").lower().startswith("y"):
+    if not await _works(settings) and not _ask("Write it all the same? [y/N]", "").lower().startswith("y"):
         print("Nothing was written.")
         return 1
     file = loaded.paths.config_file
@@ -93,10 +90,18 @@ def _settings(**values: str | None) -> ModelSettings:
         ) from None
 
 
-async def _show_models(settings: ModelSettings, trial: Trial) -> None:
+async def _opened(settings: ModelSettings) -> ChatCompletions:
+    return await open_model(target_of(settings.name or "", Settings(model=settings)), None)
+
+
+async def _show_models(settings: ModelSettings) -> None:
     try:
-        names = await trial.models(settings)
-    except ModelError as error:
+        model = await _opened(settings)
+        try:
+            names = [each.name for each in await model.models()]
+        finally:
+            await model.close()
+    except CrowError as error:
         print(f"(Its models are not known: {error})")
         return
     if names:
@@ -104,10 +109,20 @@ async def _show_models(settings: ModelSettings, trial: Trial) -> None:
         print(f"It offers {', '.join(names[:SHOWN_MODELS])}{more}.")
 
 
-async def _works(settings: ModelSettings, trial: Trial) -> bool:
+async def _works(settings: ModelSettings) -> bool:
+    if settings.name == OFFLINE:
+        return True
     print(f"Trying {settings.name} ...")
+    question = UserMessage(parts=(Text(text="Reply with the single word OK."),))
     try:
-        await trial.ask(settings)
+        model = await _opened(settings)
+        try:
+            model.check()
+            async with model.stream(Request(messages=(SystemMessage(text="You are crow."), question))) as stream:
+                async for _ in stream:
+                    pass
+        finally:
+            await model.close()
     except CrowError as error:
         print(f"That did not work: {error}")
         return False

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.settings import Settings
+from crow.store.codec import KINDS
+from crow.store.exchange import RECORDS, EntryRecord
 from crow.store.migrations import schema
 
 __all__ = ["generate"]
+
+BLOB = {
+    "type": "object",
+    "description": "Stands for the content of a blob record before it, by its sha256.",
+    "properties": {
+        "blob": {"type": "string"},
+        "encoding": {"const": "base64", "description": "The value is the base64 of the blob, not its text."},
+    },
+    "required": ["blob"],
+    "additionalProperties": False,
+}
+ASIDE = {("Prompt", "system"), ("Prompt", "tools"), ("Image", "data"), ("File", "before")}
+PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
 
 
 class WithoutTitles(GenerateJsonSchema):
@@ -28,7 +46,74 @@ def generate() -> dict[str, str]:
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
     }
-    return {"config.schema.json": json.dumps(settings, indent=2) + "\n", "store.sql": schema()}
+    return {
+        "config.schema.json": _text(settings),
+        "export.schema.json": _text(_export_schema()),
+        "store.sql": schema(),
+    }
+
+
+def _export_schema() -> JsonSchemaValue:
+    """The schema of one line, from the dataclasses of the exchange format and of the domain."""
+    kinds: dict[str, type] = {kind: cls for cls, kind in KINDS.items()}
+    adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
+        (cls, "serialization", TypeAdapter(cls)) for cls in (*RECORDS.values(), *kinds.values())
+    ]
+    _, whole = TypeAdapter.json_schemas(adapters, ref_template="#/$defs/{model}", schema_generator=WithoutTitles)
+    definitions = whole["$defs"]
+    for name, definition in definitions.items():
+        _close(name, definition)
+    for name, part in PARTS.items():
+        _tag(definitions[name], part)
+    definitions["Image"]["properties"].pop("type")
+    definitions["Image"]["required"].remove("type")
+    definitions["ImagePart"] = json.loads(json.dumps(definitions["Image"]))
+    _tag(definitions["ImagePart"], "image")
+    for option in definitions["User"]["properties"]["parts"]["items"]["anyOf"]:
+        if option["$ref"].endswith("/Image"):
+            option["$ref"] += "Part"
+    for kind, record in RECORDS.items():
+        _tag(definitions[record.__name__], kind)
+    entry = definitions[EntryRecord.__name__]
+    entry["properties"]["kind"] = {"enum": list(kinds)}
+    entry["allOf"] = [
+        {
+            "if": {"properties": {"kind": {"const": kind}}},
+            "then": {"properties": {"body": {"$ref": f"#/$defs/{cls.__name__}"}}},
+        }
+        for kind, cls in kinds.items()
+    ]
+    module = inspect.getmodule(EntryRecord)
+    return {
+        "$schema": GenerateJsonSchema.schema_dialect,
+        "title": "A line of a crow export",
+        "description": inspect.getdoc(module),
+        "oneOf": [{"$ref": f"#/$defs/{record.__name__}"} for record in RECORDS.values()],
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _close(name: str, definition: dict[str, Any]) -> None:
+    """What crow writes: every key, and no other. What is put aside is a reference to a blob."""
+    properties = definition["properties"]
+    definition.pop("title", None)
+    definition["required"] = list(properties)
+    definition["additionalProperties"] = False
+    definition["description"] = " ".join(definition.get("description", "").replace("`", "").split())
+    for key, value in properties.items():
+        value.pop("default", None)
+        if (name, key) in ASIDE:
+            is_optional = "anyOf" in value
+            properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
+
+
+def _tag(definition: dict[str, Any], kind: str) -> None:
+    definition["properties"] = {"type": {"const": kind}, **definition["properties"]}
+    definition["required"] = ["type", *definition["required"]]
+
+
+def _text(value: JsonSchemaValue) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -105,6 +105,7 @@ def test_config_prints_toml_with_sources_and_without_secrets(
         "api_key": "sk-…efgh",
         "api_key_env": "OPENAI_API_KEY",
         "takes_images": True,
+        "extra_body": {},
         "headers": {"X-Key": "hea…6789"},
     }
     sources = {line.split()[0]: line.rsplit("# ", 1)[1] for line in out.splitlines() if " = " in line}

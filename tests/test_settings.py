@@ -89,7 +89,7 @@ def test_a_flag_for_a_number_is_read_as_one(home: Path) -> None:
         ("model = 3", "model is 3; expected a table: [model]"),
         ("[model]\ncontxt_window = 3", "there is no setting model.contxt_window; did you mean model.context_window?"),
         ('[modle]\nname = "x"', "there is no setting modle.name; did you mean model.name?"),
-        ("[zzz]", "there is no setting zzz; there are models, model.name, "),
+        ("[zzz]", "there is no setting zzz; there are models, providers, model.name, "),
         ("name =", "not valid TOML: "),
     ],
 )
@@ -179,6 +179,23 @@ def test_another_model_of_the_endpoint_keeps_the_endpoint_alone(home: Path) -> N
     other = model.named("b")
     assert (other.name, other.base_url, other.secrets()) == ("b", "http://h/v1", ("k",))
     assert (other.context_window, other.takes_images) == (None, True)
+
+
+def test_the_question_for_a_summary_is_read_from_its_file_beside_the_settings(home: Path) -> None:
+    (home / "summary.md").write_text("Sum up in {words} words.", "utf-8")
+    assert load(home, 'compaction.prompt_file = "summary.md"').summary_prompt == "Sum up in {words} words."
+    assert load(home, f'compaction.prompt_file = "{home / "summary.md"}"').summary_prompt == "Sum up in {words} words."
+
+
+def test_a_missing_or_empty_file_with_that_question_is_named(home: Path) -> None:
+    assert problem(home, 'compaction.prompt_file = "nowhere.md"') == (
+        f'{home / "config.toml"}: compaction.prompt_file is "nowhere.md" (No such file or directory); '
+        "expected the path of a readable UTF-8 text file"
+    )
+    (home / "summary.md").write_text(" \n", "utf-8")
+    assert problem(home, 'compaction.prompt_file = "summary.md"') == (
+        f'{home / "config.toml"}: compaction.prompt_file is "summary.md", which is empty; expected some text'
+    )
 
 
 def test_crow_home_holds_everything_and_is_made_absolute(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -10,12 +11,13 @@ from crow.domain.entries import CallRef
 from crow.domain.events import Event
 from crow.tools import Offer
 
-__all__ = ["Client", "PermissionQuestion"]
+__all__ = ["Client", "PermissionQuestion", "new_message_id", "new_session_id"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionQuestion:
-    """May this announced call run? `always` says in words what an "always" answer would cover."""
+    """May this announced call run? `always` says in words what an "always" answer would cover; empty: none is offered,
+    the question is about this once."""
 
     call: CallRef
     name: str
@@ -50,3 +52,13 @@ class Client(Protocol):
     async def elicited(self, question_id: str) -> None:
         """Tell the editor that what a `UrlQuestion` led to is done."""
         ...
+
+
+def new_session_id() -> str:
+    """A random id, the client's name for a session for ever."""
+    return f"crow-{secrets.token_hex(12)}"
+
+
+def new_message_id() -> str:
+    """A random id for a message, the client's name for it live and in replay."""
+    return f"msg_{secrets.token_hex(12)}"

@@ -65,12 +65,16 @@ class Branch:
         """The newest plan."""
         return self._projection.plan
 
+    def newest_user(self) -> Entry | None:
+        """The newest prompt that is in memory."""
+        return next((entry for entry in reversed(self.entries) if isinstance(entry.body, User)), None)
+
     def newest_user_text(self) -> str:
         """The text of the newest prompt; "" if there is none."""
-        for entry in reversed(self.entries):
-            if isinstance(entry.body, User):
-                return "\n".join(part.text for part in entry.body.parts if isinstance(part, Text))
-        return ""
+        entry = self.newest_user()
+        if entry is None or not isinstance(entry.body, User):
+            return ""
+        return "\n".join(part.text for part in entry.body.parts if isinstance(part, Text))
 
     async def publish(self, event: Event) -> None:
         """Tell the client."""
@@ -124,14 +128,18 @@ class Branch:
         """Touch the session's row only."""
         self._take_row(await self._store.update_session(self.row.id, changes))
 
+    async def move(self, to: int | None, reason: str) -> None:
+        """Stand on another entry of the conversation (None: before all), recorded under `reason`."""
+        async with self._lock:
+            with anyio.CancelScope(shield=True):  # where the store stands is where this stands
+                await self._store.move_leaf(self.row.id, leaf=self.leaf, to=to, reason=reason)
+                self._stand_on(await self._store.tail(self.row.id))
+
     async def step_back(self) -> None:
         """Move the leaf before the turn that just ended; its entries stay in the log as a branch of their own."""
-        async with self._lock:
-            first = next((entry for entry in self.entries if entry.turn == self.turn), None)
-            if first is None:
-                return
-            await self._store.move_leaf(self.row.id, leaf=self.leaf, to=first.parent, reason="refusal")
-            self._stand_on(await self._store.tail(self.row.id))
+        first = next((entry for entry in self.entries if entry.turn == self.turn), None)
+        if first is not None:
+            await self.move(first.parent, "refusal")
 
     async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
         """Keep a piece of the running stream."""

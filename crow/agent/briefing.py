@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crow.agent import new_message_id
 from crow.agent.branch import Branch
 from crow.agent.prompt import MODES, ROLE, Facts, build_prompt, changes, facts_now, facts_told
-from crow.domain.entries import NewEntry, Note, Prompt
+from crow.domain.entries import NewEntry, Note, Prompt, Remark
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerStatus
 
@@ -39,7 +40,7 @@ class Briefing:
         self._facts = await facts_now(row.cwd, row.mode, servers)
         newest = self._branch.prompt
         if newest is None or (newest.cwd, newest.model, newest.tools) != (row.cwd, row.model, self._tools):
-            await self._branch.record([NewEntry(body=await self.fresh_prompt())])
+            await self._branch.record([*place_changed(newest, row.cwd), NewEntry(body=await self.fresh_prompt())])
             self.look_back()
 
     async def fresh_prompt(self) -> Prompt:
@@ -75,3 +76,11 @@ class Briefing:
             notes.append(NewEntry(body=Note(about="mode", value=facts.mode)))
         self._told |= facts.sections()
         return text, notes
+
+
+def place_changed(before: Prompt | None, cwd: str) -> list[NewEntry]:
+    """A remark for the user where the session works in another directory than until now."""
+    if before is None or before.cwd == cwd:
+        return []
+    text = f"This session worked in {before.cwd} until now; from here on it works in {cwd}."
+    return [NewEntry(body=Remark(text=text, message_id=new_message_id()))]

@@ -2,16 +2,19 @@
 
 Strategy: one task reads the stream into a buffer; another shows it: the first piece at once, later ones coalesced so
 that a piece waits at most 15 ms, and what was shown is saved with the first piece and then once a second at most. The
-reader waits when the client is slow, so memory stays bounded. Knows nothing of where text goes or is kept.
+reader waits when the client is slow, so memory stays bounded. An answer that continues another is shown without what it
+repeats. Knows nothing of where text goes or is kept.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import anyio
 
 from crow.agent.branch import Branch
+from crow.agent.overlap import Overlap, without_overlap
 from crow.domain.errors import ModelError, StoreError
 from crow.domain.events import NoticeShown, TextShown, ThoughtShown
 from crow.domain.messages import Answer
@@ -25,10 +28,13 @@ BUFFER_CHARS = 512 * 1024
 
 
 class Draft:
-    """What was shown of an answer so far: `text`, `thought`."""
+    """What was shown of an answer so far: `text`, `thought`. `before` is the text that the answer continues."""
 
-    def __init__(self, branch: Branch, message_id: str) -> None:
+    def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
         self.message_id = message_id
+        self._before = before
+        self._overlap = Overlap(before)
+        self._told_of_retry = False
         self._branch = branch
         self._pending: list[Delta] = []
         self._pending_chars = 0
@@ -53,7 +59,7 @@ class Draft:
         return "".join(self._thoughts)
 
     async def follow(self, stream: Stream) -> Answer:
-        """Show the stream until it ends; everything read was shown when this returns or raises.
+        """Show the stream until it ends, and return its answer; everything read was shown when this returns or raises.
 
         :raises ~crow.domain.errors.ModelError: as the stream does.
         :raises ~crow.domain.errors.StoreError: a piece could not be saved.
@@ -72,7 +78,8 @@ class Draft:
             raise self._failure
         if failure is not None:
             raise failure
-        return stream.answer
+        answer = stream.answer
+        return replace(answer, text=without_overlap(self._before, answer.text)) if self._before else answer
 
     async def _put(self, delta: Delta) -> None:
         self._pending.append(delta)
@@ -96,6 +103,7 @@ class Draft:
                 if not self._ended.is_set():
                     with anyio.move_on_after(PIECE_WAIT_S):
                         await self._ended.wait()
+            await self._show_text(self._overlap.finish())
         except StoreError as error:
             self._failure = error
             reading.cancel()  # nobody may go on reading what cannot be kept
@@ -112,16 +120,23 @@ class Draft:
     async def _publish(self, delta: Delta) -> None:
         match delta:
             case TextDelta(text=text):
-                self._shown.append(text)
-                self._unsaved_text.append(text)
-                await self._branch.publish(TextShown(message_id=self.message_id, text=text))
+                await self._show_text(self._overlap.feed(text))
             case ThoughtDelta(text=text):
                 self._thoughts.append(text)
                 self._unsaved_thought.append(text)
                 await self._branch.publish(ThoughtShown(message_id=self.message_id, text=text))
             case Retrying(reason=reason, wait_s=wait_s):
+                if self._told_of_retry:
+                    return
+                self._told_of_retry = True
                 title = f"{reason} Trying again in {wait_s:.0f} s." if wait_s >= 1 else f"{reason} Trying again."
                 await self._branch.publish(NoticeShown(severity="warning", title=title))
+
+    async def _show_text(self, text: str) -> None:
+        if text:
+            self._shown.append(text)
+            self._unsaved_text.append(text)
+            await self._branch.publish(TextShown(message_id=self.message_id, text=text))
 
     async def _save(self) -> None:
         now = time.monotonic()

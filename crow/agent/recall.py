@@ -1,6 +1,7 @@
 """The log port: what tools may ask of the session's own log.
 
-Strategy: `recall` searches the stored path, compacted entries included, and returns entries as text with their ids;
+Strategy: `recall` searches the session's stored path, compacted entries included: what was said through the index,
+calls and what they gave by a bounded scan. It returns places with the ids of their entries, or one entry as text;
 `before_change` stores what a file held before a call changes it. Reads through the store, writes through the branch.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 from crow.agent.branch import Branch
@@ -20,6 +22,7 @@ from crow.domain.entries import (
     File,
     NewEntry,
     Reminder,
+    Skill,
     ToolResult,
     User,
 )
@@ -27,6 +30,9 @@ from crow.domain.messages import Image, Link, Resource, Text
 from crow.store import Store
 
 __all__ = ["BranchLog"]
+
+RECALLS = frozenset({"recall"})
+AROUND = 300
 
 
 class BranchLog:
@@ -37,17 +43,36 @@ class BranchLog:
         self._branch = branch
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
-        """See :class:`crow.tools.Log`."""
-        if entry is not None:
-            found = await self._store.entry(entry)
-            if found is None or found.conversation != self._branch.row.conversation:
-                return f"There is no entry {entry} in this conversation. Search with a query instead."
-            return f"Entry {found.id} ({kind_of(found)}):\n{text_of(found)}"
-        hits = await self._store.search(query or "", session_id=self._branch.row.id, limit=limit)
-        if not hits:
-            return f"Nothing in this conversation matches {json.dumps(query, ensure_ascii=False)}."
-        lines = [f"entry {hit.entry} ({hit.kind}): {' '.join(hit.snippet.split())}" for hit in hits]
-        return "\n".join([*lines, "Give an entry's number to read it whole."])
+        """See :class:`crow.tools.Log`. With both, the places of `query` in that entry."""
+        if entry is None:
+            return await self._search(query or "", limit)
+        found = await self._store.entry(entry, session_id=self._branch.row.id)
+        if found is None:
+            return f"There is no entry {entry} in this conversation. Search with a query instead."
+        text = text_of(found)
+        if not query:
+            return f"Entry {found.id} ({kind_of(found)}):\n{text}"
+        places = places_in(text, query, limit)
+        if not places:
+            return f"Entry {found.id} ({kind_of(found)}, {len(text):,} characters) does not hold {quoted(query)}."
+        return "\n".join([f"Entry {found.id} ({kind_of(found)}, {len(text):,} characters):", *places])
+
+    async def _search(self, query: str, limit: int) -> str:
+        session = self._branch.row.id
+        said = await self._store.search(query, session_id=session, limit=limit)
+        # its own calls hold the words that it looks for
+        rest = await self._store.scan(query, session_id=session, limit=limit, without=RECALLS)
+        # what was said wins over the same entry's calls; a title is no entry
+        hits = {hit.entry: hit for hit in (*rest.hits, *said) if hit.kind != "title"}
+        newest = [hits[entry] for entry in sorted(hits, reverse=True)[:limit]]
+        lines = [f"entry {hit.entry} ({hit.kind}): {' '.join(hit.snippet.split())}" for hit in newest]
+        if lines:
+            lines.append("Give an entry's number to read it whole, with a query to see only the places in it.")
+        else:
+            lines.append(f"Nothing in this conversation holds {quoted(query)}.")
+        if rest.stopped_at is not None and len(newest) < limit:
+            lines.append(f"Calls and their outputs before entry {rest.stopped_at} were not looked through.")
+        return "\n".join(lines)
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """See :class:`crow.tools.Log`."""
@@ -66,6 +91,26 @@ class BranchLog:
         )
 
 
+def quoted(query: str) -> str:
+    return json.dumps(query, ensure_ascii=False)
+
+
+def places_in(text: str, query: str, limit: int) -> list[str]:
+    """Lines with the surroundings of each word of `query` in `text`, in order, and where each begins."""
+    words = "|".join(re.escape(word) for word in query.split())
+    places: list[str] = []
+    end = 0
+    for match in re.finditer(words, text, re.IGNORECASE) if words else ():
+        if match.start() < end:
+            continue  # shown with the one before
+        start, end = max(0, match.start() - AROUND), match.end() + AROUND
+        if len(places) == limit:
+            places.append("There are more; narrow the query.")
+            break
+        places.append(f"[at character {start:,}] {text[start:end]}")
+    return places
+
+
 def kind_of(entry: Entry) -> str:
     return type(entry.body).__name__.lower()
 
@@ -81,7 +126,7 @@ def text_of(entry: Entry) -> str:
             return f"{name}:\n{text}"
         case Checkpoint(summary=summary):
             return summary
-        case Reminder(text=text):
+        case Reminder(text=text) | Skill(text=text):
             return text
         case Command(text=text, answer=answer):
             return f"{text}\n{answer}"

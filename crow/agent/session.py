@@ -19,19 +19,20 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from crow.agent import Client, commands
+from crow.agent import Client, commands, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor, measure
-from crow.agent.compaction.window import window_of
+from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
 from crow.agent.links import with_contents
 from crow.agent.recall import BranchLog
 from crow.agent.templates import Template
-from crow.agent.turn import Turn, new_message_id
+from crow.agent.turn import Turn
+from crow.agent.unstored import RETRY_S, Unstored
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, LeafMoved, StoreError
+from crow.domain.errors import CrowError, StoreError
 from crow.domain.events import ContextMeasured, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import Part, Text
+from crow.domain.rendering import parts_text
 from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
 from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
@@ -41,8 +42,12 @@ __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 logger = logging.getLogger(__name__)
 
 TITLE_CHARS = 80
+SMALL_CHARS = 2_000
+"""A prompt of no more characters is a small part of every window."""
+
 SERVER_GRACE_S = 1.0
 END_S = 5.0
+RENEW_S = 20.0
 
 
 class WaitableToolbox(Toolbox, Protocol):
@@ -72,16 +77,17 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name, or raises AuthError or ConfigError; `model_info` is what is known of it without loading anything."""
+    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
     model: Callable[[str], Awaitable[Model]]
-    model_info: Callable[[str], Awaitable[ModelInfo]]
+    info: Callable[[str], ModelInfo]
     open_toolbox: OpenToolbox
     settings: SessionSettings
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
+    hooks: Hooks = field(default_factory=Hooks)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -121,6 +127,7 @@ class Session:
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
         self._briefing = Briefing(self._branch)
+        self._unstored = Unstored(adapters.store, self._branch)
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
@@ -250,12 +257,11 @@ class Session:
         await self._branch.publish(OptionsChanged())
 
     async def measured(self) -> ContextMeasured:
-        """How full the context is, without loading anything."""
-        branch, row = self._branch, self._branch.row
-        info = await self._adapters.model_info(row.model)
-        used = measure(branch.context(), branch.entries, info.endpoint, row.calibration).used
-        cost = row.cost if info.input_price is not None else None
-        return ContextMeasured(used=used, size=window_of(info, row.metadata), cost=cost)
+        """How full the context is, without loading anything.
+
+        :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
+        """
+        return (await self._gauge(self._info)).reading()
 
     async def close(self) -> None:
         """Cancel, and wait until the session's task has ended."""
@@ -273,8 +279,8 @@ class Session:
                     if self._queue:
                         await self._serve(self._queue[0], background)
                     else:
-                        self._wake = anyio.Event()
-                        await self._wake.wait()
+                        await self._rest()
+                await self._unstored.close()
                 self._tools_unwanted.set()
                 self._tools_wanted.set()
         finally:
@@ -284,6 +290,14 @@ class Session:
                 waiter.done.set()
             self._queue.clear()
             self._ended.set()
+
+    async def _rest(self) -> None:
+        """Wait for a prompt or the close; meanwhile, what could not be stored is tried again now and then."""
+        self._wake = anyio.Event()
+        with anyio.move_on_after(RETRY_S if self._unstored else None) as scope:
+            await self._wake.wait()
+        if scope.cancelled_caught:
+            await self._unstored.settle_if_possible()
 
     async def _keep_toolbox(self) -> None:
         """Open the tools when they are first wanted, and close them in the same task, outside of any turn's scope."""
@@ -314,6 +328,7 @@ class Session:
         await waiter.stored.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
+        background.start_soon(self._show_life, waiter)
         try:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
@@ -327,10 +342,21 @@ class Session:
             waiter.done.set()
         background.start_soon(self._workspace.reap)
 
+    async def _show_life(self, waiter: Waiter) -> None:
+        """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
+        while not waiter.done.is_set():
+            with anyio.move_on_after(RENEW_S):
+                await waiter.done.wait()
+                return
+            try:
+                await self._adapters.store.renew_lease(self.id)
+            except StoreError as error:
+                logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
+
     async def _answer(self, waiter: Waiter) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
         command = commands.parse(waiter.text) if waiter.seq is None else None
-        turn: Turn | None = None
+        self._turn = None
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
@@ -338,34 +364,43 @@ class Session:
             await self._begin(moved)
             if command is not None:
                 await self._command(waiter, command)
-                end = TurnEnd(stop=waiter.stop)
             else:
-                turn = self._turn = await self._make_turn()
-                waiter.stop = await turn.run()
-                end = TurnEnd(stop=waiter.stop)
+                waiter.stop = await self._run_turn()
+            end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
             waiter.stop = "cancelled"
-            await self._end(turn, TurnEnd(stop="cancelled"))
+            await self._end(TurnEnd(stop="cancelled"))
             raise
         except CrowError as error:
-            await self._end(turn, TurnEnd(stop="error", detail=str(error)))
+            await self._end(TurnEnd(stop="error", detail=str(error)))
             raise
         except Exception:
             logger.exception("The turn failed")
-            await self._end(turn, TurnEnd(stop="error", detail="Internal error"))
+            await self._end(TurnEnd(stop="error", detail="Internal error"))
             raise
-        await self._end(turn, end)
+        await self._end(end)
 
     async def _claim(self, waiter: Waiter) -> bool:
         try:
-            start = await self._branch.claim(waiter.seq)
+            await self._unstored.settle()
+            start = await self._branch.claim(waiter.seq, cut=await self._cut(waiter))
         except StoreError:
             if waiter.seq is not None:  # the caller is told, and asks again
-                await self._adapters.store.drop_prompt(self.id, waiter.seq)
+                await self._unstored.drop_prompt(waiter.seq)
             raise
         if start.moved:
             self._briefing.look_back()
         return start.moved
+
+    async def _cut(self, waiter: Waiter) -> int | None:
+        """How many characters of a huge prompt the model may see; None: all of them."""
+        text = parts_text(waiter.parts)
+        if waiter.seq is None or len(text) <= SMALL_CHARS:
+            return None
+        return (await self._gauge(self._info)).cut_prompt(text)
+
+    def _info(self) -> ModelInfo:
+        return self._adapters.info(self._branch.row.model)
 
     async def _begin(self, moved: bool) -> None:
         row = self._branch.row
@@ -376,20 +411,26 @@ class Session:
             await self._branch.change(SessionChanges(title=title))
             await self._branch.publish(TitleChanged(title=title))
 
-    async def _make_turn(self) -> Turn:
+    async def _run_turn(self) -> StopReason:
         compactor, toolbox = await self._prepare()
-        config, steps = self._branch.row.config, self._adapters.settings.steps_per_turn
-        most = config.get("max_turns")
-        level = config.get("thought_level")
-        return Turn(
+        steps, most = self._adapters.settings.steps_per_turn, self._branch.row.config.get("max_turns")
+        self._turn = Turn(
             self._branch,
             self._client,
             compactor,
             toolbox,
             steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
             briefing=self._briefing,
-            thought_level=level if isinstance(level, str) else "",
         )
+        return await self._turn.run()
+
+    async def _run_prompt(self, prompt: User) -> StopReason:
+        await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
+        return await self._run_turn()
+
+    async def _move(self, to: int | None, reason: str) -> None:
+        await self._branch.move(to, reason)
+        self._briefing.look_back()
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
@@ -400,11 +441,27 @@ class Session:
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
-        settings = self._adapters.settings.compaction
-        auto = self._branch.row.config.get("auto_compact")
-        if isinstance(auto, bool):
-            settings = replace(settings, auto=auto)
-        return Compactor(self._branch, model, settings, self._briefing.fresh_prompt), toolbox
+        return await self._make_compactor(model), toolbox
+
+    async def _make_compactor(self, model: Model) -> Compactor:
+        settings = self._compaction()
+        other = settings.compact_model if settings.compact_model != self._branch.row.model else ""
+        helpers = Helpers(
+            fresh_prompt=self._briefing.fresh_prompt,
+            compact_model=await self._adapters.model(other) if other else None,
+            hooks=self._adapters.hooks,
+        )
+        return Compactor(await self._gauge(lambda: model.info), model, helpers)
+
+    async def _gauge(self, info: Callable[[], ModelInfo]) -> Gauge:
+        window = Window(self._adapters.store)
+        await window.look_up(info())
+        return Gauge(self._branch, info, self._compaction(), window)
+
+    def _compaction(self) -> CompactionSettings:
+        """As configured, unless the session was told otherwise."""
+        settings, auto = self._adapters.settings.compaction, self._branch.row.config.get("auto_compact")
+        return replace(settings, auto=auto) if isinstance(auto, bool) else settings
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -427,6 +484,8 @@ class Session:
             compactor=compactor,
             set_mode=self.set_mode,
             set_model=self.set_model,
+            move=self._move,
+            run_prompt=self._run_prompt,
         )
         answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())
@@ -434,21 +493,24 @@ class Session:
         if desk.follow_up is not None:
             waiter.stop = await desk.follow_up(entry)
 
-    async def _end(self, turn: Turn | None, end: TurnEnd) -> None:
-        """Store what is left of the turn together with its end, give the turn back, whatever happens meanwhile."""
-        self._turn = None
+    async def _end(self, end: TurnEnd) -> None:
+        """Store what is left of the turn together with its end and give the turn back, whatever happens meanwhile."""
+        turn, self._turn = self._turn, None
+        left = [*turn.leftover(), *turn.unseen()] if turn is not None else []
+        self._unstored.keep([*left, NewEntry(body=end)])
+        if turn is not None:
+            with anyio.move_on_after(END_S, shield=True):
+                await turn.end_open()
         with anyio.move_on_after(END_S, shield=True):
-            left = await turn.abandon() if turn is not None else []
             try:
-                await self._branch.record([*left, NewEntry(body=end)], release=True)
-            except LeafMoved:
-                logger.exception("Session %s was changed by others during its turn", self.id)
-            except StoreError:
-                if end.stop != "error":
+                await self._unstored.settle()
+            except StoreError as error:
+                if end.stop not in ("error", "cancelled"):  # those have an answer already
                     raise
-                logger.exception("The end of a failed turn could not be stored")
+                logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
             await self._branch.step_back()
+            self._briefing.look_back()
 
 
 def title_from(text: str) -> str:

@@ -13,10 +13,10 @@ model are raised; failures of tools are text for the model. Knows protocols only
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
+from typing import get_args
 
-from crow.agent import Client
+from crow.agent import Client, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.calls import Calls
@@ -24,12 +24,20 @@ from crow.agent.compaction import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, User
-from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, TurnError
-from crow.domain.messages import Answer
-from crow.llm import Request
+from crow.domain.errors import (
+    ContextOverflow,
+    ModelTimeout,
+    NetworkError,
+    Overloaded,
+    ProtocolError,
+    RateLimited,
+    TurnError,
+)
+from crow.domain.messages import Answer, JsonObject
+from crow.llm import Request, ThoughtLevel
 from crow.tools import Toolbox
 
-__all__ = ["Turn", "new_message_id"]
+__all__ = ["Turn"]
 
 CUT_CHARS = 48_000
 CONTINUE = (
@@ -58,16 +66,15 @@ class Turn:
         *,
         steps: int,
         briefing: Briefing,
-        thought_level: str = "",
     ) -> None:
         self._branch = branch
         self._model = compactor.model
         self._compactor = compactor
+        self._gauge = compactor.gauge
         self._calls = Calls(branch, client, toolbox, self._seen_by_model)
         self._draft: Draft | None = None
         self._steps = steps
         self._briefing = briefing
-        self._thought_level = thought_level
         self._steered: list[User] = []
 
     def steer(self, prompt: User) -> None:
@@ -98,25 +105,26 @@ class Turn:
         return "max_turn_requests"
 
     def _seen_by_model(self, text: str, beside: int) -> int:
-        return min(CUT_CHARS, self._compactor.cut_chars(text, beside=beside))
+        chars = self._gauge.cut_result(text, beside=beside)
+        return min(CUT_CHARS, len(text) if chars is None else chars)
 
-    async def abandon(self) -> list[NewEntry]:
-        """End what is open towards the client and return what was shown but not stored, to be stored with the end."""
+    async def end_open(self) -> None:
+        """Tell the client that the calls which have no result yet are over."""
         await self._calls.end_open()
-        return [*self._leftover(), *self._steering()]
 
-    def _leftover(self) -> list[NewEntry]:
-        draft, self._draft = self._draft, None
+    def leftover(self) -> list[NewEntry]:
+        """What was shown of an answer but is not stored, as an interrupted one."""
+        draft = self._draft
         if draft is None or not (draft.text or draft.thought):
             return []
         return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
 
     async def _take_steering(self) -> None:
         if self._steered:
-            await self._branch.record(self._steering())
+            await self._branch.record(self.unseen())
 
-    def _steering(self) -> list[NewEntry]:
-        """What the user said meanwhile; storing it takes it out of the inbox."""
+    def unseen(self) -> list[NewEntry]:
+        """What the user said meanwhile and the model has not seen; storing it takes it out of the inbox."""
         steered, self._steered = self._steered, []
         return [NewEntry(body=prompt) for prompt in steered]
 
@@ -127,41 +135,46 @@ class Turn:
             await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
 
     async def _ask(self) -> Step:
-        """One model response, stored and shown. A stream that broke after text was shown is continued once, a request
-        that was too long is sent once more after a compaction."""
+        """One model response, stored and shown. A stream that broke after text was shown is continued once, without
+        what it repeats; a request that was too long is sent once more after a compaction."""
         continued = compacted = False
+        before = ""
         while True:
             try:
-                return await self._ask_once()
+                return await self._ask_once(before)
             except ContextOverflow as error:
                 if compacted or not await self._compactor.overflowed(error):
                     raise
                 compacted = True
-            except (NetworkError, ModelTimeout, Overloaded, ProtocolError):
-                shown = self._leftover()
+            except (NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited):
+                text = self._draft.text if self._draft is not None else ""
+                shown = self.leftover()
                 if not shown:
                     raise
                 await self._branch.record(shown)
+                self._draft = None
                 if continued:
                     raise
                 continued = True
-                await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
+                if text.strip():  # of reasoning alone the model has nothing to go on from: it is simply asked again
+                    before = text
+                    await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
-    async def _ask_once(self) -> Step:
+    async def _ask_once(self, before: str) -> Step:
         context = self._branch.context()
         request = Request(
             messages=context.messages,
             tools=context.tools,
-            max_output_tokens=self._compactor.max_output_tokens(),
+            max_output_tokens=self._gauge.max_output_tokens(),
             cache_key=self._branch.row.id,
-            thought_level=self._thought_level,
+            thought_level=thought_level_in(self._branch.row.config),
         )
-        self._draft = draft = Draft(self._branch, new_message_id())
+        self._draft = draft = Draft(self._branch, new_message_id(), before=before)
         async with self._model.stream(request) as stream:
             answer = await draft.follow(stream)
         (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
         self._draft = None
-        await self._compactor.tell()
+        await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
         return Step(entry=entry, answer=entry.body)
 
@@ -181,7 +194,7 @@ class Turn:
             model=info.name,
             usage=answer.usage,
             cost=cost_of(answer.usage, info),
-            estimate=self._compactor.estimate(),
+            estimate=self._gauge.estimate(),
         )
 
     def _stop_reason(self, answer: Assistant) -> StopReason:
@@ -194,6 +207,7 @@ class Turn:
         return "end_turn"
 
 
-def new_message_id() -> str:
-    """A random id for a message, the client's name for it live and in replay."""
-    return f"msg_{secrets.token_hex(12)}"
+def thought_level_in(config: JsonObject) -> ThoughtLevel | None:
+    """How much the model is to think by the session's own choice; None leaves it to the configuration."""
+    level = config.get("thought_level")
+    return next((known for known in get_args(ThoughtLevel) if known == level), None)

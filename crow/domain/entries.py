@@ -23,6 +23,7 @@ __all__ = [
     "Diff",
     "Entry",
     "File",
+    "KeptSkill",
     "Location",
     "Mask",
     "NewEntry",
@@ -146,7 +147,7 @@ class Started:
 class File:
     """What a file held before a built-in tool changed it: `before` is None if it did not exist.
 
-    `after_hash` is the sha256 (hex) of what the tool wrote.
+    `after_hash` is the sha256 (hex) of what the tool wrote; empty if it removed the file.
     """
 
     call: CallRef
@@ -183,13 +184,23 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSkill:
+    """A skill that was given before a checkpoint: `text` is cut to its share, empty if there was no room for it."""
+
+    entry: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What a compaction writes.
 
-    Entries of the path before `first_kept` are covered: the model sees `summary`, `pins` and the files instead.
-    `first_kept` None means that nothing before the checkpoint is kept. Token numbers are estimates of the whole
-    request. `method` says how the summary was made. `lists_cut`: when set, the model sees at most so many characters
-    of the plan and the lists of files, newest first.
+    Entries of the path before `first_kept` are covered: the model sees `summary`, `pins`, `skills` and the files
+    instead; `first_covered` and `last_covered` are the ids at their ends. `first_kept` None means that nothing
+    before the checkpoint is kept. Token numbers are estimates of the whole request. `method` says how the summary was
+    made. `lists_cut`: when set, the model sees at most so many characters of the plan and the lists of files, newest
+    first.
     """
 
     compaction_id: str
@@ -201,11 +212,14 @@ class Checkpoint:
     mode: str = ""
     plan: tuple[PlanItem, ...] = ()
     reason: Literal["threshold", "overflow", "command", "model"] = "threshold"
-    method: Literal["prefix", "serialised", "fallback"] = "fallback"
+    method: Literal["prefix", "serialised", "fallback", "hook"] = "fallback"
     tokens_before: int = 0
     tokens_after: int = 0
     model_calls: int = 0
     lists_cut: int | None = None
+    skills: tuple[KeptSkill, ...] = ()
+    first_covered: int | None = None
+    last_covered: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ __all__ = [
     "ModeChanged",
     "NoticeShown",
     "OptionsChanged",
+    "SummaryShown",
     "TextShown",
     "ThoughtShown",
     "TitleChanged",
@@ -97,6 +98,14 @@ class CompactionChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryShown:
+    """A piece of the summary that a compaction is writing; empty: what was shown of it so far does not count."""
+
+    compaction_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeShown:
     """Something the user should know now, not part of the history (a retry, a slow server)."""
 
@@ -138,6 +147,7 @@ Event: TypeAlias = (
     | CallEnded
     | ContextMeasured
     | CompactionChanged
+    | SummaryShown
     | NoticeShown
     | TitleChanged
     | ModeChanged

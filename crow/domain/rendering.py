@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from crow.domain.entries import Assistant, Checkpoint, PlanItem, Reminder, Skill, ToolResult, User
+from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
 from crow.domain.messages import (
     AssistantMessage,
     Image,
@@ -162,8 +162,11 @@ def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def checkpoint_message(body: Checkpoint) -> UserMessage:
-    """Summary, pinned messages, files and plan as one message of the user role."""
-    sections = [CHECKPOINT_HEAD, body.summary.strip()]
+    """Summary, pinned messages, files, plan and skills as one message of the user role."""
+    sections = [CHECKPOINT_HEAD]
+    if body.first_covered is not None and body.last_covered is not None:
+        sections.append(f"It stands for the entries {body.first_covered} to {body.last_covered}.")
+    sections.append(body.summary.strip())
     if body.pins:
         sections.append("## Messages of the user, word for word")
         sections += [f'<message entry="{pin.entry}">\n{pin.text}\n</message>' for pin in body.pins]
@@ -179,9 +182,18 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
         shown, room = bounded_list(lines, room, share)
         if shown:
             sections.append(f"## {title}\n{shown}")
+    if body.skills:
+        sections.append("## Skills in use")
+        sections += [skill_text(skill) for skill in body.skills]
     if body.mode:
         sections.append(f"Permission mode: {body.mode}")
     return UserMessage(parts=(Text(text="\n\n".join(sections)),))
+
+
+def skill_text(skill: KeptSkill) -> str:
+    if not skill.text:
+        return f"- {skill.name} (recall with entry {skill.entry} gives it)"
+    return f'<skill name="{skill.name}" entry="{skill.entry}">\n{skill.text}\n</skill>'
 
 
 def plan_line(item: PlanItem) -> str:

@@ -71,6 +71,15 @@ class Replay:
             case _ as never:
                 assert_never(never)
 
+    def pause(self) -> tuple[Event, ...]:
+        """Results that wait for an earlier call, where the turn goes on live: the other calls are not over."""
+        return tuple(
+            event
+            for index, call in self._waiting.items()
+            if index in self._results
+            for event in told(call, self._results[index])
+        )
+
     def end(self) -> tuple[Event, ...]:
         """Results that wait for an earlier call, and an end for each call without one."""
         events: list[Event] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -19,19 +19,18 @@ from acp import RequestError, schema
 from acp.connection import Connection
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crow.domain.conversation import Replay
+from crow.agent.idle import Idle
 from crow.domain.errors import ArgumentError, AuthError, CrowError
-from crow.domain.events import Event
 from crow.frontend.content import parts_from
+from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
 from crow.frontend.failures import cancelled_request, internal_error, invalid_params, request_error
 from crow.frontend.frames import RequestId
 from crow.frontend.handshake import CONFIGURED, initialize_answer
 from crow.frontend.opening import NULLABLE, opening_from, session_info
 from crow.frontend.options import mode_named, option_chosen
 from crow.frontend.params import client_capabilities, client_name
-from crow.frontend.replayed import Replayed
 from crow.frontend.server import RequestParams, Wire
-from crow.frontend.sessions import Kit, Opened, OpenSessions
+from crow.frontend.sessions import Kit, OpenSessions
 
 __all__ = ["AcpAgent", "Kit"]
 
@@ -47,7 +46,7 @@ LOGGED_OUT = (
 
 Method = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
-WITHDRAWABLE = frozenset({"session/new", "session/load", "session/resume", "session/list"})
+WITHDRAWABLE = frozenset({"session/new", "session/fork", "session/load", "session/resume", "session/list"})
 """What `$/cancel_request` stops, besides prompts; the rest is done before such a notification can be read."""
 
 
@@ -76,6 +75,7 @@ class AcpAgent:
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         self._sessions = OpenSessions(kit)
+        self._idle = Idle(self._sessions.tidy)
         self._logged_out = False
         self._answering: set[asyncio.Task[Any]] = set()
         self._withdraw: dict[RequestId, Callable[[], None]] = {}
@@ -85,6 +85,7 @@ class AcpAgent:
             "authenticate": (schema.AuthenticateRequest, self._authenticate),
             "logout": (schema.LogoutRequest, self._logout),
             "session/new": (schema.NewSessionRequest, self._new),
+            "session/fork": (schema.ForkSessionRequest, self._fork),
             "session/load": (schema.LoadSessionRequest, self._load),
             "session/resume": (schema.ResumeSessionRequest, self._resume),
             "session/list": (schema.ListSessionsRequest, self._list),
@@ -99,6 +100,7 @@ class AcpAgent:
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
         self._sessions.attach(connection, wire, tasks)
+        tasks.start_soon(self._idle.run)
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """See :class:`crow.frontend.server.Handler`."""
@@ -139,6 +141,7 @@ class AcpAgent:
     async def close(self) -> None:
         """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered, prompts by
         `cancelled`."""
+        self._idle.stop()
         if self._answering:
             await asyncio.wait(self._answering, timeout=DRAIN_S)
         await self._sessions.close_all()
@@ -182,16 +185,25 @@ class AcpAgent:
 
     async def _new(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
-        opened = await self._sessions.create(opening_from(params))
+        opening, alias = opening_from(params), alias_named(params)
+        opened = await (self._sessions.create(opening) if alias is None else self._sessions.aliased(alias, opening))
+        self._sessions.introduce(opened)
+        return {"sessionId": opened.session.id, **self._sessions.state(opened.session)}
+
+    async def _fork(self, params: dict[str, Any]) -> dict[str, Any]:
+        self._check_logged_in()
+        opened = await self._sessions.fork(params["sessionId"], opening_from(params), entry=entry_named(params))
         self._sessions.introduce(opened)
         return {"sessionId": opened.session.id, **self._sessions.state(opened.session)}
 
     async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
+        store = await self._sessions.store()
         async with self._sessions.reopened(params["sessionId"], opening_from(params)) as opened:
-            await self._replay(opened)
+            session = opened.session
+            await opened.client.replay(store.history(session.id), goes_on=session.busy)
             self._sessions.introduce(opened)
-            return self._sessions.state(opened.session)
+            return self._sessions.state(session)
 
     async def _resume(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
@@ -199,23 +211,11 @@ class AcpAgent:
             self._sessions.introduce(opened)
             return self._sessions.state(opened.session)
 
-    async def _replay(self, opened: Opened) -> None:
-        store = await self._sessions.store()
-        history, replayed = Replay(), Replayed(self._sessions.caps)
-
-        async def tell(events: Sequence[Event]) -> None:
-            for event in events:
-                for update in replayed.updates(event):
-                    await opened.client.send(update)
-
-        async for batch in store.history(opened.session.id):
-            for entry in batch:
-                await tell(history.feed(entry))
-        await tell(history.end())
-
     async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
         store = await self._sessions.store()
-        page = await store.sessions(cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE)
+        page = await store.sessions(
+            cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE, archived=wants_archived(params)
+        )
         answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
         if page.cursor is not None:
             answer["nextCursor"] = page.cursor
@@ -227,6 +227,7 @@ class AcpAgent:
 
     async def _delete(self, params: dict[str, Any]) -> dict[str, Any]:
         await self._sessions.delete(params["sessionId"])
+        self._idle.tidy_soon()
         return {}
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +236,8 @@ class AcpAgent:
         request_id = params.request_id if isinstance(params, RequestParams) else None
         self._withdraw[request_id] = lambda: session.withdraw(waiter)
         try:
-            return {"stopReason": await session.answer(waiter)}
+            with self._idle.turn():
+                return {"stopReason": await session.answer(waiter)}
         finally:
             del self._withdraw[request_id]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -17,11 +17,14 @@ from acp import RequestError
 from acp.connection import Connection
 
 from crow.agent import PermissionQuestion
+from crow.domain.conversation import Replay
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.events import Event, ModeChanged, OptionsChanged
+from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
+from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged
 from crow.frontend.elicitation import elicitation_answer, elicitation_params
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
+from crow.frontend.replayed import Replayed
 from crow.frontend.server import Wire
 from crow.frontend.updates import Live
 
@@ -49,18 +52,52 @@ class SessionClient:
         self._live = Live(caps, cwd=cwd)
         self._options = options
         self._known = asyncio.Event()
+        self._gate = asyncio.Lock()
+        self._told = 0
 
     def open(self) -> None:
         """The editor knows the session's id from here on."""
         self._known.set()
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`."""
+        """See :class:`crow.agent.Client`. Waits while a history is replayed, and says nothing that it has told."""
         await self._known.wait()
-        for update in self._live.updates(event):
-            await self.send(update)
-        if isinstance(event, ModeChanged | OptionsChanged):
-            await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
+        async with self._gate:
+            if isinstance(event, EntryStored) and event.entry.id <= self._told and not is_passing(event.entry):
+                return
+            for update in self._live.updates(event):
+                await self.send(update)
+            if isinstance(event, ModeChanged | OptionsChanged):
+                await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
+
+    async def replay(self, history: AsyncIterator[Sequence[Entry]], *, goes_on: bool) -> None:
+        """Tell a stored history. Where a turn `goes_on` its events wait meanwhile; then what it has shown so far of its
+        answer and its open calls is told again, and the rest comes live."""
+        async with self._gate:
+            replay, replayed = Replay(), Replayed(self._caps)
+            ended: set[CallRef] = set()
+            message_id = ""
+
+            async def tell(events: Sequence[Event]) -> None:
+                for event in events:
+                    for update in replayed.updates(event):
+                        await self.send(update)
+
+            async for batch in history:
+                for entry in batch:
+                    match entry.body:
+                        case Assistant(message_id=message_id):
+                            ended.clear()
+                        case ToolResult(call=call):
+                            ended.add(call)
+                        case _:
+                            pass
+                    await tell(replay.feed(entry))
+                    self._told = max(self._told, entry.id)
+            await tell(replay.pause() if goes_on else replay.end())
+            if goes_on:
+                for update in self._live.again(ended=ended, message_id=message_id):
+                    await self.send(update)
 
     async def send(self, update: dict[str, Any]) -> None:
         """One update; into the void once the editor is gone."""
@@ -117,3 +154,8 @@ class SessionClient:
             await self._connection.send_notification(method, params)
         except ConnectionError:
             logger.debug("The editor is gone; %s not sent", method)
+
+
+def is_passing(entry: Entry) -> bool:
+    """Whether a history does not tell of the entry, though it changes what is shown live."""
+    return isinstance(entry.body, Started)

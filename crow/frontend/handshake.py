@@ -33,6 +33,7 @@ def initialize_answer(version: str, caps: ClientCapabilities) -> dict[str, Any]:
                 "resume": {},
                 "close": {},
                 "delete": {},
+                "fork": {},
                 "additionalDirectories": {},
             },
             "auth": {"logout": {}},

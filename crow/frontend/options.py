@@ -49,7 +49,7 @@ MODES: tuple[Mode, ...] = (
 
 THOUGHT_LEVELS: Mapping[str, str] = {
     "": "As the endpoint decides",
-    "minimal": "Minimal",
+    "off": "Off",
     "low": "Low",
     "medium": "Medium",
     "high": "High",

@@ -24,13 +24,14 @@ def permission_params(session_id: str, question: PermissionQuestion) -> dict[str
     content = diff_contents(announcement.diffs)
     if content:
         call["content"] = content
-    always = question.always or question.name
     options = [
         {"optionId": "allow_once", "kind": "allow_once", "name": "Allow"},
-        {"optionId": "allow_always", "kind": "allow_always", "name": f"Always allow {always}"},
+        {"optionId": "allow_always", "kind": "allow_always", "name": f"Always allow {question.always}"},
         {"optionId": "reject_once", "kind": "reject_once", "name": "Reject"},
-        {"optionId": "reject_always", "kind": "reject_always", "name": f"Always reject {always}"},
+        {"optionId": "reject_always", "kind": "reject_always", "name": f"Always reject {question.always}"},
     ]
+    if not question.always:
+        options = options[::2]
     return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
 
 

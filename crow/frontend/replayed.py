@@ -39,6 +39,7 @@ from crow.domain.events import (
     ModeChanged,
     NoticeShown,
     OptionsChanged,
+    SummaryShown,
     TextShown,
     ThoughtShown,
     TitleChanged,
@@ -81,6 +82,7 @@ class Replayed:
                 CallProgressed()
                 | ContextMeasured()
                 | CompactionChanged()
+                | SummaryShown()
                 | NoticeShown()
                 | TitleChanged()
                 | ModeChanged()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ import anyio
 import anyio.abc
 from acp.connection import Connection
 
+from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Adapters, Session
 from crow.agent.templates import Template
-from crow.domain.errors import NoSuchSession, StoreError
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.opening import Opening, session_info
@@ -86,7 +86,6 @@ class OpenSessions:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
-        self._tidying = asyncio.Lock()
 
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
@@ -111,20 +110,47 @@ class OpenSessions:
             raise NoSuchSession(session_id)
         return opened.session
 
-    async def create(self, opening: Opening) -> Opened:
-        """A session that is new."""
+    async def create(self, opening: Opening, *, alias: str | None = None) -> Opened:
+        """A session that is new. :raises ArgumentError: the alias is taken."""
         store = await self.store()
         row = await store.create_session(
             NewSession(
-                id=f"crow-{secrets.token_hex(12)}",
+                id=new_session_id(),
                 cwd=opening.cwd,
                 model=opening.model or (self._kit.models[0] if self._kit.models else ""),
                 mode=self._kit.mode,
                 additional_directories=opening.directories,
+                alias=alias,
                 config=opening.config,
             )
         )
         return self._start(Tail(row=row, entries=()), opening)
+
+    async def aliased(self, alias: str, opening: Opening) -> Opened:
+        """The session that has the alias, made if there is none."""
+        store = await self.store()
+        row = await store.named(alias)
+        if row is None:
+            try:
+                return await self.create(opening, alias=alias)
+            except ArgumentError:
+                row = await store.named(alias)  # another process may have made it just now
+                if row is None:
+                    raise
+        async with self.reopened(row.id, opening) as opened:
+            return opened
+
+    async def fork(self, session_id: str, opening: Opening, *, entry: int | None) -> Opened:
+        """A new session that goes on from another's entry (None: from where that stands)."""
+        store = await self.store()
+        row = await store.fork_session(
+            session_id,
+            new_session_id(),
+            entry=entry,
+            cwd=opening.cwd,
+            additional_directories=opening.directories,
+        )
+        return self._start(await store.open_session(row.id), opening)
 
     @asynccontextmanager
     async def reopened(self, session_id: str, opening: Opening) -> AsyncIterator[Opened]:
@@ -164,7 +190,6 @@ class OpenSessions:
             if opened is not None:
                 await opened.session.close()
             await store.delete_session(session_id)
-        self._tasks.start_soon(self._tidy, store)
 
     async def close_all(self) -> None:
         """Close every session, then the store."""
@@ -172,8 +197,12 @@ class OpenSessions:
             for opened in self._open.values():
                 tasks.start_soon(opened.session.close)
         if self._store is not None:
-            async with self._tidying:
-                await self._store.close()
+            await self._store.close()
+
+    async def tidy(self) -> None:
+        """Remove what deleted sessions left. :raises StoreError:"""
+        if self._store is not None:
+            await self._store.tidy()
 
     def warm(self) -> None:
         """Let every open session start what its first prompt will need."""
@@ -220,7 +249,7 @@ class OpenSessions:
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage(await session.measured()))
-        except StoreError as error:
+        except CrowError as error:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
         if row.title is not None:
@@ -267,14 +296,6 @@ class OpenSessions:
             logger.exception("Session %s ended with a failure", opened.session.id)
             if self._open.get(opened.session.id) is opened:
                 del self._open[opened.session.id]
-
-    async def _tidy(self, store: Store) -> None:
-        """Remove what deleted sessions left; what does not get done now is done another time."""
-        async with self._tidying:
-            try:
-                await store.tidy()
-            except StoreError as error:
-                logger.warning("Nothing was tidied: %s", error)
 
 
 def command_list(templates: Sequence[Template]) -> list[dict[str, Any]]:

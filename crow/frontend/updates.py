@@ -8,8 +8,8 @@ it build what replay shows as well. Sends nothing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, assert_never
 
 from crow.domain.entries import (
@@ -45,6 +45,7 @@ from crow.domain.events import (
     ModeChanged,
     NoticeShown,
     OptionsChanged,
+    SummaryShown,
     TextShown,
     ThoughtShown,
     TitleChanged,
@@ -71,6 +72,7 @@ __all__ = [
     "compaction",
     "mask_id",
     "plan",
+    "summary_chunks",
     "tool_call",
     "usage",
 ]
@@ -89,7 +91,19 @@ class _OpenCall:
     """An announced call. `in_terminal`: what of its output the client's terminal has; None without a terminal."""
 
     announcement: Announcement
+    name: str = ""
+    arguments: str | None = None
     in_terminal: str | None = None
+    has_started: bool = False
+
+
+@dataclass(slots=True)
+class _Streamed:
+    """The message that streams now, as far as it was shown."""
+
+    message_id: str
+    text: list[str] = field(default_factory=list)
+    thought: list[str] = field(default_factory=list)
 
 
 class Live:
@@ -102,6 +116,7 @@ class Live:
         self._cwd = cwd
         self._new_id = new_id
         self._open: dict[CallRef, _OpenCall] = {}
+        self._streamed: _Streamed | None = None
 
     def updates(self, event: Event) -> tuple[Update, ...]:
         """What `event` shows, in order. Lists of options and commands are the sender's to add."""
@@ -109,8 +124,10 @@ class Live:
             case EntryStored(entry=entry):
                 return self._stored(entry)
             case TextShown(message_id=message_id, text=text):
+                self._streams(message_id).text.append(text)
                 return agent_text(message_id, text)
             case ThoughtShown(message_id=message_id, text=text):
+                self._streams(message_id).thought.append(text)
                 return agent_thought(message_id, text)
             case CallAnnounced():
                 return (self._announced(event),)
@@ -122,6 +139,8 @@ class Live:
                 return (usage(event),)
             case CompactionChanged():
                 return self._compaction(event)
+            case SummaryShown(compaction_id=compaction_id, text=text):
+                return summary_chunks(compaction_id, text) if self._caps.compaction else ()
             case NoticeShown():
                 return self._notice(event)
             case TitleChanged(title=title):
@@ -133,7 +152,30 @@ class Live:
             case _:
                 assert_never(event)
 
+    def again(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
+        """What goes on, for a client that was just told the history: the message that streams, and the open calls.
+
+        Without the calls that `ended`, and the message if it is in the history under this id already.
+        """
+        for call in ended:
+            self._open.pop(call, None)
+        streamed = self._streamed
+        updates: list[Update] = []
+        if streamed is not None and streamed.message_id != message_id:
+            updates += agent_thought(streamed.message_id, "".join(streamed.thought))
+            updates += agent_text(streamed.message_id, "".join(streamed.text))
+        for call, opened in self._open.items():
+            updates += self._opening(call, opened)
+        return tuple(updates)
+
+    def _streams(self, message_id: str) -> _Streamed:
+        if self._streamed is None or self._streamed.message_id != message_id:
+            self._streamed = _Streamed(message_id)
+        return self._streamed
+
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
+        if isinstance(entry.body, Assistant):
+            self._streamed = None
         match entry.body:
             case Started(call=call, announcement=announcement):
                 return (self._started(call, announcement),)
@@ -159,25 +201,37 @@ class Live:
                 assert_never(entry.body)
 
     def _announced(self, event: CallAnnounced) -> Update:
-        opened = self._open[event.call] = _OpenCall(event.announcement)
-        fields = call_fields(event.call.call_id, event.announcement, name=event.name, arguments=event.arguments)
-        content = diff_contents(event.announcement.diffs)
+        opened = self._open[event.call] = _OpenCall(event.announcement, event.name, event.arguments)
         if event.announcement.kind == "execute" and self._caps.terminal_output:
             opened.in_terminal = ""
-            terminal = {"terminal_id": event.call.call_id}
+        return self._opening(event.call, opened)[0]
+
+    def _opening(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
+        """The call as it stands, towards a client that does not know it."""
+        announcement = opened.announcement
+        fields = call_fields(call.call_id, announcement, name=opened.name, arguments=opened.arguments)
+        content = diff_contents(announcement.diffs)
+        if opened.in_terminal is not None:
+            terminal = {"terminal_id": call.call_id}
             fields["_meta"] = fields.get("_meta", {}) | {
                 "terminal_info": terminal | ({"cwd": self._cwd} if self._cwd else {})
             }
-            content = [_terminal(event.call)]
+            content = [_terminal(call)]
         if content:
             fields["content"] = content
-        return tool_call("pending") | fields
+        status = "in_progress" if opened.has_started else "pending"
+        update = tool_call(status) | fields
+        if not opened.in_terminal:
+            return (update,)
+        output = {"_meta": {"terminal_output": _output(call, opened.in_terminal)}}
+        return update, _call_update(call, status) | output
 
     def _started(self, call: CallRef, announcement: Announcement) -> Update:
         if call not in self._open:
-            self._open[call] = _OpenCall(announcement)
+            self._open[call] = _OpenCall(announcement, has_started=True)
             fields = call_fields(call.call_id, announcement)
             return tool_call("in_progress") | fields
+        self._open[call].has_started = True
         return _call_update(call, "in_progress") | self._changed(call, announcement)
 
     def _progressed(self, event: CallProgressed) -> tuple[Update, ...]:
@@ -296,6 +350,21 @@ def compaction(compaction_id: str, status: str = "completed", detail: str = "") 
     elif detail and status == "failed":
         update["error"] = head_and_tail(detail)
     return update
+
+
+def summary_chunks(compaction_id: str, text: str) -> tuple[Update, ...]:
+    """Pieces of a summary as it is written; an empty one takes back what was shown. Only for clients that asked."""
+    if not text:
+        return (
+            {
+                "sessionUpdate": "compaction_update",
+                "compactionId": compaction_id,
+                "status": "in_progress",
+                "summary": [],
+            },
+        )
+    shown = {"sessionUpdate": "compaction_summary_chunk", "compactionId": compaction_id}
+    return tuple(shown | {"content": {"type": "text", "text": piece}} for piece in pieces(text))
 
 
 def chunk(who: Literal["user", "agent"], message_id: str, block: dict[str, Any]) -> Update:

@@ -110,6 +110,16 @@ class EditorWorkspace:
                 _remove_empty(made)
         return await self._after_write(path, text)
 
+    async def put_back(self, path: Path, content: bytes | None) -> None:
+        """See :class:`crow.tools.Workspace`. Text goes through the editor, so that an open buffer shows it; then the
+        disk, since an editor may write it otherwise than it was."""
+        text = None if content is None else _decoded(content)
+        if text is not None:
+            await self.write_text(path, text)
+            if (await self._disk.stat(path)).kind == "file" and await self._disk.read_bytes(path) == content:
+                return
+        await self._disk.put_back(path, content)
+
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
         if self._terminals is not None:
@@ -164,6 +174,13 @@ def _like(saved: str, buffer: str) -> str:
     if saved.startswith(_BOM) and not buffer.startswith(_BOM):
         buffer = _BOM + buffer
     return buffer
+
+
+def _decoded(content: bytes) -> str | None:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _make_parents(directory: Path) -> list[Path]:

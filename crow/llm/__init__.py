@@ -23,7 +23,11 @@ __all__ = [
     "Stream",
     "TextDelta",
     "ThoughtDelta",
+    "ThoughtLevel",
 ]
+
+ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
+"""How much a model is to think before it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +60,8 @@ class Request:
     """What a model is asked: `messages[0]` is the system message.
 
     `max_output_tokens` None leaves it to the endpoint. `tool_choice` `none` offers the tools (the prefix stays as it
-    is) but forbids to call them. `cache_key` is the same for all requests of one session. `thought_level` is how hard a
-    reasoning model shall think (`low`, `medium`, `high` ...); empty leaves it to the endpoint.
+    is) but forbids to call them. `cache_key` is the same for all requests of one session. `thought_level` None: as the
+    endpoint is configured.
     """
 
     messages: tuple[Message, ...]
@@ -65,7 +69,7 @@ class Request:
     tool_choice: Literal["auto", "none"] = "auto"
     max_output_tokens: int | None = None
     cache_key: str = ""
-    thought_level: str = ""
+    thought_level: ThoughtLevel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ class CallAssembler:
 
     def add(self, fragment: object) -> None:
         """Take one fragment, whatever it looks like."""
-        if not isinstance(fragment, Mapping):
+        if not isinstance(fragment, Mapping) or self._continues(fragment):
             return
         function = fragment.get("function")
         function = function if isinstance(function, Mapping) else {}
@@ -119,6 +119,18 @@ class CallAssembler:
         for call in calls:
             finished.extend(self._finished(call, is_cut=is_cut and call is calls[-1]))
         return self._with_own_ids(finished)
+
+    def _continues(self, fragment: Mapping[str, object]) -> bool:
+        """Take a fragment of the common kind, which has an index and arguments alone; False if it is another."""
+        index, function = fragment.get("index"), fragment.get("function")
+        if len(fragment) != 2 or type(index) is not int or type(function) is not dict or len(function) != 1:
+            return False
+        call, arguments = self._by_index.get(index), function.get("arguments")
+        if call is None or type(arguments) is not str:
+            return False
+        if arguments:
+            call.pieces.append(arguments)
+        return True
 
     def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _Call | None:
         """The call that a fragment continues, None if it opens one."""

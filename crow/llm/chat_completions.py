@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import ssl
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -23,6 +26,7 @@ import openai
 from crow import __version__
 from crow.domain.errors import (
     AuthError,
+    ConfigError,
     ContextOverflow,
     ModelError,
     ModelNotFound,
@@ -34,17 +38,19 @@ from crow.domain.errors import (
 )
 from crow.domain.messages import Answer
 from crow.llm import EndpointMemory, ModelInfo, Request
-from crow.llm.dialect import dialect_of, most_output_tokens, refused_part
+from crow.llm.dialect import most_output_tokens, refused_part
 from crow.llm.encode import Encoder
 from crow.llm.endpoint import Endpoint, Timeouts, is_local
-from crow.llm.exchange import Exchange, Pace, Response
+from crow.llm.exchange import MOST_ADAPTATIONS, Exchange, Pace, Response
 from crow.llm.failures import Complaint, Origin, complaint_of_response, failure, retry_after_s
+from crow.llm.learned import Learned
+from crow.llm.listing import Offered, read_listing
 
 __all__ = ["ChatCompletions"]
 
-_MOST_ADAPTATIONS = 8
 _MOST_ENCODERS = 64
 _MODELS_WAIT_S = 3.0
+_LISTING_WAIT_S = 1.5
 _CLOSE_S = 1.0
 _KEEPALIVE_S = 30.0
 _NO_KEY = "none"
@@ -75,29 +81,18 @@ class ChatCompletions:
         pace: Pace | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._memory = memory
         self._pace = pace or Pace()
-        self._dialect = dialect_of(endpoint.base_url, takes_images=endpoint.takes_images)
-        self._learned_window: int | None = None
-        self._window_bound: int | None = None
-        self._most_output: int | None = None
-        self._is_loaded = memory is None
+        self._learned = Learned(endpoint, memory, learned)
+        self._has_looked = False
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._client: openai.AsyncOpenAI | None = None
         self._opening = anyio.Lock()
-        if learned is not None:
-            self._take(learned)
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now: the configured window, else the learned one, bounded by what an overflow said."""
-        windows = (self._endpoint.context_window or self._learned_window, self._window_bound)
-        limits = (self._endpoint.max_output_tokens, self._most_output)
-        return self._endpoint.info(
-            window=min((window for window in windows if window is not None), default=None),
-            max_output_tokens=min((limit for limit in limits if limit is not None), default=None),
-            takes_images=self._dialect.takes_images,
-        )
+        """What is known now: the configured window, else the one that the endpoint lists, bounded by what an overflow
+        said."""
+        return self._learned.info
 
     @property
     def origin(self) -> Origin:
@@ -127,58 +122,80 @@ class ChatCompletions:
             with anyio.move_on_after(_CLOSE_S, shield=True):
                 await client.close()
 
-    async def models(self) -> tuple[str, ...]:
-        """The names that the endpoint offers. :raises ~crow.domain.errors.ModelError:"""
+    async def models(self) -> tuple[Offered, ...]:
+        """What the endpoint offers. :raises ~crow.domain.errors.ModelError:"""
+        try:
+            offered = await self._list()
+        except ModelError as error:
+            await self.failed(error)
+            raise
+        await self._learned.listed(next((each for each in offered if each.name == self._endpoint.model), None))
+        return offered
+
+    async def _list(self) -> tuple[Offered, ...]:
+        who = self.origin.endpoint
         try:
             client = await self._opened()
             response = await client.get("/models", cast_to=httpx2.Response)
-            body = json.loads(response.content)
+            offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
             raise failure(complaint_of_response(error.status_code, error.response.content), self.origin) from None
         except openai.OpenAIError as error:
             raise self._connection_error(error) from None
         except ValueError:
-            raise ProtocolError(f"{self.origin.endpoint}/models is no JSON.") from None
-        listed = body.get("data", body.get("models")) if isinstance(body, Mapping) else body
-        names = (
-            each.get("id") or each.get("name") if isinstance(each, Mapping) else each
-            for each in (listed if isinstance(listed, list) else ())
-        )
-        return tuple(name for name in names if isinstance(name, str))
+            raise ProtocolError(f"{who}/models is no JSON.") from None
+        if offered is None:
+            raise ProtocolError(f"{who}/models is no list of models.")
+        return offered
 
     async def send(self, request: Request) -> Response:
         """Send it, leaving out what the endpoint refuses by name. :raises ~crow.domain.errors.ModelError:"""
         self.check()
-        await self._load()
-        for _ in range(_MOST_ADAPTATIONS):
-            limit = self._output_limit(request)
+        await self._learned.load()
+        if request.thought_level is None and self._endpoint.thought_level is not None:
+            request = replace(request, thought_level=self._endpoint.thought_level)
+        for _ in range(MOST_ADAPTATIONS):
             body = self._encoder(request.cache_key).body(
                 request,
                 model=self._endpoint.model,
                 endpoint=self._endpoint.name,
-                dialect=self._dialect,
-                limit=limit,
+                dialect=self._learned.dialect,
+                limit=self._learned.output_limit(request.max_output_tokens),
+                extra=self._endpoint.extra_body,
             )
             try:
                 return await self._post(body)
             except _Refused as refused:
-                if not await self._adapted(refused.complaint, limit):
+                if not await self.adapted(request, refused.complaint):
                     raise await self._judged(refused) from None
-        raise ProtocolError(f"{self.origin.endpoint} refused {_MOST_ADAPTATIONS} forms of the request, one by one.")
+        raise ProtocolError(f"{self.origin.endpoint} refused {MOST_ADAPTATIONS} forms of the request, one by one.")
+
+    async def adapted(self, request: Request, complaint: Complaint) -> bool:
+        """Whether the next request will differ in what was refused."""
+        error = failure(complaint, self.origin)
+        if isinstance(error, (AuthError, QuotaExceeded, RateLimited)):
+            return False
+        most, limit = most_output_tokens(complaint), self._learned.output_limit(request.max_output_tokens)
+        if most is not None and limit is not None and most < limit:
+            await self._learned.takes_at_most(most)
+            return True
+        part = None if isinstance(error, ContextOverflow) else refused_part(complaint, self._learned.dialect)
+        if part is not None:
+            await self._learned.refuses(part)
+        return part is not None
 
     async def heard(self, answer: Answer) -> None:
-        """A learned window that an answer disproves is forgotten."""
-        used = answer.usage.input_tokens if answer.usage is not None else None
-        known = self._window_bound or self._learned_window
-        if used is not None and known is not None and used > known:
-            self._window_bound = self._learned_window = None
-            await self._learn({"context_window": None})
+        """What the answer teaches; and once, where the window is not known, the endpoint's list of models is read."""
+        await self._learned.answered(answer.usage)
+        if self._learned.wants_listing and not self._has_looked:
+            self._has_looked = True
+            with anyio.move_on_after(_LISTING_WAIT_S), suppress(ModelError):
+                await self.models()
 
     async def failed(self, error: ModelError) -> None:
-        """Keep the window that an overflow told; take the key out of the words."""
+        """Keep the window that an overflow told; take secrets out of the words."""
         if isinstance(error, ContextOverflow) and error.limit is not None:
-            self._window_bound = error.limit
-            await self._learn({"context_window": error.limit})
+            await self._learned.overflowed(error.limit)
         words = str(error)
         for secret in (self._endpoint.api_key, *(value for _, value in self._endpoint.headers)):
             if secret and len(secret) >= 6:
@@ -210,9 +227,10 @@ class ChatCompletions:
                 # Reads are timed by the exchange, which knows what it waits for.
                 timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
                 limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
-                # A proxy is not the way to this machine, and plain HTTP needs no certificates.
+                # A proxy of the environment is not the way to this machine, and plain HTTP needs no certificates.
                 trust_env=not is_plain_local,
-                verify=not is_plain_local,
+                proxy=endpoint.proxy,
+                verify=_certificates(endpoint.ca_file) if endpoint.ca_file is not None else not is_plain_local,
             ),
         )
 
@@ -242,34 +260,13 @@ class ChatCompletions:
             return NetworkError(f"No connection to {who}: {reason}.{hint}")
         return ProtocolError(f"{who} answered in a way that cannot be read: {reason}")
 
-    def _output_limit(self, request: Request) -> int | None:
-        limits = (request.max_output_tokens or self._endpoint.max_output_tokens, self._most_output)
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    async def _adapted(self, complaint: Complaint, limit: int | None) -> bool:
-        """Whether the next request will differ in what was refused."""
-        error = failure(complaint, self.origin)
-        if isinstance(error, (AuthError, QuotaExceeded, RateLimited)):
-            return False
-        most = most_output_tokens(complaint)
-        if most is not None and limit is not None and most < limit:
-            self._most_output = most
-            await self._learn({"max_output_tokens": most})
-            return True
-        part = None if isinstance(error, ContextOverflow) else refused_part(complaint, self._dialect)
-        if part is None:
-            return False
-        self._dialect = self._dialect.refusing(part)
-        await self._learn({"refused": list(self._dialect.refused)})
-        return True
-
     async def _judged(self, refused: _Refused) -> ModelError:
         error = failure(refused.complaint, self.origin, wait_s=refused.wait_s)
         if isinstance(error, ModelNotFound):
             offered: tuple[str, ...] = ()
             with anyio.move_on_after(_MODELS_WAIT_S):
                 try:
-                    offered = await self.models()
+                    offered = tuple(each.name for each in await self.models())
                 except ModelError:
                     offered = ()
             near = difflib.get_close_matches(self._endpoint.model, offered, n=3, cutoff=0.4) or offered[:5]
@@ -284,21 +281,16 @@ class ChatCompletions:
             self._encoders.popitem(last=False)
         return encoder
 
-    async def _load(self) -> None:
-        if not self._is_loaded and self._memory is not None:
-            self._take(await self._memory.learned(self._endpoint.base_url, self._endpoint.model))
 
-    def _take(self, facts: Mapping[str, object]) -> None:
-        self._is_loaded = True
-        window, most, refused = facts.get("context_window"), facts.get("max_output_tokens"), facts.get("refused")
-        self._learned_window = window if isinstance(window, int) and window > 0 else None
-        self._most_output = most if isinstance(most, int) and most > 0 else None
-        if isinstance(refused, (list, tuple)):
-            self._dialect = self._dialect.refusing_all(part for part in refused if isinstance(part, str))
-
-    async def _learn(self, facts: Mapping[str, object]) -> None:
-        if self._memory is not None:
-            await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
+def _certificates(file: str) -> ssl.SSLContext:
+    """The authorities in `file`, and the usual ones. :raises ~crow.domain.errors.ConfigError: it cannot be read."""
+    try:
+        context = ssl.create_default_context()
+        context.load_verify_locations(cafile=file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"The CA file {file} cannot be used: {reason}. Name a file of PEM certificates.") from error
+    return context
 
 
 class _HttpBody:

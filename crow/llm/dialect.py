@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
-from urllib.parse import urlsplit
 
+from crow.llm.endpoint import Endpoint, Thinking
 from crow.llm.failures import Complaint
 
 __all__ = ["Dialect", "dialect_of", "most_output_tokens", "refused_part"]
@@ -25,7 +25,8 @@ class Dialect:
     `limit_field`: what the output limit is called. `usage_option`: `stream_options.include_usage` is sent.
     `empty_content`: what stands beside calls where there is no text. `reasoning`: the thought goes back under the field
     it came in; `always` also where there was none (as ''), which some endpoints demand; `inline` writes it into the
-    content again. `parallel_calls` None leaves it to the endpoint.
+    content again. `thinking`: where the thought level goes, None for nowhere. `parallel_calls` None leaves it to the
+    endpoint.
     """
 
     limit_field: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
@@ -37,7 +38,8 @@ class Dialect:
     system_role: Literal["system", "developer", "user"] = "system"
     takes_images: bool = True
     cache_key: bool = False
-    thought_level: bool = True
+    cache_marker: bool = False
+    thinking: Thinking | None = "effort"
     opaque: bool = True
     refused: tuple[str, ...] = ()
 
@@ -69,14 +71,19 @@ class Dialect:
                 return replace(self, parallel_calls=None)
             case "prompt_cache_key":
                 return replace(self, cache_key=False)
-            case "reasoning_effort":
-                return replace(self, thought_level=False)
+            case "cache_marker":
+                return replace(self, cache_marker=False)
+            case "thought_level":
+                return replace(self, thinking=None)
             case "null_content" if self.empty_content == "null":
                 return replace(self, empty_content="omitted")
             case "no_content" if self.empty_content == "omitted":
                 return replace(self, empty_content="blank")
             case "no_reasoning":
                 return replace(self, reasoning="always")
+            case "reasoning" if self.thinking == "reasoning":
+                # Its name for the thought level is that of the field in older answers: the likelier part goes first.
+                return replace(self, thinking=None)
             case "reasoning":
                 return replace(self, reasoning="none")
             case "opaque":
@@ -91,14 +98,19 @@ class Dialect:
                 return self
 
 
-def dialect_of(base_url: str, *, takes_images: bool = True) -> Dialect:
+def dialect_of(endpoint: Endpoint) -> Dialect:
     """What is known of an endpoint before the first request."""
-    if (urlsplit(base_url).hostname or "") == "api.openai.com":
-        # Its newer models take no `max_tokens`; it routes by the cache key.
-        return Dialect(limit_field="max_completion_tokens", cache_key=True, takes_images=takes_images)
-    return Dialect(takes_images=takes_images)
+    return Dialect(
+        limit_field=endpoint.limit_field,
+        cache_key=endpoint.cache == "key",
+        # Only these models cache nothing unless they are asked to.
+        cache_marker=endpoint.cache == "marker" and bool(_MARKED.search(endpoint.model)),
+        takes_images=endpoint.takes_images,
+        thinking=endpoint.thinking,
+    )
 
 
+_MARKED = re.compile(r"claude|anthropic", re.IGNORECASE)
 _NO = (
     r"(?:unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
     r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
@@ -123,8 +135,12 @@ _PARTS = tuple(
             "no_reasoning",
             r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
         ),
+        ("cache_marker", r"cache_control"),
+        (
+            "thought_level",
+            _refusal_of("reasoning_effort|reasoning[._]effort|enable_thinking|thinking(?:[._]type)?|thinking_budget"),
+        ),
         ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
-        ("reasoning_effort", r"reasoning[_. ]effort"),
         ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
         ("developer_role", _refusal_of("developer")),
         ("system_role", _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")),
@@ -142,8 +158,9 @@ _MOST_OUTPUT = re.compile(
 
 
 def refused_part(complaint: Complaint, dialect: Dialect) -> str | None:
-    """The part of the request that the endpoint refused, if leaving it out would change the next request."""
-    if complaint.status not in {400, 404, 415, 422, 500, 501}:
+    """The part of the request that the endpoint refused, if leaving it out would change the next request. A complaint
+    within a successful response may have no status."""
+    if complaint.status not in {None, 400, 404, 415, 422, 500, 501}:
         return None
     for part, wording in _PARTS:
         if wording.search(complaint.searched) and dialect.refusing(part) != dialect:
@@ -153,7 +170,7 @@ def refused_part(complaint: Complaint, dialect: Dialect) -> str | None:
 
 def most_output_tokens(complaint: Complaint) -> int | None:
     """The largest output limit that the endpoint takes, if it refused ours and said so."""
-    match = _MOST_OUTPUT.search(complaint.searched) if complaint.status in {400, 422} else None
+    match = _MOST_OUTPUT.search(complaint.searched) if complaint.status in {None, 400, 422} else None
     if match is None:
         return None
     return int(next(group for group in match.groups() if group).replace(",", "")) or None

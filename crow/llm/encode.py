@@ -27,8 +27,9 @@ from crow.domain.messages import (
     ToolSpec,
     UserMessage,
 )
-from crow.llm import Request
+from crow.llm import Request, ThoughtLevel
 from crow.llm.dialect import Dialect
+from crow.llm.endpoint import Thinking
 from crow.llm.surrogates import mended
 
 __all__ = ["Encoder"]
@@ -50,6 +51,9 @@ class _Encoded:
     images: tuple[bytes, ...] = ()
 
 
+_NEVER_REPLACED = frozenset({"messages", "tools", "stream"})
+
+
 class Encoder:
     """Encodes the requests of one session to one endpoint, and keeps the messages of the last one."""
 
@@ -59,9 +63,18 @@ class Encoder:
         self._tools: tuple[ToolSpec, ...] = ()
         self._tools_sent = b""
 
-    def body(self, request: Request, *, model: str, endpoint: str, dialect: Dialect, limit: int | None) -> bytes:
+    def body(
+        self,
+        request: Request,
+        *,
+        model: str,
+        endpoint: str,
+        dialect: Dialect,
+        limit: int | None,
+        extra: Mapping[str, object] | None = None,
+    ) -> bytes:
         """The request body. `endpoint` names who will answer, as in `AssistantMessage.endpoint`; `limit` is that of
-        the output in tokens, None to send none."""
+        the output in tokens, None to send none; members of `extra` replace those that crow would send."""
         if self._fixed != (dialect, endpoint):
             self._fixed = (dialect, endpoint)
             self._kept = []
@@ -72,19 +85,24 @@ class Encoder:
             head[dialect.limit_field] = limit
         if dialect.cache_key and request.cache_key:
             head["prompt_cache_key"] = request.cache_key
-        if dialect.thought_level and request.thought_level:
-            head["reasoning_effort"] = request.thought_level
+        if dialect.cache_marker:
+            head["cache_control"] = {"type": "ephemeral"}
+        if request.thought_level is not None and dialect.thinking is not None:
+            head.update(_thinking(request.thought_level, dialect.thinking))
         if request.tools:
             if request.tool_choice == "none" and dialect.tool_choice:
                 head["tool_choice"] = "none"
             if dialect.parallel_calls is not None:
                 head["parallel_tool_calls"] = dialect.parallel_calls
+        head.update({key: value for key, value in (extra or {}).items() if key not in _NEVER_REPLACED})
         pieces = [_json(head)[:-1]]
         if request.tools:
             pieces.append(b',"tools":[' + self._encoded_tools(request.tools) + b"]")
         messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
-        pieces.append(b',"messages":[' + b",".join(messages) + b"]}")
-        return b"".join(pieces)
+        # One join copies a long conversation once.
+        messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
+        messages[-1] += b"]}"
+        return b",".join(messages)
 
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
         """Each message as sent, in order; what the encoder puts between them is among them."""
@@ -103,6 +121,25 @@ class Encoder:
             self._tools = tools
             self._tools_sent = b",".join(_json(_tool(tool)) for tool in tools)
         return self._tools_sent
+
+
+def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
+    """The members of a request that ask for so much thought."""
+    is_on = level != "off"
+    match thinking:
+        case "effort":
+            return {"reasoning_effort": level if is_on else "none"}
+        case "reasoning":
+            return {"reasoning": {"effort": level} if is_on else {"enabled": False}}
+        case "switch":
+            return {"thinking": {"type": "enabled" if is_on else "disabled"}}
+        case "switch_effort":
+            effort = {"reasoning_effort": "high"} if level == "high" else {}
+            return {"thinking": {"type": "enabled" if is_on else "disabled"}, **effort}
+        case "enable_thinking":
+            return {"enable_thinking": is_on}
+        case _ as never:
+            assert_never(never)
 
 
 def _with_images(messages: Sequence[_Encoded]) -> list[bytes]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from crow.domain.errors import AuthError, ConfigError
-from crow.llm import ModelInfo
+from crow.llm import ModelInfo, ThoughtLevel
 
-__all__ = ["Endpoint", "Timeouts", "is_local"]
+__all__ = ["Endpoint", "Thinking", "Timeouts", "is_local"]
+
+Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
+"""Where an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type` (with an effort beside
+it, or without), `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +33,16 @@ class Timeouts:
 class Endpoint:
     """A base URL (without `/chat/completions`), the model asked for there, and what the user says of both.
 
-    `needs_key` None: yes, unless the endpoint is on this machine or its local network. Sizes in tokens, prices in USD
-    per million tokens.
+    `needs_key` None: yes, unless the endpoint is on this machine or its local network; `key_hint` says where one is to
+    be put. `extra_body` goes into every request as it is. `cache`: the endpoint caches by a key, or only where a marker
+    asks for it. `proxy` None: as the environment says. Sizes in tokens, prices in USD per million tokens.
     """
 
     base_url: str
     model: str
     api_key: str | None = field(default=None, repr=False)
     needs_key: bool | None = None
+    key_hint: str = "Set OPENAI_API_KEY"
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     context_window: int | None = None
     max_output_tokens: int | None = None
@@ -43,6 +51,13 @@ class Endpoint:
     cached_price: float | None = None
     output_price: float | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
+    thought_level: ThoughtLevel | None = None
+    thinking: Thinking = "effort"
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    cache: Literal["key", "marker"] | None = None
+    proxy: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
 
     @property
     def name(self) -> str:
@@ -67,13 +82,13 @@ class Endpoint:
         needs_key = not is_local(self.base_url) if self.needs_key is None else self.needs_key
         if needs_key and not self.api_key:
             raise AuthError(
-                f'{self.base_url} needs a key for the model "{self.model}", and none is set. Set OPENAI_API_KEY, or '
+                f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise AuthError(
-                f"The key for {self.base_url} holds characters that no key can have. Set OPENAI_API_KEY to it again, "
-                "without line breaks."
+                f"The key for {self.base_url} holds characters that no key can have. {self.key_hint}, without line "
+                "breaks."
             )
 
     def info(self, *, window: int | None, max_output_tokens: int | None, takes_images: bool) -> ModelInfo:

@@ -21,13 +21,14 @@ from crow.domain.errors import ModelError, ModelTimeout, NetworkError, Overloade
 from crow.domain.messages import Answer
 from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm.endpoint import Timeouts
-from crow.llm.failures import Origin, page_title
+from crow.llm.failures import Complaint, Origin, page_title
 from crow.llm.parser import StreamParser
 from crow.llm.sse import SseDecoder
 
-__all__ = ["Exchange", "Line", "Pace", "Response", "retry_wait_s"]
+__all__ = ["MOST_ADAPTATIONS", "Exchange", "Line", "Pace", "Response", "retry_wait_s"]
 
 MOST_TRIES = 4
+MOST_ADAPTATIONS = 8
 LONGEST_WAIT_S = 60.0
 _HEAD_BYTES = 16 * 1024 * 1024
 _DRAIN_S = 0.02
@@ -73,6 +74,10 @@ class Line(Protocol):
         """Send it; refusals that can be adapted to were. :raises ~crow.domain.errors.ModelError:"""
         ...
 
+    async def adapted(self, request: Request, complaint: Complaint) -> bool:
+        """Whether `request` will be sent in another form, now that the endpoint complained of it."""
+        ...
+
     async def heard(self, answer: Answer) -> None:
         """The answer is whole."""
         ...
@@ -91,6 +96,7 @@ class Exchange:
         self._pace = pace
         self._parser: StreamParser | None = None
         self._answer: Answer | None = None
+        self._adaptations = 0
         self._deltas = self._run()
 
     async def __aenter__(self) -> Exchange:
@@ -126,8 +132,11 @@ class Exchange:
                         yield delta
                 answer = parser.finish()
             except ModelError as error:
-                await self._line.failed(error)
                 shown = parser.partial()
+                if not (shown.text or shown.thought) and await self._adapted(parser):
+                    tries -= 1
+                    continue
+                await self._line.failed(error)
                 wait_s = retry_wait_s(error, tries, chance=self._pace.chance())
                 if wait_s is None or shown.text or shown.thought:
                     raise
@@ -138,6 +147,13 @@ class Exchange:
                 return
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._pace.sleep(wait_s)
+
+    async def _adapted(self, parser: StreamParser) -> bool:
+        """Whether the error of a response that began well was a part of the request, which is now left out."""
+        if parser.complaint is None or self._adaptations >= MOST_ADAPTATIONS:
+            return False
+        self._adaptations += 1
+        return await self._line.adapted(self._request, parser.complaint)
 
     async def _attempt(self, parser: StreamParser) -> AsyncGenerator[_Piece, None]:
         response = await self._send()

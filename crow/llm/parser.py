@@ -14,7 +14,7 @@ from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.calls import CallAssembler, new_call_id
-from crow.llm.failures import Origin, complaint_in, failure, page_title
+from crow.llm.failures import Complaint, Origin, complaint_in, failure, page_title
 from crow.llm.leaked import recovered_calls
 from crow.llm.reasoning import ReasoningDetails, content_pieces, details_text, thought_of
 from crow.llm.surrogates import Joiner, mended, mended_members
@@ -47,7 +47,8 @@ class StreamParser:
     """Feed the data of each event; then `flush`, then `finish`.
 
     The text of all `TextDelta` is `partial().text`; so it is for thoughts. The answer's text is shorter than what was
-    given out where reasoning or a call could be told from text at the end only.
+    given out where reasoning or a call could be told from text at the end only. `complaint`: the endpoint's own words,
+    where an event carried an error.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class StreamParser:
         self._done = False
         self._flushed = False
         self._usage: Usage | None = None
+        self.complaint: Complaint | None = None
 
     @property
     def is_done(self) -> bool:
@@ -179,9 +181,9 @@ class StreamParser:
         raise ProtocolError(f"{self._origin.endpoint} sent an event that is no JSON: {mended(shown)}")
 
     def _raise_complaint(self, chunk: object) -> None:
-        complaint = complaint_in(chunk)
-        if complaint is not None:
-            raise failure(complaint, self._origin)
+        self.complaint = complaint_in(chunk)
+        if self.complaint is not None:
+            raise failure(self.complaint, self._origin)
 
     def _read_usage(self, chunk: Mapping[str, object]) -> None:
         groq = chunk.get("x_groq")

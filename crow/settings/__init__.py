@@ -6,6 +6,7 @@ and show the words at the first prompt. Nothing in a workspace is ever read here
 
 from crow.settings.gather import Loaded, load_settings
 from crow.settings.paths import Paths
+from crow.settings.target import Target, names_offered, target_of
 from crow.settings.values import (
     OFFLINE,
     CompactionSettings,
@@ -28,5 +29,8 @@ __all__ = [
     "Paths",
     "PermissionSettings",
     "Settings",
+    "Target",
     "load_settings",
+    "names_offered",
+    "target_of",
 ]

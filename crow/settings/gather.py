@@ -1,23 +1,25 @@
 """Gathers the settings from flags, environment, the user's file and the defaults.
 
 Strategy: values are collected under dotted keys, weakest source first, with the origin of each beside it; then all are
-checked at once, and an error names the origin, the key and the value. Reads the user's file and nothing else; a
-workspace is never looked at.
+checked at once, and an error names the origin, the key and the value. Named tables (`[providers.NAME]`) can only stand
+in the file, and are read by `named`. Reads the user's file and nothing else; a workspace is never looked at.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
+from crow.settings.fields import Expect, Given, Section, all_metadata
 from crow.settings.paths import Paths, find_paths
-from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Expect, Section, Settings
+from crow.settings.text import shown
+from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Settings
 
 __all__ = ["Loaded", "load_settings"]
 
@@ -33,15 +35,29 @@ _FLAGS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """Settings, and where each came from: `sources` maps every dotted key to `flag --model`, `environment CROW_MODEL`,
-    the name of the user's file, or `default`.
+    the name of the user's file, or `default`. `named` holds what was given in named tables, by dotted keys too.
 
-    With a `problem`, `settings` are the defaults and no prompt may run: its words go to the user.
+    `summary_prompt` is what `compaction.prompt_file` holds, empty if it is unset. With a `problem`, `settings` are the
+    defaults and no prompt may run: its words go to the user.
     """
 
     settings: Settings
     sources: Mapping[str, str]
     paths: Paths
+    summary_prompt: str = ""
     problem: ConfigError | None = None
+    named: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+    def value(self, key: str) -> object:
+        """The value of a key of `sources`; secrets are `SecretStr`."""
+        if key in self.named:
+            value = self.named[key]
+        else:
+            section, _, name = key.rpartition(".")
+            value = getattr(getattr(self.settings, section) if section else self.settings, name)
+        if key.endswith(".headers") and isinstance(value, Mapping):
+            return {name: SecretStr(str(text)) for name, text in value.items()}
+        return SecretStr(value) if key.endswith(".api_key") and isinstance(value, str) else value
 
 
 def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
@@ -51,24 +67,25 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     """
     paths = find_paths(env)
     try:
-        gathered = _gather(flags, env, paths.config_file)
+        gathered, given = _gather(flags, env, paths.config_file)
         settings = _check(gathered)
+        summary_prompt = _read_prompt(gathered.get("compaction.prompt_file"), paths.config_file.parent)
     except ConfigError as problem:
         return Loaded(settings=Settings(), sources=dict.fromkeys(_KEYS, "default"), paths=paths, problem=problem)
-    sources = {key: gathered[key].source if key in gathered else "default" for key in _KEYS}
-    return Loaded(settings=settings, sources=sources, paths=paths)
+    in_tables = {key for key in _NAMED if any(name.startswith(f"{key}.") for name in given)}
+    sources = {key: gathered[key].source if key in gathered else "default" for key in _KEYS if key not in in_tables}
+    sources.update({key: each.source for key, each in given.items()})
+    named = {key: each.value for key, each in given.items()}
+    return Loaded(settings=settings, sources=sources, paths=paths, summary_prompt=summary_prompt, named=named)
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A value that somebody gave: `source` for a table, `origin` for an error."""
-
-    value: object
-    source: str
-    origin: str
+_NAMED = ("models", "providers")
 
 
-def _gather(flags: Mapping[str, str], env: Mapping[str, str], file: Path) -> dict[str, Given]:
+def _gather(
+    flags: Mapping[str, str], env: Mapping[str, str], file: Path
+) -> tuple[dict[str, Given], Mapping[str, Given]]:
+    """What was given by dotted keys, and what was given in named tables."""
     stronger: dict[str, Given] = {}
     for key, variable in _FROM_ENVIRONMENT.items():
         if text := env.get(variable, "").strip():
@@ -78,16 +95,27 @@ def _gather(flags: Mapping[str, str], env: Mapping[str, str], file: Path) -> dic
             flag = f"flag {_FLAGS.get(key, key)}"
             stronger[key] = Given(_from_text(key, text), flag, flag)
 
-    values = dict(_flat(_read_file(file, named=bool(env.get("CROW_CONFIG")))))
+    tables = dict(_read_file(file, named=bool(env.get("CROW_CONFIG"))))
+    named: dict[str, object] = {key: tables.pop(key) for key in _NAMED if isinstance(tables.get(key), Mapping)}
+    values = dict(_flat(tables))
     _refuse_unknown(values, file)
     _drop_what_belongs_elsewhere(values, stronger)
     gathered = {key: Given(value, file.name, str(file)) for key, value in values.items()}
 
     key_variable = values.get("model.api_key_env", "OPENAI_API_KEY")
     if isinstance(key_variable, str) and (secret := env.get(key_variable, "").strip()):
-        named = f"environment {key_variable}"
-        gathered["model.api_key"] = Given(SecretStr(secret), named, named)
-    return gathered | stronger
+        variable = f"environment {key_variable}"
+        gathered["model.api_key"] = Given(SecretStr(secret), variable, variable)
+    given: Mapping[str, Given] = {}
+    if named:
+        from crow.settings.named import read_named  # for those alone who have such tables
+
+        tables_read = read_named(named.get("providers", {}), named.get("models", {}), file, env)
+        given = tables_read.given
+        gathered["providers"] = Given(tables_read.providers, file.name, str(file))
+        if "models" in named:
+            gathered["models"] = Given(tables_read.models, file.name, str(file))
+    return gathered | stronger, given
 
 
 def _read_file(file: Path, *, named: bool) -> Mapping[str, object]:
@@ -122,7 +150,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
 def _refuse_unknown(values: Mapping[str, object], file: Path) -> None:
     for key, value in values.items():
         if key in _SECTIONS:
-            raise ConfigError(f"{file}: {key} is {_shown(key, value)}; expected a table: [{key}]")
+            raise ConfigError(f"{file}: {key} is {_shown_at(key, value)}; expected a table: [{key}]")
         if key not in _KEYS:
             import difflib  # for this sentence alone
 
@@ -171,10 +199,26 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
         wrong = dict.fromkeys(_key_at(detail["loc"]) for detail in error.errors())
     raise ConfigError(
         "\n".join(
-            f"{gathered[key].origin}: {key} is {_shown(key, gathered[key].value)}; expected {_expectation(_KEYS[key])}"
+            f"{gathered[key].origin}: {key} is {_shown_at(key, gathered[key].value)}; "
+            f"expected {_expectation(_KEYS[key])}"
             for key in wrong
         )
     )
+
+
+def _read_prompt(given: Given | None, directory: Path) -> str:
+    if given is None:
+        return ""
+    key = "compaction.prompt_file"
+    try:
+        text = (directory / Path(str(given.value)).expanduser()).read_text("utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        value, expected = _shown_at(key, given.value), _expectation(_KEYS[key])
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{given.origin}: {key} is {value} ({reason}); expected {expected}") from None
+    if not text.strip():
+        raise ConfigError(f"{given.origin}: {key} is {_shown_at(key, given.value)}, which is empty; expected some text")
+    return text
 
 
 def _key_at(location: tuple[int | str, ...]) -> str:
@@ -182,18 +226,12 @@ def _key_at(location: tuple[int | str, ...]) -> str:
     return first if first in _KEYS else f"{first}.{location[1]}"
 
 
+def _shown_at(key: str, value: object) -> str:
+    return shown(key.rpartition(".")[2], value)
+
+
 def _expectation(setting: FieldInfo) -> str:
-    return next(item.words for item in setting.metadata if isinstance(item, Expect))
-
-
-def _shown(key: str, value: object) -> str:
-    """The value as a sentence may show it."""
-    if key in {"model.api_key", "model.headers"}:
-        return "something else (not shown: it may be secret)"
-    if key == "model.base_url" and isinstance(value, str) and ("@" in value or "?" in value):
-        return "one that may hold a secret (not shown)"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return next(item.words for item in all_metadata(setting) if isinstance(item, Expect))
 
 
 _SECTIONS: Mapping[str, type[Section]] = {

@@ -8,11 +8,25 @@ nothing of files, flags and variables: `gather` does.
 # No postponed annotations here: evaluating them again would double what this module costs at every start.
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field
+
+from crow.settings.endpoints import NamedModel, ProviderSettings
+from crow.settings.fields import (
+    Body,
+    Expect,
+    Headers,
+    Key,
+    Price,
+    Seconds,
+    Section,
+    Switch,
+    Thought,
+    Tokens,
+    Url,
+    Window,
+)
 
 __all__ = [
     "ABOUT_THE_ENDPOINT",
@@ -42,27 +56,10 @@ ABOUT_THE_MODEL = (
     "input_price",
     "cached_price",
     "output_price",
+    "thought_level",
+    "extra_body",
 )
 """Settings of `[model]` that mean nothing for a model of another name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """What a setting takes: the end of the sentence `expected ...`."""
-
-    words: str
-
-
-Switch = Annotated[bool, Expect("true or false")]
-Tokens = Annotated[int | None, Field(ge=1), Expect("a whole number of tokens, such as 4000")]
-Price = Annotated[float | None, Field(ge=0, allow_inf_nan=False), Expect("US dollars per million tokens, such as 2.5")]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
-
-
-class Section(BaseModel):
-    """A table of `config.toml`: fixed once read; a number is not taken for a text, nor a text for a number."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class ModelSettings(Section):
@@ -72,19 +69,17 @@ class ModelSettings(Section):
         default=None,
         description='The model, as its endpoint calls it; "offline" is the built-in one. Environment: CROW_MODEL.',
     )
-    base_url: Annotated[
-        str, Expect("an http or https URL without user name and query, such as http://localhost:11434/v1")
-    ] = Field(
+    base_url: Url = Field(
         default="https://api.openai.com/v1",
         description="The endpoint, without `/chat/completions`. Environment: OPENAI_BASE_URL.",
     )
-    api_key: Annotated[SecretStr | None, Expect("the key alone, in plain ASCII without spaces")] = Field(
+    api_key: Key = Field(
         default=None, description="The endpoint's key; better left to the environment: see api_key_env."
     )
     api_key_env: Annotated[str, Field(min_length=1), Expect('the name of a variable, such as "OPENROUTER_API_KEY"')] = (
         Field(default="OPENAI_API_KEY", description="The environment variable that holds the key.")
     )
-    context_window: Annotated[int | None, Field(ge=2000), Expect("a whole number of tokens, such as 128000")] = Field(
+    context_window: Window = Field(
         default=None,
         description="Size of the context window in tokens; unset: as the endpoint tells, or as learned from it.",
     )
@@ -100,26 +95,17 @@ class ModelSettings(Section):
         default=None, description="US dollars per million input tokens that the provider had cached."
     )
     output_price: Price = Field(default=None, description="US dollars per million output tokens.")
-    headers: Annotated[Mapping[str, str], Expect('a table of texts, such as { "X-Title" = "crow" }')] = Field(
+    thought_level: Thought = Field(
+        default=None, description="How much the model thinks before it answers; unset: as the endpoint has it."
+    )
+    extra_body: Body = Field(
+        default_factory=dict, description="Further members of every request, in place of crow's own."
+    )
+    headers: Headers = Field(
         default_factory=dict,
         repr=False,
         description="Further HTTP headers for the endpoint; their values are kept as secrets.",
     )
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
-            raise ValueError
-        return url.rstrip("/")
-
-    @field_validator("api_key")
-    @classmethod
-    def _sendable(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and not all("!" <= character <= "~" for character in key.get_secret_value()):
-            raise ValueError
-        return key
 
     def secrets(self) -> tuple[str, ...]:
         """What must appear in no log, error or export."""
@@ -130,7 +116,9 @@ class ModelSettings(Section):
         """The same endpoint with another model: what was set for this model alone (sizes, prices) is unset."""
         if name == self.name:
             return self
-        unset = {field: type(self).model_fields[field].default for field in ABOUT_THE_MODEL}
+        unset = {
+            field: type(self).model_fields[field].get_default(call_default_factory=True) for field in ABOUT_THE_MODEL
+        }
         return self.model_copy(update=unset | {"name": name})
 
 
@@ -149,6 +137,19 @@ class CompactionSettings(Section):
     target: Annotated[float, Field(ge=0.1, le=0.9), Expect("a part of the room from 0.1 to 0.9, such as 0.5")] = Field(
         default=0.5,
         description="The part of the room (the threshold less tools and system message) that compaction aims at.",
+    )
+    compact_model: Annotated[
+        str | None, Field(min_length=1), Expect("the name of a model of the same endpoint, such as a smaller one")
+    ] = Field(
+        default=None,
+        description="The model that writes a summary when the session's own did not; unset: the session's own again.",
+    )
+    prompt_file: Annotated[str | None, Field(min_length=1), Expect("the path of a readable UTF-8 text file")] = Field(
+        default=None,
+        description=(
+            "A file with what the model is asked for a summary, instead of crow's own words; `{words}` in it becomes "
+            "the limit in words. A relative path is taken from the directory of config.toml."
+        ),
     )
 
 
@@ -191,11 +192,22 @@ class Settings(Section):
     """Everything that can be set in crow's config.toml."""
 
     models: Annotated[
-        tuple[str, ...], Field(strict=False), Expect('a list of model names, such as ["small", "large"]')
-    ] = Field(default=(), description="Further models of the same endpoint, offered for choice in the editor.")
+        Annotated[tuple[str, ...], Field(strict=False)] | Mapping[str, NamedModel],
+        Expect('a list of model names, such as ["small", "large"], or tables [models.NAME]'),
+    ] = Field(
+        default=(),
+        description="Further models, offered for choice in the editor: names, or tables that say more of each.",
+    )
+    providers: Annotated[Mapping[str, ProviderSettings], Expect("tables: [providers.NAME]")] = Field(
+        default_factory=dict, description="Further endpoints: a model there is called NAME/MODEL."
+    )
     model: ModelSettings = Field(default_factory=ModelSettings)
     compaction: CompactionSettings = Field(default_factory=CompactionSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must appear in no log, error or export."""
+        return (*self.model.secrets(), *(secret for each in self.providers.values() for secret in each.secrets()))

@@ -7,23 +7,30 @@ adapter is wired by `crow.app` alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
+from crow.store.outline import Move, Outline, Point, Tip
 
 __all__ = [
     "UNCHANGED",
     "Hit",
+    "Move",
     "NewSession",
+    "Outline",
     "Page",
+    "Point",
     "QueuedPrompt",
+    "Scan",
+    "Scope",
     "SessionChanges",
     "SessionRow",
     "Store",
     "Tail",
+    "Tip",
     "TurnStart",
     "Unchanged",
 ]
@@ -40,7 +47,9 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork."""
+    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork.
+
+    `alias` names it; None for most."""
 
     id: str
     cwd: str
@@ -53,6 +62,7 @@ class NewSession:
     conversation: int | None = None
     leaf: int | None = None
     title: str | None = None
+    alias: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,26 @@ class Hit:
     created_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where to look; None is everywhere. `cwd` is a session's directory; `model` a part of a model's name, in any case;
+    an entry was made at `since_ms` or later and before `before_ms` (Unix milliseconds)."""
+
+    cwd: str | None = None
+    model: str | None = None
+    since_ms: int | None = None
+    before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What reading through entries found, newest first. Older ones than the entry `stopped_at` were not read; None:
+    all were."""
+
+    hits: tuple[Hit, ...]
+    stopped_at: int | None
+
+
 class Store(Protocol):
     """Sessions and their conversations, durable.
 
@@ -169,7 +199,31 @@ class Store(Protocol):
     """
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Insert the row (and a conversation, unless it is a fork)."""
+        """Insert the row (and a conversation, unless it is a fork).
+
+        :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
+        """
+        ...
+
+    async def fork_session(
+        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
+    ) -> SessionRow:
+        """A new row that stands on `entry` of the same conversation, None for where the session stands; nothing is
+        copied. It has the session's model, mode and configuration, no permissions, and a title "... (fork N)".
+
+        :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
+        """
+        ...
+
+    async def named(self, alias: str) -> SessionRow | None:
+        """The session that has this alias."""
+        ...
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        """Take the alias from one session and give it to another.
+
+        :raises ~crow.domain.errors.ArgumentError: the session has none (any more).
+        """
         ...
 
     async def session(self, session_id: str) -> SessionRow:
@@ -206,8 +260,8 @@ class Store(Protocol):
         between batches."""
         ...
 
-    async def entry(self, entry_id: int) -> Entry | None:
-        """One entry."""
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        """One entry; with `session_id`, only if it is on its path."""
         ...
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
@@ -253,11 +307,38 @@ class Store(Protocol):
         """
         ...
 
+    async def renew_lease(self, session_id: str) -> None:
+        """A sign of life of the turn that this store runs: for others who cannot look up its process. Due within every
+        minute in which nothing is appended; without effect if this store runs none."""
+        ...
+
+    def disown(self, session_id: str) -> None:
+        """The turn that this store runs in the session is over, but its end could not be stored: the next to open the
+        session here, or to claim a turn, repairs it first, as if its owner had died. Never fails; writes nothing."""
+        ...
+
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         """Stand the session on another entry of its conversation, recorded in `moves`.
 
         :raises ~crow.domain.errors.LeafMoved: the leaf is another; nothing was written.
         """
+        ...
+
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        """Where it was moved, newest first; the oldest of very many are left out."""
+        ...
+
+    async def outline(self, session_id: str) -> Outline:
+        """All branches of the session."""
+        ...
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        """Entries of these kinds (as in the table `entries`) that are on the path of `leaf` and not on that of `to`,
+        oldest first."""
+        ...
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        """As `left_behind`: file entries, and the results of the calls that they belong to."""
         ...
 
     async def save_draft(
@@ -266,9 +347,18 @@ class Store(Protocol):
         """Add a piece of the running stream."""
         ...
 
-    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
+    async def search(
+        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+    ) -> tuple[Hit, ...]:
         """Full text over user and assistant text and titles; the query is quoted, any script. With `session_id`,
         only entries on its path."""
+        ...
+
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        """What no index covers, on the session's path: calls, their results, summaries and crow's own words, but not
+        the calls and results of the tools named in `without`. Bounded: the newest few megabytes."""
         ...
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:

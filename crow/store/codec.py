@@ -23,6 +23,7 @@ from crow.domain.entries import (
     Command,
     Diff,
     File,
+    KeptSkill,
     Location,
     Mask,
     Note,
@@ -71,6 +72,7 @@ __all__ = [
     "Unreadable",
     "decode",
     "decode_parts",
+    "decode_value",
     "encode",
     "encode_parts",
     "from_json",
@@ -114,13 +116,27 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 
     :raises Unreadable: it is damaged, or of a kind that this version does not know.
     """
-    shape = _RECORDS.get(kind)
-    if shape is None:
-        raise Unreadable(f"its kind {kind!r} is unknown to this version")
+    shape = _shape(kind)
     try:
         return cast("Body", shape.decode(json.loads(text or ""), load))
     except (ValueError, TypeError, RecursionError) as error:
         raise Unreadable(f"it is damaged: {error}") from error
+
+
+def decode_value(kind: str, value: object, load: Load) -> Body:
+    """As `decode`, of JSON that is parsed already."""
+    shape = _shape(kind)
+    try:
+        return cast("Body", shape.decode(value, load))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unreadable(f"it is damaged: {error}") from error
+
+
+def _shape(kind: str) -> Record:
+    shape = _RECORDS.get(kind)
+    if shape is None:
+        raise Unreadable(f"its kind {kind!r} is unknown to this version")
+    return shape
 
 
 def encode_parts(parts: Sequence[Part]) -> str:
@@ -235,11 +251,14 @@ _BODIES: dict[str, tuple[type, Record]] = {
             mode=TEXT,
             plan=_PLAN,
             reason=one_of("threshold", "overflow", "command", "model", otherwise="threshold"),
-            method=one_of("prefix", "serialised", "fallback", otherwise="fallback"),
+            method=one_of("prefix", "serialised", "fallback", "hook", otherwise="fallback"),
             tokens_before=INT,
             tokens_after=INT,
             model_calls=INT,
             lists_cut=MAYBE_INT,
+            skills=many(record(KeptSkill, entry=INT, name=TEXT, text=TEXT)),
+            first_covered=MAYBE_INT,
+            last_covered=MAYBE_INT,
         ),
     ),
     "mask": (Mask, record(Mask, before=INT, tokens_before=INT, tokens_after=INT)),

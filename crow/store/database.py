@@ -293,8 +293,9 @@ def _prepare(path: Path) -> None:
         _make_directory(path.parent)
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        if path.stat().st_mode & 0o077 and path.is_file():
-            path.chmod(0o600)
+        mode = path.stat().st_mode
+        if mode & 0o077 and path.is_file():
+            path.chmod(mode & 0o700)
     except OSError as error:
         raise StoreUnavailable(
             f"{path} cannot be made ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"

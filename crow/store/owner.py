@@ -14,7 +14,7 @@ import socket
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-__all__ = ["LEASE_MS", "Owner", "enlist", "is_alive", "readable", "retire"]
+__all__ = ["LEASE_MS", "Owner", "dead_twin", "enlist", "is_alive", "readable", "retire"]
 
 LEASE_MS = 60_000
 """How long an owner whose process cannot be looked up is believed to live after its last sign."""
@@ -69,6 +69,12 @@ def enlist(owner: str) -> None:
 def retire(owner: str) -> None:
     """That store is closed."""
     _open_stores.discard(owner)
+
+
+def dead_twin(owner: str) -> str:
+    """An owner of the same process that is a store no longer open: who ran a turn that nobody runs any more."""
+    parsed = Owner.parse(owner)
+    return str(replace(parsed, token="")) if parsed else ""
 
 
 def readable(owner: str) -> str:

@@ -2,8 +2,9 @@
 
 Strategy: every term is quoted, so that no character of a query is an operator. The trigram index finds terms of three
 characters and more in any script, without regard to case; shorter ones are looked for in the text itself, of what the
-index gave or of the newest few thousand entries. Titles come first, then entries, newest first; both the index and a
-path give ids in falling order, so their intersection reads no further than it must. Reads only.
+index gave, of all messages, or of the newest few thousand entries of a session's path. Titles come first, then entries,
+newest first; both the index and a path give ids in falling order, so their intersection reads no further than it must.
+Reads only.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -15,74 +16,99 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-from crow.store import Hit
+from crow.store import Hit, Scope
 from crow.store.paths import is_on_path, path_ids
 from crow.store.rows import session_row
 
-__all__ = ["search"]
+__all__ = ["hit_of", "patterns_of", "search", "terms_of"]
 
 _SCAN = 5_000
 _AROUND = 80
 _INDEXED_CHARACTERS = 3
 
 
-def search(connection: sqlite3.Connection, query: str, *, session_id: str | None, limit: int) -> tuple[Hit, ...]:
+def search(
+    connection: sqlite3.Connection, query: str, *, session_id: str | None, scope: Scope, limit: int
+) -> tuple[Hit, ...]:
     """What holds all terms of `query`; with `session_id`, only its title and the entries of its path.
 
     :raises ~crow.domain.errors.NoSuchSession: no such session.
     """
     leaf = session_row(connection, session_id).leaf if session_id is not None else None
-    terms = query.replace("\0", " ").split()
+    terms = terms_of(query)
     if not terms:
         return ()
     match = " ".join('"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED_CHARACTERS)
-    patterns = [re.compile(re.escape(term), re.IGNORECASE) for term in terms]
+    patterns = patterns_of(terms)
     # The index and `re` may fold a rare letter differently: what the index found is not asked for again.
     unsure = [pattern for pattern, term in zip(patterns, terms, strict=True) if len(term) < _INDEXED_CHARACTERS]
     if session_id is None:
-        ids = _indexed(connection, match) if match else _newest(connection)
+        ids = _indexed(connection, match) if match else _messages(connection)
     else:
         path = path_ids(connection, leaf)
         ids = _common(_indexed(connection, match), path) if match else islice(path, _SCAN)
-    found = chain(_titles(connection, match, session_id), _texts(connection, ids, session_id))
-    return tuple(
-        islice((_hit(*one, patterns) for one in found if all(p.search(one[4]) for p in unsure)), max(limit, 0))
-    )
+    found = chain(_titles(connection, match, session_id, scope), _texts(connection, ids, session_id, scope))
+    hits = (hit_of(*one, patterns) for one in found if all(p.search(one[4]) for p in unsure))
+    return tuple(islice(hits, max(limit, 0)))
+
+
+def terms_of(query: str) -> list[str]:
+    """The words that a text must hold, each as it is: no character is an operator."""
+    return query.replace("\0", " ").split()
+
+
+def patterns_of(terms: Sequence[str]) -> list[re.Pattern[str]]:
+    """Finds each term, in any case."""
+    return [re.compile(re.escape(term), re.IGNORECASE) for term in terms]
 
 
 _Found = tuple[int, str, str, int, str]
 """Entry, session, kind, created_ms, text."""
 
 
-def _titles(connection: sqlite3.Connection, match: str, session_id: str | None) -> Iterator[_Found]:
+def _titles(connection: sqlite3.Connection, match: str, session_id: str | None, scope: Scope) -> Iterator[_Found]:
     chosen = "number IN (SELECT -rowid FROM entries_fts WHERE entries_fts MATCH :match AND rowid < 0)" if match else "1"
     yield from connection.execute(
         f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND title IS NOT NULL"
-        " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session) ORDER BY newest_entry DESC LIMIT :scan",
-        {"match": match, "session": session_id, "scan": _SCAN},
+        " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session)"
+        " AND (:cwd IS NULL OR cwd = :cwd) AND (:model IS NULL OR instr(lower(model), lower(:model)) > 0)"
+        " AND (:since IS NULL OR updated_ms >= :since) AND (:before IS NULL OR created_ms < :before)"
+        " ORDER BY newest_entry DESC",
+        {"match": match, "session": session_id, **_parameters(scope)},
     )
 
 
-def _texts(connection: sqlite3.Connection, ids: Iterator[int], session_id: str | None) -> Iterator[_Found]:
+def _texts(
+    connection: sqlite3.Connection, ids: Iterator[int], session_id: str | None, scope: Scope
+) -> Iterator[_Found]:
+    parameters = _parameters(scope)
     for entry_id in ids:
         row = connection.execute(
             "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
             " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session AND s.deleted_ms IS NULL"
-            " WHERE t.id = ? AND t.text <> ''",
-            (entry_id,),
+            " WHERE t.id = :id AND t.text <> '' AND (:cwd IS NULL OR coalesce(s.cwd, :cwd) = :cwd)"
+            " AND (:model IS NULL OR instr(lower(e.model), lower(:model)) > 0)"
+            " AND (:since IS NULL OR e.created_ms >= :since) AND (:before IS NULL OR e.created_ms < :before)",
+            {"id": entry_id, **parameters},
         ).fetchone()
         if row is None:
             continue
         conversation, writer, is_writer_there, kind, created_ms, text = row
-        session = writer if is_writer_there else session_id or _reader_of(connection, conversation, entry_id)
+        session = writer if is_writer_there else session_id or _reader_of(connection, conversation, entry_id, scope.cwd)
         if session is not None:
             yield entry_id, session, kind, created_ms, text
 
 
-def _reader_of(connection: sqlite3.Connection, conversation: int, entry_id: int) -> str | None:
-    """The oldest session whose path holds an entry of a deleted one; None if there is none."""
+def _parameters(scope: Scope) -> dict[str, object]:
+    return {"cwd": scope.cwd, "model": scope.model, "since": scope.since_ms, "before": scope.before_ms}
+
+
+def _reader_of(connection: sqlite3.Connection, conversation: int, entry_id: int, cwd: str | None) -> str | None:
+    """The oldest session (of a directory) whose path holds an entry of a deleted one; None if there is none."""
     rows = connection.execute(
-        "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL ORDER BY number", (conversation,)
+        "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL AND coalesce(?, cwd) = cwd"
+        " ORDER BY number",
+        (conversation, cwd),
     ).fetchall()
     return next((str(session_id) for session_id, leaf in rows if is_on_path(connection, leaf, entry_id)), None)
 
@@ -95,9 +121,9 @@ def _indexed(connection: sqlite3.Connection, match: str) -> Iterator[int]:
     return (row[0] for row in rows)
 
 
-def _newest(connection: sqlite3.Connection) -> Iterator[int]:
-    """The newest entries of all."""
-    rows = connection.execute("SELECT id FROM entries ORDER BY id DESC LIMIT ?", (_SCAN,))
+def _messages(connection: sqlite3.Connection) -> Iterator[int]:
+    """All messages, newest first."""
+    rows = connection.execute("SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC")
     return (row[0] for row in rows)
 
 
@@ -114,7 +140,8 @@ def _common(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
             b = next(right, None)
 
 
-def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
+def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
+    """A hit, with the place of the first pattern that is found in `text`."""
     place = next((found for pattern in patterns if (found := pattern.search(text))), None)
     start = max(0, place.start() - _AROUND) if place else 0
     end = min(len(text), (place.end() if place else 0) + _AROUND)

@@ -9,6 +9,7 @@ continued by a cursor that names the last row shown. Deleting only hides; `remov
 from __future__ import annotations
 
 import base64
+import re
 import sqlite3
 from dataclasses import fields
 
@@ -18,15 +19,27 @@ from crow.store.codec import to_json
 from crow.store.paths import has_user
 from crow.store.rows import SESSION_COLUMNS, session_of, session_row
 
-__all__ = ["change_session", "create_session", "delete_session", "list_sessions", "set_title"]
+__all__ = [
+    "change_session",
+    "create_session",
+    "delete_session",
+    "fork_session",
+    "list_sessions",
+    "move_alias",
+    "named",
+    "set_title",
+]
 
+_FORK = re.compile(r" \(fork ([0-9]{1,9})\)$")
 _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
 def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: int) -> SessionRow:
-    """:raises ArgumentError: the id is taken, or the fork's leaf is not in its conversation."""
+    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
     if connection.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
+    if new.alias is not None:
+        _check_alias(connection, new.alias, new.id)
     turn, has_prompt, conversation = 0, False, new.conversation
     if conversation is None:
         conversation = connection.execute("INSERT INTO conversations (created_ms) VALUES (?)", (now_ms,)).lastrowid
@@ -37,8 +50,8 @@ def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: i
         turn, has_prompt = found[1], has_user(connection, new.leaf)
     connection.execute(
         "INSERT INTO sessions (id, conversation, leaf, forked_from, parent_id, cwd, additional_directories, model,"
-        " mode, config, turn, has_prompt, newest_entry, created_ms, updated_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " mode, config, alias, turn, has_prompt, newest_entry, created_ms, updated_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             new.id,
             conversation,
@@ -50,6 +63,7 @@ def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: i
             new.model,
             new.mode,
             to_json(new.config),
+            new.alias,
             turn,
             has_prompt,
             new.leaf or 0,
@@ -60,6 +74,55 @@ def create_session(connection: sqlite3.Connection, new: NewSession, *, now_ms: i
     if new.title is not None:
         set_title(connection, new.id, new.title)
     return session_row(connection, new.id)
+
+
+def fork_session(
+    connection: sqlite3.Connection,
+    session_id: str,
+    new_id: str,
+    *,
+    entry: int | None,
+    cwd: str,
+    additional_directories: tuple[str, ...],
+    now_ms: int,
+) -> SessionRow:
+    """One more row on the same conversation; what was learned of the endpoint goes with it."""
+    row = session_row(connection, session_id)
+    new = NewSession(
+        id=new_id,
+        cwd=cwd,
+        model=row.model,
+        mode=row.mode,
+        additional_directories=additional_directories,
+        config=row.config,
+        forked_from=session_id,
+        conversation=row.conversation,
+        leaf=row.leaf if entry is None else entry,
+        title=_fork_title(connection, row),
+    )
+    create_session(connection, new, now_ms=now_ms)
+    connection.execute(
+        "UPDATE sessions SET calibration = ?, metadata = ? WHERE id = ?",
+        (row.calibration, to_json(row.metadata), new_id),
+    )
+    return session_row(connection, new_id)
+
+
+def named(connection: sqlite3.Connection, alias: str) -> SessionRow | None:
+    """The session that has the alias."""
+    row = connection.execute(
+        f"SELECT {SESSION_COLUMNS} FROM sessions WHERE alias = ? AND deleted_ms IS NULL", (alias,)
+    ).fetchone()
+    return session_of(row) if row else None
+
+
+def move_alias(connection: sqlite3.Connection, session_id: str, to: str, *, now_ms: int) -> None:
+    """:raises ArgumentError: the session has no alias."""
+    alias, _ = session_row(connection, session_id).alias, session_row(connection, to)
+    if alias is None:
+        raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or taken away meanwhile.")
+    change_session(connection, session_id, SessionChanges(alias=None), now_ms=now_ms)
+    change_session(connection, to, SessionChanges(alias=alias), now_ms=now_ms)
 
 
 def list_sessions(
@@ -95,11 +158,7 @@ def change_session(connection: sqlite3.Connection, session_id: str, changes: Ses
         return
     alias = values.get("alias")
     if alias is not None:
-        other = connection.execute(
-            "SELECT id FROM sessions WHERE alias = ? AND id <> ?", (alias, session_id)
-        ).fetchone()
-        if other:
-            raise ArgumentError(f'Alias "{alias}" is the one of session {other[0]}; choose another.')
+        _check_alias(connection, alias, session_id)
     if "title" in values:
         set_title(connection, session_id, values.pop("title"))
     values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in values.items()}
@@ -120,12 +179,33 @@ def delete_session(connection: sqlite3.Connection, session_id: str, *, now_ms: i
 
 def set_title(connection: sqlite3.Connection, session_id: str, title: str | None) -> None:
     """Set the title, and say so to the full-text index: what it had, what it has."""
-    indexed = "SELECT id, text FROM searchable WHERE id = (SELECT -number FROM sessions WHERE id = ?) AND text <> ''"
+    # The view is asked for one known id: for one that a subquery gives it would read every entry there is.
+    row = connection.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    indexed = "SELECT id, text FROM searchable WHERE id = ? AND text <> ''"
     connection.execute(
-        f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", (session_id,)
+        f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", row
     )
     connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
-    connection.execute(f"INSERT INTO entries_fts (rowid, text) {indexed}", (session_id,))
+    connection.execute(f"INSERT INTO entries_fts (rowid, text) {indexed}", row)
+
+
+def _check_alias(connection: sqlite3.Connection, alias: str, session_id: str) -> None:
+    other = connection.execute("SELECT id FROM sessions WHERE alias = ? AND id <> ?", (alias, session_id)).fetchone()
+    if other:
+        raise ArgumentError(f'Alias "{alias}" is the one of session {other[0]}; choose another.')
+
+
+def _fork_title(connection: sqlite3.Connection, row: SessionRow) -> str | None:
+    """The title with the next free number; None for a session without one."""
+    if row.title is None:
+        return None
+    base = _FORK.sub("", row.title)
+    taken = [0]
+    for (title,) in connection.execute("SELECT title FROM sessions WHERE conversation = ?", (row.conversation,)):
+        found = _FORK.search(title or "")
+        if found and title[: found.start()] == base:
+            taken.append(int(found[1]))
+    return f"{base} (fork {max(taken) + 1})"
 
 
 def _cursor(row: SessionRow) -> str:

@@ -10,21 +10,26 @@ from __future__ import annotations
 import sqlite3
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.messages import Part
 from crow.store import (
     Hit,
+    Move,
     NewSession,
+    Outline,
     Page,
     QueuedPrompt,
+    Scan,
+    Scope,
     SessionChanges,
     SessionRow,
     Store,
     Tail,
     TurnStart,
+    branches,
     endpoints,
     paths,
     removal,
@@ -35,6 +40,7 @@ from crow.store.codec import encode, encode_parts
 from crow.store.database import Database, JournalMode
 from crow.store.owner import Owner, enlist, retire
 from crow.store.rows import session_row
+from crow.store.scan import scan
 from crow.store.search import search
 
 __all__ = ["SqliteStore"]
@@ -50,6 +56,7 @@ class SqliteStore(Store):
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self._owner = owner
+        self._disowned: set[str] = set()
 
     @classmethod
     async def open(
@@ -72,8 +79,34 @@ class SqliteStore(Store):
         enlist(store._owner)
         return store
 
+    @property
+    def database(self) -> Database:
+        """The file, for what people do with old sessions."""
+        return self._database
+
     async def create_session(self, new: NewSession) -> SessionRow:
         return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
+
+    async def fork_session(
+        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
+    ) -> SessionRow:
+        return await self._database.write(
+            lambda sql: sessions.fork_session(
+                sql,
+                session_id,
+                new_id,
+                entry=entry,
+                cwd=cwd,
+                additional_directories=additional_directories,
+                now_ms=_now_ms(),
+            )
+        )
+
+    async def named(self, alias: str) -> SessionRow | None:
+        return await self._database.read(lambda sql: sessions.named(sql, alias))
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        await self._database.write(lambda sql: sessions.move_alias(sql, session_id, to, now_ms=_now_ms()))
 
     async def session(self, session_id: str) -> SessionRow:
         return await self._database.read(lambda sql: session_row(sql, session_id))
@@ -98,13 +131,19 @@ class SqliteStore(Store):
 
     async def open_session(self, session_id: str) -> Tail:
         def look(sql: sqlite3.Connection) -> Tail | None:
-            if turns.is_abandoned(sql, self._owner, session_id, now_ms=_now_ms()):
+            if session_id in self._disowned or turns.is_abandoned(sql, self._owner, session_id, now_ms=_now_ms()):
                 return None
             return paths.tail(sql, session_id)
 
         tail = await self._database.read(look)
         if tail is None:
-            await self._database.write(lambda sql: turns.repair(sql, self._owner, session_id, now_ms=_now_ms()))
+
+            def repair(sql: sqlite3.Connection) -> None:
+                self._leave(sql, session_id)
+                turns.repair(sql, self._owner, session_id, now_ms=_now_ms())
+
+            await self._database.write(repair)
+            self._disowned.discard(session_id)
             tail = await self.tail(session_id)
         return tail
 
@@ -124,10 +163,16 @@ class SqliteStore(Store):
             done += taken
             yield batch
 
-    async def entry(self, entry_id: int) -> Entry | None:
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         if not 0 < entry_id <= _LARGEST_ID:
             return None
-        return await self._database.read(lambda sql: paths.entry(sql, entry_id))
+
+        def look(sql: sqlite3.Connection) -> Entry | None:
+            if session_id is None or paths.is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
+                return paths.entry(sql, entry_id)
+            return None
+
+        return await self._database.read(look)
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
         encoded = encode_parts(parts)
@@ -150,9 +195,13 @@ class SqliteStore(Store):
     async def take_turn(
         self, session_id: str, seq: int | None, *, leaf: int | None, cut: int | None = None
     ) -> TurnStart:
-        return await self._database.write(
-            lambda sql: turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
-        )
+        def take(sql: sqlite3.Connection) -> TurnStart:
+            self._leave(sql, session_id)
+            return turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
+
+        start = await self._database.write(take)
+        self._disowned.discard(session_id)
+        return start
 
     async def append(
         self,
@@ -177,10 +226,32 @@ class SqliteStore(Store):
 
         return await self._database.write(work)
 
+    async def renew_lease(self, session_id: str) -> None:
+        await self._database.write(lambda sql: turns.renew_lease(sql, self._owner, session_id, now_ms=_now_ms()))
+
+    def disown(self, session_id: str) -> None:
+        self._disowned.add(session_id)
+
+    def _leave(self, sql: sqlite3.Connection, session_id: str) -> None:
+        if session_id in self._disowned:
+            turns.leave(sql, self._owner, session_id)
+
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         await self._database.write(
             lambda sql: turns.move_leaf(sql, self._owner, session_id, leaf=leaf, to=to, reason=reason, now_ms=_now_ms())
         )
+
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        return await self._database.read(lambda sql: branches.moves(sql, session_id))
+
+    async def outline(self, session_id: str) -> Outline:
+        return await self._database.read(lambda sql: branches.outline(sql, session_id))
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        return await self._database.read(lambda sql: branches.left_behind(sql, leaf, to, kinds))
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        return await self._database.read(lambda sql: branches.file_changes(sql, leaf, to))
 
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
@@ -199,8 +270,19 @@ class SqliteStore(Store):
             )
         )
 
-    async def search(self, query: str, *, session_id: str | None = None, limit: int = 20) -> tuple[Hit, ...]:
-        return await self._database.read(lambda sql: search(sql, query, session_id=session_id, limit=limit))
+    async def search(
+        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+    ) -> tuple[Hit, ...]:
+        return await self._database.read(
+            lambda sql: search(sql, query, session_id=session_id, scope=scope or Scope(), limit=limit)
+        )
+
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        return await self._database.read(
+            lambda sql: scan(sql, query, session_id=session_id, limit=limit, without=without)
+        )
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         return await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))

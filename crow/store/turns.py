@@ -15,7 +15,7 @@ from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy
 from crow.store import QueuedPrompt, TurnStart
 from crow.store.codec import Encoded, decode_parts
-from crow.store.owner import is_alive, readable
+from crow.store.owner import dead_twin, is_alive, readable
 from crow.store.tip import Tip
 
 __all__ = [
@@ -23,8 +23,10 @@ __all__ = [
     "drop_prompt",
     "enqueue",
     "is_abandoned",
+    "leave",
     "move_leaf",
     "queued",
+    "renew_lease",
     "repair",
     "save_draft",
     "take_turn",
@@ -152,7 +154,7 @@ def save_draft(
     now_ms: int,
 ) -> None:
     """Add a piece of the running stream; a sign of life."""
-    connection.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms, session_id, here))
+    renew_lease(connection, here, session_id, now_ms=now_ms)
     cursor = connection.execute(
         "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
         " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
@@ -160,6 +162,11 @@ def save_draft(
     )
     if not cursor.rowcount:
         raise NoSuchSession(session_id)
+
+
+def renew_lease(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> None:
+    """`here` lives, and runs the turn if it owns it."""
+    connection.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms, session_id, here))
 
 
 def is_abandoned(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> bool:
@@ -178,6 +185,11 @@ def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms
     if tip.state == "running" or _orphans(tip, here):
         _repair(tip, here)
         tip.save()
+
+
+def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
+    """Make the turn that `here` owns one whose owner is dead; without effect if it owns none."""
+    connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
 
 
 def _taken(tip: Tip, seq: int, cut: int | None) -> User:

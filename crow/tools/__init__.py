@@ -181,6 +181,10 @@ class Workspace(Protocol):
         what the file holds afterwards (editors format on save). :raises OSError:"""
         ...
 
+    async def put_back(self, path: Path, content: bytes | None) -> None:
+        """Make the file hold exactly this again (mode kept, parents made), or remove it for None. :raises OSError:"""
+        ...
+
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """Run a shell command in its own process group, stdin closed, non-interactive environment.
 

@@ -97,6 +97,13 @@ class DiskWorkspace:
         await anyio.to_thread.run_sync(replace_file, path, text.encode("utf-8"))
         return text
 
+    async def put_back(self, path: Path, content: bytes | None) -> None:
+        """See :meth:`crow.tools.Workspace.put_back`."""
+        if content is None:
+            await anyio.to_thread.run_sync(path.unlink)
+        else:
+            await anyio.to_thread.run_sync(replace_file, path, content)
+
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. The command is read by bash, or by sh where there is no bash.
 

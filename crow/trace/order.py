@@ -59,7 +59,9 @@ class Order:
 
     def _client_asks(self, method: str, session_id: Any) -> None:
         if method == "session/load":
-            self._sessions[session_id] = Seen(loading=True, before=self._sessions.get(session_id))
+            before = self._sessions.get(session_id)
+            running = 0 if before is None else before.prompts
+            self._sessions[session_id] = Seen(loading=True, prompts=running, before=before)
         elif method == "session/prompt" and session_id in self._sessions:
             self._sessions[session_id].prompts += 1
 
@@ -67,7 +69,8 @@ class Order:
         if method in OPENING and "result" in message:
             opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
             opened.loading, opened.before = False, None
-            self._all_final(opened, message)
+            if not opened.prompts:  # a turn that runs goes on behind the replay
+                self._all_final(opened, message)
         elif method == "session/load":
             before = self._sessions.pop(session_id).before
             if before is not None:

@@ -19,6 +19,8 @@ Side: TypeAlias = Literal["agent", "client"]
 
 __all__ = ["Judge", "Side", "WireFault", "check_update", "fault", "judge", "served_by"]
 
+UNSTABLE = ("session/fork",)
+"""Methods that crow serves though only the unstable schema has them."""
 ROOT_KEYS = {"jsonrpc", "id", "method", "params", "result", "error"}
 
 
@@ -124,7 +126,8 @@ def is_plain_chunk(update: dict[str, Any]) -> bool:
 
 def judge(name: str, value: Any, message: Any, *, strict: bool) -> None:
     """`value` against `$defs/name`. :raises WireFault: what is wrong."""
-    errors = best(validator(name, strict=strict), value)
+    file = "schema.json" if has(name, "schema.json") else "schema.unstable.json"
+    errors = best(validator(name, strict=strict, file=file), value)
     if errors and strict and name.endswith("Response") and has(name, "schema.unstable.json"):
         errors = best(validator(name, strict=True, file="schema.unstable.json"), value)
     if errors:
@@ -136,7 +139,7 @@ def definition(receiver: Side, method: str, kind: str) -> str | None:
     for file in ("schema.json", "schema.unstable.json"):
         name = methods(file).get((receiver, method, kind)) or methods(file).get(("protocol", method, kind))
         if name is not None:
-            return name if has(name, "schema.json") else None
+            return name if has(name, "schema.json") or method in UNSTABLE else None
     return None
 
 

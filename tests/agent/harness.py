@@ -12,7 +12,7 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.compaction import CompactionSettings
-from crow.agent.session import Adapters, Session, SessionSettings
+from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
@@ -143,8 +143,10 @@ async def opened(
     mode: str = "ask",
     session_id: str | None = None,
     servers: Sequence[McpServer] = (),
+    open_tools: OpenToolbox | None = None,
+    compaction: CompactionSettings | None = None,
 ) -> AsyncIterator[Opened]:
-    """A session in `directory`; `session_id` opens a stored one."""
+    """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
@@ -169,9 +171,9 @@ async def opened(
             store=store,
             load=load,
             model=named,
-            model_info=model_info,
-            open_toolbox=open_toolbox,
-            settings=SessionSettings(steps_per_turn=steps, compaction=CompactionSettings()),
+            info=lambda _: model.info,
+            open_toolbox=open_tools or open_toolbox,
+            settings=SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionSettings()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(20):

@@ -8,14 +8,14 @@ import anyio
 import pytest
 
 from crow.agent.branch import Branch
-from crow.agent.compaction import CompactionSettings, Compactor
+from crow.agent.compaction import CompactionSettings, Compactor, Window
 from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured
 from crow.domain.messages import Text, Usage, UserMessage
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
-from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, summariser
+from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import result_of, said, user
 from tests.support.scripted_model import Say
@@ -36,11 +36,13 @@ class Place:
         self.store, self.client = MemoryStore(), Notes()
         self.branch: Branch = branch_of(self.store, self.client)
         self.model = model or summariser("good", info=INFO)
-        self.settings = settings or CompactionSettings()
+        self.settings, self.window = settings or CompactionSettings(), Window()
         self.compactor = self.renewed()
 
     def renewed(self) -> Compactor:
-        return Compactor(self.branch, self.model, self.settings, fresh, deadline_s=30)
+        return compactor_on(
+            self.branch, self.model, self.settings, window=self.window, fresh_prompt=fresh, deadline_s=30
+        )
 
     async def talk(self, exchanges: int, size: int = 8_000) -> None:
         """Prompt and answer, estimated at half of `size` characters."""
@@ -101,16 +103,16 @@ async def test_mask_is_one_entry_and_no_question(place: Place) -> None:
     assert isinstance(body, Mask)
     assert body.tokens_after < body.tokens_before
     assert place.model.requests == []
-    assert place.compactor.used() == body.tokens_after
+    assert place.compactor.gauge.used() == body.tokens_after
 
 
 async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(place: Place) -> None:
     await place.talk(1)
     await place.compactor.make_room()
     await place.talk(3)
-    off = Compactor(place.branch, place.model, CompactionSettings(auto=False), fresh)
+    off = compactor_on(place.branch, place.model, CompactionSettings(auto=False), fresh_prompt=fresh)
     await off.make_room()
-    assert not await off.overflowed(ContextOverflow("too long", limit=100))
+    assert not await off.overflowed(ContextOverflow("too long", limit=14_000))
     assert place.model.requests == []
     assert place.client.compactions() == []
     assert "Compacted to a summary" in await off.on_command()
@@ -122,7 +124,7 @@ async def test_cancel_while_the_summary_is_written_leaves_nothing_behind() -> No
     place = Place(model)
     await place.talk(4)
     before = place.stored()
-    compactor = Compactor(place.branch, model, CompactionSettings(), fresh)
+    compactor = compactor_on(place.branch, model, fresh_prompt=fresh)
     ended: list[str] = []
 
     async def make_room() -> None:
@@ -158,7 +160,7 @@ async def test_what_comes_while_the_summary_is_written_is_kept_even_if_nothing_b
         return FRESH
 
     await place.branch.record([NewEntry(body=said("a" * 8_000)), NewEntry(body=user("q" * 44_000))])
-    await Compactor(place.branch, place.model, CompactionSettings(), fresh_and_late).make_room()
+    await compactor_on(place.branch, place.model, fresh_prompt=fresh_and_late).make_room()
     checkpoint = place.stored()[-1].body
     assert isinstance(checkpoint, Checkpoint)
     assert len(place.branch.context().messages) == 4
@@ -171,13 +173,13 @@ async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less(place
     async def larger() -> Prompt:
         return Prompt(system="word" * 8_000, tools=(), cwd="/", model="m")
 
-    result = await Compactor(place.branch, place.model, CompactionSettings(), larger).compact("threshold")
-    limits = place.compactor.limits()
+    result = await compactor_on(place.branch, place.model, fresh_prompt=larger).compact("threshold")
+    limits = place.compactor.gauge.limits()
     assert limits.fixed > 8_000
     assert result.entry is not None
     assert isinstance(result.entry.body, Checkpoint)
     bound = limits.ceiling if result.entry.body.first_kept is None else limits.target
-    assert place.compactor.used() == result.tokens_after <= bound
+    assert place.compactor.gauge.used() == result.tokens_after <= bound
 
 
 async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> None:
@@ -206,8 +208,8 @@ async def test_third_pass_in_a_row_ends_the_turn_and_the_next_turn_starts_afresh
 async def test_overflow_lowers_the_window_for_good_and_compacts(place: Place) -> None:
     await place.talk(2)
     assert await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
-    assert place.compactor.window() == 9_000
-    assert place.renewed().window() == 9_000
+    assert place.compactor.gauge.window() == 9_000
+    assert place.renewed().gauge.window() == 9_000
     checkpoint = place.stored()[-1].body
     assert isinstance(checkpoint, Checkpoint)
     assert checkpoint.reason == "overflow"
@@ -221,10 +223,10 @@ async def test_overflow_that_compaction_cannot_help_is_explained(place: Place) -
 
 async def test_command_answers_with_numbers_and_a_second_one_finds_nothing_new(place: Place) -> None:
     await place.talk(2)
-    before = place.compactor.used()
+    before = place.compactor.gauge.used()
     answer = await place.compactor.on_command("the parser")
     assert answer == (
-        f"Compacted to a summary: {before:,} → {place.compactor.used():,} tokens. "
+        f"Compacted to a summary: {before:,} → {place.compactor.gauge.used():,} tokens. "
         "Nothing is deleted; the model can recall it."
     )
     assert "the parser" in repr(place.model.requests[0].messages[-1])
@@ -237,7 +239,7 @@ async def test_undo_brings_back_what_was_before_also_from_a_loaded_tail(place: P
     await place.compactor.on_command()
     assert place.branch.context() != before
     loaded = Branch(place.store, place.client, await place.store.tail("s"))  # type: ignore[arg-type]
-    answer = await Compactor(loaded, place.model, CompactionSettings()).on_command("undo")
+    answer = await compactor_on(loaded, place.model).on_command("undo")
     assert answer.startswith("Undone: ")
     assert loaded.context().messages[1:] == before.messages[1:]
     assert isinstance(place.stored()[-1].body, Restore)
@@ -252,7 +254,7 @@ async def test_undo_is_refused_with_numbers_when_it_would_not_fit(place: Place) 
 
 async def test_calibration_is_stored_with_the_pass(place: Place) -> None:
     await place.talk(2)
-    estimate = place.compactor.estimate()
+    estimate = place.compactor.gauge.estimate()
     answer = replace(said("more"), endpoint=INFO.endpoint)
     usage = Usage(input_tokens=2 * estimate, output_tokens=10)
     await place.branch.record([NewEntry(body=answer, usage=usage, estimate=estimate), NewEntry(body=user("go"))])
@@ -262,5 +264,5 @@ async def test_calibration_is_stored_with_the_pass(place: Place) -> None:
 
 async def test_the_client_is_told_how_full_the_context_is(place: Place) -> None:
     await place.talk(1)
-    await place.compactor.tell()
-    assert place.client.events[-1] == ContextMeasured(used=place.compactor.used(), size=16_000, cost=None)
+    await place.compactor.gauge.tell()
+    assert place.client.events[-1] == ContextMeasured(used=place.compactor.gauge.used(), size=16_000, cost=None)

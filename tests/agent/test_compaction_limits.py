@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.compaction import CompactionSettings, Limits, Measure, cut_for, limits_for, measure, recalibrated
-from crow.agent.compaction.window import learn_window, window_of
+from crow.agent.compaction import (
+    CompactionSettings,
+    Limits,
+    Measure,
+    Window,
+    cut_for,
+    limits_for,
+    measure,
+    recalibrated,
+    silent_cut,
+    window_of,
+)
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
 from crow.domain.errors import ContextOverflow
@@ -34,6 +45,7 @@ def test_limits_of_a_large_window() -> None:
         pins=19_750,
         summary=6_000,
         lists=4_000,
+        skills=8_000,
     )
 
 
@@ -49,6 +61,7 @@ def test_limits_of_a_small_window() -> None:
         pins=500,
         summary=400,
         lists=200,
+        skills=250,
     )
 
 
@@ -172,16 +185,35 @@ def test_calibration_follows_reports_half_way_and_keeps_still_without() -> None:
 
 
 INFO = ModelInfo(name="model", endpoint=HERE, context_window=100_000)
-FOUND = Measure(used=50_000, fixed=5_000, scale=1.0, is_reported=False)
 
 
-def test_window_is_the_declared_one_or_a_default() -> None:
+class Memory:
+    """Facts of endpoints, as a store keeps them."""
+
+    def __init__(self) -> None:
+        self.facts: dict[tuple[str, str], dict[str, object]] = {}
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        return self.facts.get((base_url, model), {})
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        self.facts[base_url, model] = {**self.facts.get((base_url, model), {}), **facts}
+
+
+async def looked_up(memory: Memory, info: ModelInfo = INFO) -> Window:
+    window = Window(memory)
+    await window.look_up(info)
+    return window
+
+
+def test_window_is_the_declared_one_or_what_the_endpoint_told_or_a_default() -> None:
     assert window_of(INFO, {}) == 100_000
     assert window_of(replace(INFO, context_window=None), {}) == 128_000
+    assert window_of(replace(INFO, context_window=None), {"context_window": 8_192}) == 8_192
 
 
 @pytest.mark.parametrize(
-    ("error", "window"),
+    ("error", "tokens"),
     [
         (ContextOverflow("too long", limit=32_768), 32_768),
         (ContextOverflow("too long", size=40_000), 36_000),
@@ -190,9 +222,89 @@ def test_window_is_the_declared_one_or_a_default() -> None:
     ],
     ids=["limit told", "size told", "nothing told", "limit above the declared window"],
 )
-def test_a_refused_request_lowers_the_window_of_its_endpoint(error: ContextOverflow, window: int) -> None:
-    learned = learn_window(INFO, {"client": "kept"}, error, FOUND)
-    assert learned["client"] == "kept"
-    assert window_of(INFO, learned) == window
-    assert window_of(replace(INFO, endpoint="http://elsewhere model"), learned) == 100_000
-    assert window_of(replace(INFO, context_window=200_000), learned) == 200_000
+async def test_a_refused_request_lowers_the_window_of_its_endpoint_for_every_session(
+    error: ContextOverflow, tokens: int
+) -> None:
+    memory = Memory()
+    await (await looked_up(memory)).refused(INFO, error, 50_000)
+    assert (await looked_up(memory)).tokens(INFO) == tokens
+    elsewhere = replace(INFO, endpoint="http://elsewhere model")
+    assert (await looked_up(memory, elsewhere)).tokens(elsewhere) == 100_000
+    larger = replace(INFO, context_window=200_000)
+    assert (await looked_up(memory, larger)).tokens(larger) == 200_000
+
+
+async def test_a_window_that_the_model_lowers_by_itself_stays_learned_for_what_was_declared() -> None:
+    memory = Memory()
+    window = await looked_up(memory)
+    bounded = replace(INFO, context_window=32_768)
+    await window.refused(bounded, ContextOverflow("too long", limit=32_768), 50_000)
+    assert window.tokens(bounded) == 32_768
+    assert (await looked_up(memory)).tokens(INFO) == 32_768
+
+
+async def test_an_answer_to_a_longer_request_makes_a_learned_window_void() -> None:
+    memory = Memory()
+    window = await looked_up(memory)
+    await window.lower(INFO, 8_192)
+    await window.answered(INFO, 8_000)
+    assert window.tokens(INFO) == 8_192
+    await window.answered(INFO, 20_000)
+    assert window.tokens(INFO) == 100_000
+    assert (await looked_up(memory)).tokens(INFO) == 100_000
+
+
+def test_without_a_memory_a_window_is_learned_for_the_turn() -> None:
+    assert Window().tokens(INFO) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("reported", "tokens"),
+    [
+        ([3_000, 6_000, 8_192, 8_192, 8_192], 8_192),
+        ([3_000, 6_000, 8_192, 8_100, 7_900], 8_192),
+        ([3_000, 6_000, 9_000, 12_000, 15_000], None),
+        ([3_000, 3_000, 3_000, 3_000, 3_000], None),
+        ([3_000, 2_900, 3_400, 3_100, 3_050], None),
+        ([3_000, 6_000, 8_192, 8_192], None),
+        ([3_000, None, 0, None, 0], None),
+    ],
+    ids=["flat", "cut at messages", "growing", "uncached only", "uncached, uneven", "too few yet", "not reported"],
+)
+def test_a_server_that_cuts_silently_is_found_out(reported: list[int | None], tokens: int | None) -> None:
+    path = PathBuilder(Prompt(system="", tools=(), cwd="/", model="m"), user("x" * 12_000))
+    for count in reported:
+        answered(path, reported=count)
+        path.add(user("y" * 12_000))
+    assert silent_cut(path.entries, HERE, 1.0) == tokens
+    if tokens is not None:  # what the server counts is no measure then
+        estimate = Projection(path.entries).context().estimate
+        assert measured(path).used == estimate
+
+
+def test_a_count_of_uncached_tokens_alone_does_not_hide_how_full_the_context_is() -> None:
+    path = PathBuilder(Prompt(system="", tools=(), cwd="/", model="m"), user("x" * 40_000))
+    first = Projection(path.entries).context().estimate
+    answered(path, reported=first)
+    path.add(user("y" * 16_000))
+    answered(path, reported=4_100)
+    path.add(user("z" * 4_000))
+    assert measured(path).used == pytest.approx(Projection(path.entries).context().estimate, rel=0.01)
+
+
+def test_cached_tokens_beside_the_input_are_part_of_it() -> None:
+    path = talk()
+    estimate = Projection(path.entries).context().estimate
+    body = replace(said("done"), endpoint=HERE)
+    path.add(body, usage=Usage(input_tokens=20, output_tokens=10, cached_tokens=estimate - 20), estimate=estimate)
+    assert measured(path).used == estimate + 10
+
+
+def test_of_two_counts_that_contradict_each_other_the_likelier_is_taken() -> None:
+    path = talk()
+    estimate = Projection(path.entries).context().estimate
+    answered(path, reported=round(3.5 * estimate))  # counted double, and more
+    path.add(user("y" * 40))
+    second = Projection(path.entries).context().estimate
+    answered(path, reported=second, output=10)
+    assert measured(path).used == second + 10

@@ -17,7 +17,7 @@ from crow.agent.compaction import (
     limits_for,
     plan,
 )
-from crow.agent.compaction.contents import files_touched, pins_of
+from crow.agent.compaction.contents import files_touched, pins_of, skills_of
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
     Announcement,
@@ -30,14 +30,17 @@ from crow.domain.entries import (
     Location,
     Pin,
     Prompt,
+    Skill,
     ToolResult,
     TurnEnd,
     User,
 )
 from crow.domain.messages import Image, Text, ToolCall
+from crow.domain.rendering import checkpoint_message, parts_text
 from tests.support.paths import PathBuilder, result_of, said, user
 
 SYSTEM = Prompt(system="s" * 4_000, tools=(), cwd="/", model="m")
+NEW_SKILL = Announcement(title="new")
 END = TurnEnd(stop="end_turn")
 
 
@@ -165,6 +168,44 @@ def test_pins_of_the_checkpoint_before_are_carried_on_and_pictures_become_words(
 
 def test_no_message_of_the_user_gives_no_pins() -> None:
     assert pins_of(None, PathBuilder(said("hello")).entries, 1_000) == ()
+
+
+def test_skills_are_kept_whole_newest_first_then_cut_then_by_name() -> None:
+    path = PathBuilder(
+        Skill(name="old", text="o" * 400),
+        Skill(name="long", text="l" * 4_000),
+        Skill(name="new", text="first version"),
+        said("", "a"),
+        ToolResult(call=CallRef(assistant=4, index=0), name="skill", text="n" * 400, announcement=NEW_SKILL),
+    )
+    kept = skills_of(None, path.entries, 400)
+    assert [(skill.entry, skill.name) for skill in kept] == [(1, "old"), (2, "long"), (5, "new")]
+    assert kept[2].text == "n" * 400
+    assert "recall with entry 2 " in kept[1].text
+    assert kept[0].text == ""
+    previous = Checkpoint(compaction_id="k", summary="S", first_kept=9, skills=kept)
+    assert skills_of(previous, [], 400) == kept
+    shown = parts_text(checkpoint_message(previous).parts)
+    assert "- old (recall with entry 1 gives it)" in shown
+    assert f'<skill name="new" entry="5">\n{"n" * 400}\n</skill>' in shown
+
+
+def test_a_checkpoint_says_which_entries_it_stands_for_also_after_another() -> None:
+    old = [exchange("q" * 8_000, "a" * 8_000) for _ in range(4)]
+    bodies = [body for bodies in old for body in bodies]
+    first, projection = decide(*bodies)
+    assert isinstance(first, Summarise)
+    draft = first.drafts[0].body
+    assert draft.first_kept is not None
+    assert (draft.first_covered, draft.last_covered) == (1, draft.first_kept - 1)
+    later, _ = decide(*bodies, replace(draft, compaction_id="k", summary="S"), *bodies)
+    assert isinstance(later, Summarise)
+    again = later.drafts[0].body
+    assert again.first_kept is not None
+    assert (again.first_covered, again.last_covered) == (1, again.first_kept - 1)
+    text = parts_text(checkpoint_message(again).parts)
+    assert f"It stands for the entries 1 to {again.last_covered}." in text
+    assert len(projection.entries) == 13
 
 
 def ran(name: str, index: int, announcement: Announcement, *, is_error: bool = False) -> ToolResult:

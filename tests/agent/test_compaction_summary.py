@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.compaction import CompactionSettings, limits_for
-from crow.agent.compaction.summary import NOTES_HEADING, Head, Summary, notes, summarise
+from crow.agent.compaction.summary import NOTES_HEADING, Asking, Head, Summary, notes, summarise
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -41,7 +41,9 @@ LIMITS = limits_for(32_000, None, 2_000, CompactionSettings())
 
 async def ask(model: AnsweringModel, head: Head | None = None, **more: Any) -> Summary:
     head = head or Head(tools=TOOLS, messages=TALK, estimate=3_000)
-    return await summarise(head, model, LIMITS, 1.0, cache_key="s1", **({"deadline_s": 30} | more))
+    other = more.pop("compact_model", None)
+    asking = Asking(**({"deadline_s": 30, "cache_key": "s1"} | more))
+    return await summarise(head, model, LIMITS, 1.0, asking, compact_model=other)
 
 
 async def test_first_question_is_the_conversation_as_sent_and_one_instruction() -> None:

@@ -126,3 +126,19 @@ def test_neighbours_of_one_kind_are_merged_and_nothing_changes_place() -> None:
     retry = Retrying(reason="r", wait_s=0)
     given = [TextDelta(text="a"), TextDelta(text="b"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
     assert merged(given) == [TextDelta(text="ab"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
+
+
+async def test_retries_of_one_answer_are_told_once() -> None:
+    branch = Branch()
+
+    class Stream(ScriptedStream):
+        async def __aiter__(self):  # type: ignore[no-untyped-def]
+            yield Retrying(reason="Busy.", wait_s=2.0)
+            yield Retrying(reason="Still busy.", wait_s=4.0)
+            async for delta in super().__aiter__():
+                yield delta
+
+    await draft_on(branch).follow(Stream(Say(text=["ok"])))
+    assert [event for event in branch.events if isinstance(event, NoticeShown)] == [
+        NoticeShown(severity="warning", title="Busy. Trying again in 2 s.")
+    ]

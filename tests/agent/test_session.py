@@ -411,3 +411,24 @@ async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:
         assert len(set(ids)) == len(ids) == 3
         assert isinstance(run.client.events[-1], EntryStored)
         assert all(not isinstance(event, TextShown) or event.text for event in run.client.events)
+
+
+async def test_a_tool_that_says_nothing_for_long_does_not_let_the_lease_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crow.agent.session.RENEW_S", 0.001)
+    model = ScriptedModel(Say(calls=(call("wait"),)), Say(text=["Done."]))
+
+    async def lease() -> int:
+        query = "SELECT lease_ms FROM sessions"
+        return int((await run.store._database.read(lambda sql: sql.execute(query).fetchone()))[0])
+
+    async def wait() -> str:
+        since = await lease()
+        while await lease() == since:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+        return "waited"
+
+    async with opened(tmp_path, model, tools={"wait": Tool("read", wait)}) as run:
+        assert await run.session.prompt(text("Wait")) == "end_turn"
+        assert await lease() == 0

@@ -70,7 +70,7 @@ def test_choices_are_checked() -> None:
         ("mode", "yolo", 'No mode "yolo"; choose one of ask, accept-edits, plan, auto.'),
         ("mode", True, "No mode True; choose one of ask, accept-edits, plan, auto."),
         ("model", "c", 'No model "c"; choose one of b, a.'),
-        ("thought_level", "huge", 'No thought level "huge"; choose one of default, minimal, low, medium, high.'),
+        ("thought_level", "huge", 'No thought level "huge"; choose one of default, off, low, medium, high.'),
         ("auto_compact", "no", 'auto_compact is "no"; expected true or false.'),
         (
             "effort",

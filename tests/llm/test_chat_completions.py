@@ -173,7 +173,7 @@ async def test_requests_reuse_the_connection() -> None:
             await ask(model)
         connections = endpoint.connections
         seen.update(request.path for request in endpoint.requests)
-    assert (connections, seen) == (1, {"/v1/chat/completions"})
+    assert (connections, seen) == (1, {"/v1/chat/completions", "/v1/models"})
 
 
 async def test_a_refused_key_is_named_and_never_shown() -> None:
@@ -453,7 +453,7 @@ async def test_a_refused_parameter_is_left_out_and_remembered(
         assert missing not in second
         assert present is None or present in second
         assert later == second
-    assert memory.facts == {"refused": [refused]}
+    assert memory.facts == {"refused": [refused], "listed": {}}
 
 
 async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint_takes() -> None:
@@ -465,7 +465,7 @@ async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint
         await ask(model)
         assert [request.body["max_tokens"] for request in endpoint.asked] == [100, 64]
         assert model.info.max_output_tokens == 64
-    assert memory.facts == {"max_output_tokens": 64}
+    assert memory.facts == {"max_output_tokens": 64, "listed": {}}
 
 
 async def test_a_refusal_of_everything_ends_with_the_words() -> None:
@@ -500,7 +500,7 @@ async def test_a_learned_window_is_used_and_forgotten_when_an_answer_disproves_i
             async for _ in deltas:
                 pass
         assert model.info.context_window is None
-    assert memory.facts == {"context_window": None}
+    assert memory.facts == {"context_window": None, "listed": {}}
 
 
 async def test_a_configured_window_wins_over_a_learned_one() -> None:
@@ -525,7 +525,7 @@ async def test_nobody_listening_is_a_network_error_that_asks_for_the_server() ->
 async def test_the_names_that_an_endpoint_offers_are_listed() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.models = ["b", "a"]
-        assert await model.models() == ("b", "a")
+        assert [offered.name for offered in await model.models()] == ["b", "a"]
 
 
 def test_a_remote_endpoint_without_a_key_says_how_to_give_one() -> None:

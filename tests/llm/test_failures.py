@@ -17,8 +17,11 @@ from crow.domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from crow.endpoints import endpoint_of
 from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
+from crow.llm.endpoint import Endpoint
 from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
 
@@ -225,9 +228,9 @@ def test_a_server_error_teaches_nothing_about_parameters() -> None:
 
 
 def test_openai_itself_is_asked_in_its_own_words() -> None:
-    dialect = dialect_of("https://api.openai.com/v1")
+    dialect = dialect_of(endpoint_of(target_of("gpt-5.2", Settings())))
     assert (dialect.limit_field, dialect.cache_key) == ("max_completion_tokens", True)
-    assert dialect_of("http://localhost:11434/v1") == Dialect()
+    assert dialect_of(Endpoint(base_url="http://localhost:11434/v1", model="m")) == Dialect()
 
 
 @pytest.mark.parametrize(

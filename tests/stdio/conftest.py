@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class StartCrow(Protocol):
-    """Makes a process, not started yet; `env` adds to the isolated environment, a None removes from it."""
+    """Makes a process, not started yet; `env` adds to the isolated environment, a None removes from it; `argv` is
+    another way to start it."""
 
     def __call__(
         self,
@@ -25,6 +26,7 @@ class StartCrow(Protocol):
         endpoint: FakeEndpoint | None = None,
         answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         env: Mapping[str, str | None] | None = None,
+        argv: Sequence[str] | None = None,
     ) -> CrowProcess: ...
 
 
@@ -59,6 +61,7 @@ def crow(home: Path, place: Path) -> StartCrow:
         endpoint: FakeEndpoint | None = None,
         answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         env: Mapping[str, str | None] | None = None,
+        argv: Sequence[str] | None = None,
     ) -> CrowProcess:
         variables: dict[str, str | None] = {
             "PATH": os.environ["PATH"],
@@ -74,7 +77,7 @@ def crow(home: Path, place: Path) -> StartCrow:
             }
         variables |= env or {}
         return CrowProcess(
-            [sys.executable, "-m", "crow", "acp"],
+            argv or [sys.executable, "-m", "crow", "acp"],
             env={name: value for name, value in variables.items() if value is not None},
             cwd=place,
             answers=answers,

@@ -240,6 +240,11 @@ async def main(path, name):
             own = (await store.append(name, leaf=own, turn=0, entries=[said("own")]))[-1].id
         except LeafMoved:
             leaf = (await store.tail("shared")).row.leaf
+        if done % 5 == 0:
+            path = [entry async for batch in store.history("shared") for entry in batch]
+            assert [entry.parent for entry in path] == [None, *(entry.id for entry in path[:-1])]
+            await store.sessions()
+            await store.search(name + "0")
         worst = max(worst, time.monotonic() - since)
     await store.close()
     tell(worst=worst)

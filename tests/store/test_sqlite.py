@@ -181,7 +181,7 @@ async def test_what_a_session_moves_to_while_others_tidy_is_kept(sqlite_store: S
 # leases
 
 
-async def test_a_turn_on_another_host_is_busy_until_its_lease_runs_out_and_drafts_renew_it(tmp_path: Path):
+async def test_a_turn_on_another_host_is_busy_until_its_lease_runs_out_and_signs_of_life_renew_it(tmp_path: Path):
     path = tmp_path / "crow.db"
     elsewhere = await SqliteStore.open(path, owner=str(replace(Owner.current(), host="elsewhere", pid=7)))
     store = await SqliteStore.open(path)
@@ -198,6 +198,12 @@ async def test_a_turn_on_another_host_is_busy_until_its_lease_runs_out_and_draft
     with pytest.raises(SessionBusy, match="process 7 on elsewhere is running a turn"):
         await store.take_turn("s1", None, leaf=user.id)
     grow_old()
+    await elsewhere.renew_lease("s1")
+    await store.renew_lease("s1")
+    with pytest.raises(SessionBusy, match="process 7 on elsewhere is running a turn"):
+        await store.take_turn("s1", None, leaf=user.id)
+    grow_old()
+    await store.renew_lease("s1")
     assert [type(entry.body) for entry in (await store.open_session("s1")).entries] == [User, Assistant, TurnEnd]
     with pytest.raises(LeafMoved):
         await elsewhere.append("s1", leaf=user.id, turn=1, entries=[NewEntry(body=said("too late"))])

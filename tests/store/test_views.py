@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +115,27 @@ async def test_a_session_counts_the_files_and_lines_it_changed(sqlite_store: Sql
         replace(result(1), announcement=made, is_error=True),
     )
     assert rows(sqlite_store, "SELECT files_changed, lines_added, lines_removed FROM sessions") == [(1, 3, 1)]
+
+
+PAGE = (Path(__file__).parents[2] / "schemas" / "store.md").read_text("utf-8")
+QUERIES = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+async def test_every_query_of_the_page_about_the_database_gives_rows(sqlite_store: SqliteStore, told: list[int]):
+    summary = Checkpoint(
+        compaction_id="c", summary="so far", first_kept=3, method="prefix", tokens_before=9, tokens_after=1
+    )
+    answer = NewEntry(body=said("a nest of twigs"), model="m1", usage=Usage(input_tokens=1))
+    await sqlite_store.append("s1", leaf=told[-1], turn=1, entries=[NewEntry(body=summary), answer])
+    assert [query for query in QUERIES if not rows(sqlite_store, query)] == []
+
+
+async def test_the_page_about_the_database_names_every_table_and_shows_every_view(sqlite_store: SqliteStore):
+    made = (
+        "SELECT name FROM sqlite_master WHERE type = ? AND name NOT GLOB 'sqlite_*' AND name NOT GLOB 'entries_fts_*'"
+    )
+    with closing(sqlite3.connect(sqlite_store._database.path)) as connection:
+        tables = {name for (name,) in connection.execute(made, ("table",))}
+        views = {name for (name,) in connection.execute(made, ("view",))}
+    assert {name for name in tables if f"`{name}`" not in PAGE} == set()
+    assert {name for name in views if not any(re.search(rf"\b{name}\b", query) for query in QUERIES)} == set()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.compaction import CompactionResult, CompactionSettings, Compactor, Limits, Reason
+from crow.agent.compaction import (
+    CompactionResult,
+    CompactionSettings,
+    Compactor,
+    Gauge,
+    Helpers,
+    Limits,
+    Reason,
+    Window,
+)
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -30,14 +40,25 @@ from crow.domain.entries import (
 from crow.domain.errors import Overloaded, TurnError
 from crow.domain.events import CompactionChanged, Event
 from crow.domain.messages import Message, Text, ToolCall, ToolSpec, Usage
-from crow.llm import ModelInfo, Request
+from crow.llm import Model, ModelInfo, Request
 from crow.store import Store
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_model import Say, ScriptedStream, call
 
-__all__ = ["AnsweringModel", "Notes", "Simulation", "Way", "branch_of", "summariser"]
+__all__ = [
+    "AnsweringModel",
+    "Notes",
+    "Simulation",
+    "Way",
+    "branch_of",
+    "compactor_on",
+    "flaky",
+    "same_prompt",
+    "summariser",
+]
 
 Way = Literal["good", "empty", "cut", "calls", "long", "garbage", "error", "hang"]
+FAILURES: tuple[Way, ...] = ("empty", "cut", "calls", "long", "garbage", "error", "hang")
 SUMMARY = "## Goal\nBuild the parser.\n## Next\nTest it."
 
 
@@ -63,30 +84,33 @@ class AnsweringModel:
 
 def summariser(*ways: Way, info: ModelInfo | None = None) -> AnsweringModel:
     """A model that answers in the given ways, again and again."""
-    left: list[Way] = []
+    endless = itertools.cycle(ways)
+    return AnsweringModel(lambda _: answered(next(endless)), info)
 
-    def answer(request: Request) -> Say:
-        if not left:
-            left.extend(ways)
-        match left.pop(0):
-            case "good":
-                return Say(text=[SUMMARY], usage=Usage(input_tokens=1000, output_tokens=100))
-            case "empty":
-                return Say(text=[" \n"])
-            case "cut":
-                return Say(text=[SUMMARY], finish="length")
-            case "calls":
-                return Say(text=[SUMMARY], calls=(call("read_file", path="/a"),))
-            case "long":
-                return Say(text=["word " * 40_000])
-            case "garbage":
-                return Say(text=["�\x00" * 20])
-            case "error":
-                return Say(error=Overloaded("The endpoint is busy."))
-            case "hang":
-                return Say(hold=anyio.Event())
 
-    return AnsweringModel(answer, info)
+def flaky(rate: float, chance: random.Random, info: ModelInfo) -> AnsweringModel:
+    """A model whose summaries fail at a rate from 0 to 1, in any way."""
+    return AnsweringModel(lambda _: answered(chance.choice(FAILURES) if chance.random() < rate else "good"), info)
+
+
+def answered(way: Way) -> Say:
+    match way:
+        case "good":
+            return Say(text=[SUMMARY], usage=Usage(input_tokens=1000, output_tokens=100))
+        case "empty":
+            return Say(text=[" \n"])
+        case "cut":
+            return Say(text=[SUMMARY], finish="length")
+        case "calls":
+            return Say(text=[SUMMARY], calls=(call("read_file", path="/a"),))
+        case "long":
+            return Say(text=["word " * 40_000])
+        case "garbage":
+            return Say(text=["�\x00" * 20])
+        case "error":
+            return Say(error=Overloaded("The endpoint is busy."))
+        case "hang":
+            return Say(hold=anyio.Event())
 
 
 class Notes:
@@ -110,6 +134,19 @@ def branch_of(store: MemoryStore, client: Notes) -> Branch:
     branch = Branch(typed, client, store.create("s"))
     branch.turn = 1
     return branch
+
+
+def compactor_on(
+    branch: Branch,
+    model: Model,
+    settings: CompactionSettings | None = None,
+    *,
+    window: Window | None = None,
+    **helpers: Any,
+) -> Compactor:
+    """A compactor for one turn; `helpers` are fields of :class:`crow.agent.compaction.Helpers`."""
+    gauge = Gauge(branch, lambda: model.info, settings or CompactionSettings(), window or Window())
+    return Compactor(gauge, model, Helpers(**helpers))
 
 
 PROMPT = Prompt(
@@ -146,6 +183,7 @@ class Simulation:
     requests: list[tuple[Message, ...]] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
     ended: list[TurnError] = field(default_factory=list)
+    checked: Pass | None = None
 
     async def run(self, steps: int, check: Callable[[Simulation], None]) -> None:
         """`check` is called after every pass and every request."""
@@ -169,7 +207,7 @@ class Simulation:
                 calling = False
 
     def new_compactor(self) -> Compactor:
-        return Compactor(self.branch, self.model, self.settings, same_prompt, deadline_s=0.002)
+        return compactor_on(self.branch, self.model, self.settings, fresh_prompt=same_prompt, deadline_s=0.0005)
 
     async def begin_turn(self) -> None:
         self.branch.turn += 1
@@ -183,7 +221,7 @@ class Simulation:
     async def make_room(self, check: Callable[[Simulation], None]) -> bool:
         """One pass as before a request; false if the turn had to end."""
         reason: Reason = "command" if self.random.random() < 0.05 else "threshold"
-        limits, calls = self.compactor.limits(), len(self.model.requests)
+        limits, calls = self.compactor.gauge.limits(), len(self.model.requests)
         result = await self.compactor.compact(reason)
         done = Pass(result=result, limits=limits, calls=len(self.model.requests) - calls)
         self.passes.append(done)
@@ -199,7 +237,7 @@ class Simulation:
     async def answer(self) -> bool:
         """The model answers, perhaps with calls, most of which get results."""
         count = self.random.choice([0, 1, 1, 2, 3])
-        estimate = self.compactor.estimate()
+        estimate = self.compactor.gauge.estimate()
         reported = self.random.choice([estimate * self.ratio] * 6 + [0, None, estimate * 20])
         calls = tuple(self.call(index) for index in range(count))
         body = Assistant(
@@ -243,8 +281,7 @@ class Simulation:
         await self.branch.record([NewEntry(body=body)])
 
     def cut(self, text: str, beside: int = 1) -> int | None:
-        chars = self.compactor.cut_chars(text, beside=beside)
-        return chars if chars < len(text) else None
+        return self.compactor.gauge.cut_result(text, beside=beside)
 
     def words(self, count: int) -> str:
         kind = self.random.random()

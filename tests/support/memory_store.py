@@ -14,32 +14,49 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`entries` is the log of all sessions, `appends` counts transactions that added to it."""
+    """`entries` is the log of all sessions, `appends` counts transactions that added to it; with `fails`, none can."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
         self.appends = 0
+        self.fails: BaseException | None = None
+        self._newest = 0
         self._rows: dict[str, SessionRow] = {}
+        self._leaves: dict[str, int | None] = {}
 
     def create(self, session_id: str, *, mode: str = "ask", leaf: int | None = None) -> Tail:
         self._rows[session_id] = SessionRow(
             id=session_id, conversation=1, leaf=leaf, cwd="/work", model="scripted", mode=mode
         )
+        self._leaves[session_id] = leaf
         return Tail(row=self._rows[session_id], entries=())
 
     def path(self, session_id: str) -> tuple[Entry, ...]:
         """The whole path, oldest first."""
         path: list[Entry] = []
-        at = self._rows[session_id].leaf
+        at = self._leaves[session_id]
         while at is not None:
             path.append(self.entries[at])
             at = self.entries[at].parent
         return tuple(reversed(path))
 
+    def hold(self, session_id: str, entries: Sequence[Entry]) -> Tail:
+        """Make these entries, in whatever state they are, what a session that is created here stands on."""
+        self.entries.update({entry.id: entry for entry in entries})
+        self._newest = max(self.entries, default=0)
+        row = self.create(session_id, leaf=entries[-1].id if entries else None).row
+        return Tail(row=row, entries=tuple(entries))
+
+    async def entry(self, entry_id: int, **_: object) -> Entry | None:
+        return self.entries.get(entry_id)
+
+    async def save_draft(self, session_id: str, **_: object) -> None:
+        """Nothing here is killed."""
+
     async def session(self, session_id: str) -> SessionRow:
         if session_id not in self._rows:
             raise NoSuchSession(session_id)
-        return self._rows[session_id]
+        return replace(self._rows[session_id], leaf=self._leaves[session_id])
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         named = {field.name: getattr(changes, field.name) for field in fields(changes)}
@@ -61,14 +78,16 @@ class MemoryStore:
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        row = await self.session(session_id)
-        if row.leaf != leaf:
-            raise LeafMoved(f"Session {session_id} stands on {row.leaf}, not on {leaf}.")
+        if self._leaves[session_id] != leaf:
+            raise LeafMoved(f"Session {session_id} stands on {self._leaves[session_id]}, not on {leaf}.")
+        if self.fails is not None:
+            raise self.fails
         self.appends += 1
         stored: list[Entry] = []
         for new in entries:
+            self._newest += 1
             entry = Entry(
-                id=len(self.entries) + 1,
+                id=self._newest,
                 conversation=1,
                 session=session_id,
                 parent=stored[-1].id if stored else leaf,
@@ -82,7 +101,7 @@ class MemoryStore:
             self.entries[entry.id] = entry
             stored.append(entry)
         if stored:
-            self._rows[session_id] = replace(row, leaf=stored[-1].id)
+            self._leaves[session_id] = stored[-1].id
         if changes is not None:
             await self.update_session(session_id, changes)
         return tuple(stored)

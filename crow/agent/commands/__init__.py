@@ -13,6 +13,9 @@ from crow.agent.commands.choosing import CHOOSING_COMMANDS
 from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
 from crow.agent.commands.looking import LOOKING_COMMANDS
+from crow.agent.commands.naming import NAMING_COMMANDS
+from crow.agent.commands.places import PLACE_COMMANDS
+from crow.agent.commands.walk import WALK_COMMANDS
 from crow.domain.errors import ArgumentError
 
 __all__ = ["COMMANDS", "CommandSpec", "Desk", "Typed", "answer", "help_text", "parse"]
@@ -61,6 +64,9 @@ async def show_help(_: Desk, argument: str) -> str:
 
 
 COMMANDS = (
+    *WALK_COMMANDS,
+    *PLACE_COMMANDS,
+    *NAMING_COMMANDS,
     *CONTEXT_COMMANDS,
     *CHOOSING_COMMANDS,
     *LOOKING_COMMANDS,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.compaction import Compactor
-from crow.domain.entries import Entry, StopReason
+from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Workspace
 
@@ -29,7 +29,8 @@ class Desk:
     """What commands may use, for one command. `models` are the names offered.
 
     `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
-    `set_mode` and `set_model` change the row and tell the client. A handler may leave a `follow_up`.
+    `set_mode` and `set_model` change the row and tell the client. `move` stands the session on another entry (None:
+    before all); `run_prompt` stores a prompt under the leaf and answers it. A handler may leave a `follow_up`.
     """
 
     branch: Branch
@@ -40,6 +41,8 @@ class Desk:
     compactor: Callable[[], Awaitable[Compactor]]
     set_mode: Callable[[str], Awaitable[None]]
     set_model: Callable[[str], Awaitable[None]]
+    move: Callable[[int | None, str], Awaitable[None]]
+    run_prompt: Callable[[User], Awaitable[StopReason]]
     follow_up: FollowUp | None = None
 
 

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import anyio
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.limits import (
-    CompactionSettings,
-    Limits,
-    Measure,
-    cut_for,
-    limits_for,
-    measure,
-    recalibrated,
-)
+from crow.agent.compaction.gauge import Gauge
+from crow.agent.compaction.hooks import Advice, Done, Hooks, Proposal
+from crow.agent.compaction.limits import Limits
+from crow.agent.compaction.measuring import Measure, recalibrated
 from crow.agent.compaction.outcome import (
     CompactionResult,
     compacted,
@@ -32,6 +27,7 @@ from crow.agent.compaction.outcome import (
     too_fast,
     too_small,
     undone_not,
+    vetoed,
 )
 from crow.agent.compaction.planner import (
     Draft,
@@ -44,17 +40,16 @@ from crow.agent.compaction.planner import (
     plan,
     with_bodies,
 )
-from crow.agent.compaction.summary import Head, Summary, notes, summarise
-from crow.agent.compaction.window import learn_window, window_of
+from crow.agent.compaction.summary import Asking, Head, Summary, notes, summarise, usable_text
 from crow.agent.cost import cost_of
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import ContextOverflow, TurnError
-from crow.domain.events import CompactionChanged, ContextMeasured
+from crow.domain.events import CompactionChanged, SummaryShown
 from crow.llm import Model
 from crow.store import SessionChanges
 
-__all__ = ["Compactor"]
+__all__ = ["Compactor", "Helpers"]
 
 DEADLINE_S = 120.0
 PUBLISH_S = 2.0
@@ -62,29 +57,42 @@ ANSWERS_BETWEEN = 4
 """Three passes in a row need at least so many answers between the first and the third."""
 
 
+async def no_fresh_prompt() -> Prompt | None:
+    """The prompt entry in force stays."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """What a compaction uses beside the model. `fresh_prompt` builds the prompt entry that goes with a checkpoint;
+    `compact_model` writes the summary when the session's model did not; `deadline_s` bounds each question."""
+
+    fresh_prompt: Callable[[], Awaitable[Prompt | None]] = no_fresh_prompt
+    compact_model: Model | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    deadline_s: float = DEADLINE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Why and how a pass is made: what was found, what is allowed, what hooks said."""
+
+    reason: Reason
+    focus: str
+    found: Measure
+    limits: Limits
+    advice: Advice = field(default_factory=Advice)
+
+
 class Compactor:
-    """Compaction on one branch for one turn, with the model that the turn asks.
+    """Compaction on one branch for one turn, with the model that the turn asks."""
 
-    `fresh_prompt` builds the prompt entry that goes with a checkpoint. `compact_model` writes the summary when the
-    session's model did not. `deadline_s` bounds each question.
-    """
-
-    def __init__(
-        self,
-        branch: Branch,
-        model: Model,
-        settings: CompactionSettings,
-        fresh_prompt: Callable[[], Awaitable[Prompt | None]] | None = None,
-        *,
-        compact_model: Model | None = None,
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
+    def __init__(self, gauge: Gauge, model: Model, helpers: Helpers | None = None) -> None:
+        self.gauge = gauge
         self.model = model
-        self._branch = branch
-        self._settings = settings
-        self._fresh_prompt = fresh_prompt
-        self._compact_model = compact_model
-        self._deadline_s = deadline_s
+        self._branch: Branch = gauge.branch
+        self._settings = gauge.settings
+        self._helpers = helpers or Helpers()
         self._passes: list[int] = []
 
     async def make_room(self) -> None:
@@ -92,10 +100,11 @@ class Compactor:
 
         :raises ~crow.domain.errors.TurnError: it cannot be made to fit, or compaction does not help for long.
         """
-        if not self._settings.auto or self.used() < self.limits().threshold:
+        await self.gauge.heard()
+        if not self._settings.auto or not self.gauge.is_full():
             return
         self._guard()
-        result = await self.compact("threshold")
+        result = await self.compact("model" if self.gauge.is_switched() else "threshold")
         if result.outcome == "too_small":
             raise TurnError(result.words)
 
@@ -104,9 +113,9 @@ class Compactor:
 
         :raises ~crow.domain.errors.TurnError: it cannot be made to fit, or compaction does not help for long.
         """
+        await self.gauge.refused(error)
         if not self._settings.auto:
             return False
-        await self._learn(error)
         self._guard()
         result = await self.compact("overflow")
         if result.outcome == "too_small":
@@ -119,77 +128,83 @@ class Compactor:
             return await self._undo()
         return (await self.compact("command", focus)).words
 
-    async def tell(self) -> None:
-        """Tell the client how full the context is, and what the session cost if prices are known."""
-        cost = self._branch.row.cost if self.model.info.input_price is not None else None
-        await self._branch.publish(ContextMeasured(used=self.used(), size=self.window(), cost=cost))
-
-    def window(self) -> int:
-        """The model's context window in tokens: as declared, lowered by what refused requests have shown."""
-        return window_of(self.model.info, self._branch.row.metadata)
-
-    def used(self) -> int:
-        """Tokens that the next request would have."""
-        return self.measured().used
-
-    def estimate(self) -> int:
-        """Estimated tokens of the request as it stands, uncalibrated: `NewEntry.estimate` of the answer to it."""
-        return self._branch.context().estimate
-
-    def measured(self) -> Measure:
-        """How full the context is."""
-        branch = self._branch
-        return measure(branch.context(), branch.entries, self.model.info.endpoint, branch.row.calibration)
-
-    def limits(self) -> Limits:
-        """How full it may be."""
-        return self._limits(self.measured().fixed)
-
-    def max_output_tokens(self) -> int | None:
-        """The limit to send with a request; None leaves it to the endpoint."""
-        return self.limits().output
-
-    def cut_chars(self, text: str | None = None, *, beside: int = 1) -> int:
-        """How many characters of `text`, one of `beside` results of a step, the model may see; of plain ASCII text if
-        it is None."""
-        limits, scale = self.limits(), self.measured().scale
-        if text is not None:
-            chars = cut_for(text, limits, scale, beside=beside)
-            return len(text) if chars is None else chars
-        return int(min(limits.room // 4, limits.room // 2 // max(1, beside)) / scale * 4)
-
     async def compact(self, reason: Reason, focus: str = "") -> CompactionResult:
-        """One pass.
+        """One pass, and the hooks around it.
 
         :raises ~crow.domain.errors.StoreError: it could not be stored; nothing has changed.
         """
-        found, projection = self.measured(), self._branch.projection
-        limits = self._limits(found.fixed)
-        match plan(projection, limits, found, reason):
+        found = self.gauge.measured()
+        limits = self.gauge.limits(found.fixed)
+        going = Pass(reason=reason, focus=focus, found=found, limits=limits)
+        match plan(self._branch.projection, limits, found, reason):
             case Noop(why=why):
                 return nothing_done(found, why)
             case TooSmall():
                 return too_small(self.model.info.name, limits, found)
-            case MaskOutputs(before=before, tokens_after=after):
-                body = Mask(before=before, tokens_before=found.used, tokens_after=after)
-                (entry,) = await self._store([NewEntry(body=body)], found)
-                return masked(entry, body)
+            case MaskOutputs() as decision:
+                advice = await self._before(going, "mask")
+                result = vetoed(found, advice.veto) if advice.veto else await self._mask(decision, going)
             case Summarise(drafts=drafts):
-                return await self._summarise(drafts, limits, found, reason, focus)
+                advice = await self._before(going, "summary")
+                going = replace(going, advice=advice)
+                result = vetoed(found, advice.veto) if advice.veto else await self._summarise(drafts, going)
+        if result.entry is not None:
+            await self.gauge.tell()
+            await self._after(result.entry, reason)
+        return result
 
-    def _limits(self, fixed: int) -> Limits:
-        return limits_for(self.window(), self.model.info.max_output_tokens, fixed, self._settings)
+    async def _before(self, going: Pass, kind: Literal["mask", "summary"]) -> Advice:
+        row = self._branch.row
+        return await self._helpers.hooks.before(
+            Proposal(
+                session_id=row.id,
+                cwd=row.cwd,
+                model=self.model.info.name,
+                kind=kind,
+                reason=going.reason,
+                focus=going.focus,
+                tokens=going.found.used,
+                threshold=going.limits.threshold,
+                window=going.limits.window,
+                previous_summary=self._previous_summary(),
+            )
+        )
 
-    async def _summarise(
-        self, drafts: tuple[Draft, ...], limits: Limits, found: Measure, reason: Reason, focus: str
-    ) -> CompactionResult:
+    async def _after(self, entry: Entry, reason: Reason) -> None:
+        row, body = self._branch.row, entry.body
+        assert isinstance(body, (Mask, Checkpoint))
+        done = Done(
+            session_id=row.id,
+            cwd=row.cwd,
+            model=self.model.info.name,
+            kind="mask",
+            reason=reason,
+            entry=entry.id,
+            tokens_before=body.tokens_before,
+            tokens_after=body.tokens_after,
+        )
+        if isinstance(body, Checkpoint):
+            files = body.files_modified
+            done = replace(done, kind="summary", summary=body.summary, method=body.method, files_modified=files)
+        await self._helpers.hooks.after(done)
+
+    def _previous_summary(self) -> str:
+        checkpoint = self._branch.projection.checkpoint
+        return checkpoint.body.summary if checkpoint and isinstance(checkpoint.body, Checkpoint) else ""
+
+    async def _mask(self, decision: MaskOutputs, going: Pass) -> CompactionResult:
+        body = Mask(before=decision.before, tokens_before=going.found.used, tokens_after=decision.tokens_after)
+        (entry,) = await self._store([NewEntry(body=body)], going.found)
+        return masked(entry, body)
+
+    async def _summarise(self, drafts: tuple[Draft, ...], going: Pass) -> CompactionResult:
         """Summarise, verify, commit; the client hears how it went, whatever happens."""
         compaction_id = f"compaction_{secrets.token_hex(8)}"
         await self._publish(compaction_id, "in_progress")
         status: Literal["completed", "failed", "cancelled"] = "cancelled"
         detail = ""
         try:
-            result = await self._write(compaction_id, drafts, limits, found, reason, focus)
+            result = await self._write(compaction_id, drafts, going)
         except Exception as error:
             status, detail = "failed", str(error)
             raise
@@ -203,41 +218,41 @@ class Compactor:
             with anyio.move_on_after(PUBLISH_S, shield=True):
                 await self._publish(compaction_id, status, detail)
 
-    async def _write(
-        self,
-        compaction_id: str,
-        drafts: tuple[Draft, ...],
-        limits: Limits,
-        found: Measure,
-        reason: Reason,
-        focus: str,
-    ) -> CompactionResult:
+    async def _write(self, compaction_id: str, drafts: tuple[Draft, ...], going: Pass) -> CompactionResult:
         context, leaf = self._branch.context(), self._branch.entries[-1].id
-        summary = await self._ask(context, drafts[0], limits, found, focus)
-        prompt = None if self._fresh_prompt is None else await self._fresh_prompt()
-        checkpoint = self._verified(compaction_id, context, leaf, drafts, summary, prompt, found)
+        summary = await self._summary(compaction_id, context, drafts[0], going)
+        prompt = await self._helpers.fresh_prompt()
+        checkpoint = self._verified(compaction_id, context, leaf, drafts, summary, prompt, going.found)
         if checkpoint is None:
-            return self._gave_nothing(limits, found, reason)
-        return await self._commit(checkpoint, summary, prompt, found)
+            return self._gave_nothing(going)
+        return await self._commit(checkpoint, summary, prompt, going.found)
 
-    async def _ask(self, context: Context, draft: Draft, limits: Limits, found: Measure, focus: str) -> Summary:
-        checkpoint = self._branch.projection.checkpoint
-        previous = checkpoint.body.summary if checkpoint and isinstance(checkpoint.body, Checkpoint) else ""
+    async def _summary(self, compaction_id: str, context: Context, draft: Draft, going: Pass) -> Summary:
+        """That of a hook if it can be used, else the model's."""
+        limits = replace(going.limits, summary=draft.summary_tokens)
+        given = usable_text(going.advice.summary, int(limits.summary / going.found.scale))
+        if given:
+            return Summary(text=given, method="hook")
+
+        async def show(text: str) -> None:
+            await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
+
         head = Head(
             tools=context.tools,
             messages=context.messages[: draft.start],
             estimate=context.tools_estimate + sum(context.estimates[: draft.start]),
-            previous=previous,
+            previous=self._previous_summary(),
+        )
+        asking = Asking(
+            deadline_s=self._helpers.deadline_s,
+            instruction=self._settings.instruction,
+            focus=going.focus,
+            context=going.advice.context,
+            cache_key=self._branch.row.id,
+            show=show,
         )
         return await summarise(
-            head,
-            self.model,
-            replace(limits, summary=draft.summary_tokens),
-            found.scale,
-            compact_model=self._compact_model,
-            focus=focus,
-            cache_key=self._branch.row.id,
-            deadline_s=self._deadline_s,
+            head, self.model, limits, going.found.scale, asking, compact_model=self._helpers.compact_model
         )
 
     def _verified(
@@ -271,7 +286,7 @@ class Compactor:
             bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
             after = with_bodies(entries, *bodies)
             tokens = round(after.estimate * found.scale)
-            limits = self._limits(round(after.fixed_estimate * found.scale))
+            limits = self.gauge.limits(round(after.fixed_estimate * found.scale))
             if tokens < found.used and acceptable(tokens, draft, limits, len(context.messages)):
                 return replace(body, tokens_after=tokens)
         return None
@@ -279,7 +294,8 @@ class Compactor:
     async def _commit(
         self, checkpoint: Checkpoint, summary: Summary, prompt: Prompt | None, found: Measure
     ) -> CompactionResult:
-        asked = self._compact_model if self._compact_model and summary.method == "serialised" else self.model
+        other = self._helpers.compact_model
+        asked = other if other is not None and summary.method == "serialised" else self.model
         new = NewEntry(
             body=checkpoint, model=summary.model, usage=summary.usage, cost=cost_of(summary.usage, asked.info)
         )
@@ -303,13 +319,13 @@ class Compactor:
         entry = self._branch.projection.checkpoint
         if entry is None or not isinstance(entry.body, Checkpoint):
             return "There is no compaction to undo."
-        limits = self.limits()
-        before = self.used()
+        limits, before = self.gauge.limits(), self.gauge.used()
         tokens = entry.body.tokens_before + max(0, before - entry.body.tokens_after)
         if tokens >= limits.threshold:
             return undone_not(tokens, limits)
         await self._branch.record([NewEntry(body=Restore(entry=entry.id))])
-        return f"Undone: {before:,} → {self.used():,} tokens. The model sees the conversation as it was before."
+        await self.gauge.tell()
+        return f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before."
 
     def _guard(self) -> None:
         """End the turn when the third automatic pass in a row is due too soon."""
@@ -318,19 +334,9 @@ class Compactor:
         since = self._passes[-2]
         answers = sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
         if answers < ANSWERS_BETWEEN:
-            raise TurnError(too_fast(self.model.info.name, self.limits(), answers))
+            raise TurnError(too_fast(self.model.info.name, self.gauge.limits(), answers))
 
-    async def _learn(self, error: ContextOverflow) -> None:
-        """Lower the window to what the refusal shows, and raise the calibration to what it counted."""
-        found, row = self.measured(), self._branch.row
-        counted = (error.size or error.limit or 0) / max(1, self.estimate())
-        changes = SessionChanges(
-            metadata=learn_window(self.model.info, row.metadata, error, found),
-            calibration=min(4.0, max(row.calibration, counted)),
-        )
-        await self._branch.change(changes)
-
-    def _gave_nothing(self, limits: Limits, found: Measure, reason: Reason) -> CompactionResult:
-        if reason == "command":
-            return nothing_done(found, "The conversation is already so short that a summary would be longer.")
-        return too_small(self.model.info.name, limits, found)
+    def _gave_nothing(self, going: Pass) -> CompactionResult:
+        if going.reason == "command":
+            return nothing_done(going.found, "The conversation is already so short that a summary would be longer.")
+        return too_small(self.model.info.name, going.limits, going.found)

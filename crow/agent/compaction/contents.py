@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside the summary, word for word and without a model: the user's messages, and files.
+"""What a checkpoint keeps beside the summary, without a model: the user's messages and skills word for word, and files.
 
 Strategy: whatever the checkpoint before kept is carried on, so that nothing depends on how many compactions there
 were. Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from crow.domain.entries import Announcement, Assistant, CallRef, Checkpoint, Entry, File, Pin, ToolResult, User
+from crow.domain.entries import (
+    Announcement,
+    Assistant,
+    CallRef,
+    Checkpoint,
+    Entry,
+    File,
+    KeptSkill,
+    Pin,
+    Skill,
+    ToolResult,
+    User,
+)
 from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
-__all__ = ["files_touched", "pins_of"]
+__all__ = ["files_touched", "pins_of", "skills_of"]
 
 READERS = frozenset({"read_file"})
 WRITERS = frozenset({"write_file", "edit_file"})
@@ -23,10 +36,15 @@ PIN_FRAME = 14
 WORTH_CUTTING = 64
 """Fewer tokens of a message than these say nothing."""
 
+SKILL_TOOL = "skill"
+MOST_SKILLS = 12
+"""Older ones are left to the summary."""
+
 
 def pins_of(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
     """The messages of the user among `covered` and the pins before them, oldest first, within `budget` estimated
-    tokens: the first and the last always (each whole up to half of it), then newest first."""
+    tokens: the first and the last always, then newest first. Each is whole up to half of the budget; one that does not
+    fit gets half of what is left, so that a huge one does not push out all before it."""
     known = {pin.entry: pin for pin in (previous.pins if previous else ())}
     for entry in covered:
         if isinstance(entry.body, User):
@@ -38,14 +56,13 @@ def pins_of(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) 
     chosen = {pin.entry: cut(pin, half) for pin in (pins[0], pins[-1])}
     left = budget - sum(map(cost, chosen.values()))
     for pin in reversed(pins[1:-1]):
-        if cost(pin) <= left:
-            chosen[pin.entry] = pin
-            left -= cost(pin)
-        elif left >= WORTH_CUTTING + PIN_FRAME:
-            chosen[pin.entry] = cut(pin, left - PIN_FRAME)
+        kept = cut(pin, half)
+        if cost(kept) > left:
+            kept = cut(pin, max(WORTH_CUTTING, left // 2 - PIN_FRAME))
+        if cost(kept) > left:
             break
-        else:
-            break
+        chosen[pin.entry] = kept
+        left -= cost(kept)
     return tuple(chosen[entry] for entry in sorted(chosen))
 
 
@@ -56,6 +73,36 @@ def cost(pin: Pin) -> int:
 def cut(pin: Pin, tokens: int) -> Pin:
     text = fit(pin.text, tokens, pin.entry)
     return pin if text is pin.text else Pin(entry=pin.entry, text=text)
+
+
+def skills_of(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[KeptSkill, ...]:
+    """The newest skills among `covered` and those kept before, oldest first, each once: whole, newest first, within
+    `budget` estimated tokens, then cut, then by name alone."""
+    known = {skill.name: skill for skill in (previous.skills if previous else ())}
+    for entry in covered:
+        skill = skill_in(entry)
+        if skill is not None:
+            known.pop(skill.name, None)
+            known[skill.name] = skill
+    kept: list[KeptSkill] = []
+    left = budget
+    for skill in reversed(list(known.values())[-MOST_SKILLS:]):
+        room = left - PIN_FRAME
+        text = fit(skill.text, room, skill.entry) if skill.text and room >= WORTH_CUTTING else ""
+        kept.append(skill if text is skill.text else replace(skill, text=text))
+        left -= PIN_FRAME + estimate_text(text)
+    return tuple(reversed(kept))
+
+
+def skill_in(entry: Entry) -> KeptSkill | None:
+    """A skill that this entry gave to the model."""
+    match entry.body:
+        case Skill(name=name, text=text):
+            return KeptSkill(entry=entry.id, name=name, text=text)
+        case ToolResult(name=tool, text=text, is_error=False, announcement=announcement) if tool == SKILL_TOOL:
+            return KeptSkill(entry=entry.id, name=announcement.title, text=text)
+        case _:
+            return None
 
 
 def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:

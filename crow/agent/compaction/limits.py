@@ -1,33 +1,16 @@
-"""How full the context is, and how full it may be.
+"""How full the context may be.
 
-Strategy: sizes are the provider's tokens. What it counted itself is taken where it can be believed; the rest is
-estimated and scaled by how far the estimates of this endpoint were off. The limits are formulas over the window and
-the fixed part alone, so that they hold from 4 k to 2 M tokens. Pure.
+Strategy: sizes are the provider's tokens. The limits are formulas over the window and the fixed part alone, so that
+they hold from 4 k to 2 M tokens. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crow.domain.conversation import Context
-from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
-from crow.domain.messages import AssistantMessage
 from crow.domain.tokens import estimate_text
 
-__all__ = [
-    "DEFAULT_WINDOW",
-    "CompactionSettings",
-    "Limits",
-    "Measure",
-    "cut_for",
-    "limits_for",
-    "measure",
-    "recalibrated",
-]
-
-DEFAULT_WINDOW = 128_000
-"""Tokens assumed of a model whose window nobody has told."""
+__all__ = ["CompactionSettings", "Limits", "cut_for", "limits_for"]
 
 MIN_ROOM = 2_000
 """With less room than this between the fixed part and the threshold, compaction cannot help."""
@@ -35,26 +18,28 @@ MIN_ROOM = 2_000
 SAMPLE_CHARS = 100_000
 """Head and tail of a larger text tell what its characters weigh; they are what is shown of it."""
 
-CALIBRATION = (0.5, 4.0)
-BELIEVED = (0.25, 4.0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
     """`auto` false means never, except on command. `threshold`: part of the window at which compaction starts.
-    `keep_tokens`: how much of the tail stays verbatim, at most. `target`: part of the room that may be full after."""
+    `keep_tokens`: how much of the tail stays verbatim, at most. `target`: part of the room that may be full after.
+    `instruction`: asks the model for the summary instead of crow's own; `{words}` in it becomes the limit in words.
+    `compact_model`: name of the model that writes the summary when the session's own did not; empty: itself."""
 
     auto: bool = True
     threshold: float | None = None
     keep_tokens: int | None = None
     target: float | None = None
+    instruction: str = ""
+    compact_model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Tokens. `window` is the whole; `fixed` is system message and tool specs; from `threshold` on there is
-    compaction, which aims at `target`; `room` is threshold less fixed. `keep`, `pins`, `summary` and `lists` bound the
-    verbatim tail, the pinned messages, the summary, and plan and files. `output` is sent as the limit; None: unknown.
+    compaction, which aims at `target`; `room` is threshold less fixed. `keep`, `pins`, `summary`, `lists` and `skills`
+    bound the verbatim tail, the pinned messages, the summary, plan and files, and the skills in use. `output` is sent
+    as the limit; None: unknown.
     """
 
     window: int
@@ -67,6 +52,7 @@ class Limits:
     pins: int
     summary: int
     lists: int
+    skills: int
 
     @property
     def ceiling(self) -> int:
@@ -98,6 +84,7 @@ def limits_for(window: int, max_output: int | None, fixed: int, settings: Compac
         pins=min(20_000, room // 8),
         summary=min(6_000, room // 10),
         lists=min(4_000, room // 20),
+        skills=min(8_000, room // 16),
     )
 
 
@@ -110,90 +97,3 @@ def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int 
     if whole <= tokens:
         return None
     return int(len(text) * tokens / whole)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """`used`: tokens of the next request. `scale` turns estimates into tokens; `is_reported`: the provider's counts
-    of this endpoint support it. `fixed`: tokens of system message and tool specs."""
-
-    used: int
-    fixed: int
-    scale: float
-    is_reported: bool
-
-
-def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float) -> Measure:
-    """Tokens of `context`, which renders `entries`, for `endpoint`; `calibration` where that has reported nothing.
-
-    A report that is less than a quarter or more than four times the calibrated estimate is not believed.
-    """
-    scale, is_reported = reported_scale(entries, endpoint, calibration)
-    used = anchored(context, entries, endpoint, calibration, scale)
-    return Measure(
-        used=round(context.estimate * scale) if used is None else used,
-        fixed=round(context.fixed_estimate * scale),
-        scale=scale,
-        is_reported=is_reported,
-    )
-
-
-def recalibrated(calibration: float, found: Measure) -> float:
-    """The calibration to keep after `found`: half way to what was reported."""
-    return (calibration + found.scale) / 2 if found.is_reported else calibration
-
-
-def reported_scale(entries: Sequence[Entry], endpoint: str, calibration: float) -> tuple[float, bool]:
-    """Reported by estimated tokens of the newest request that has both. A break since then does not matter here."""
-    for entry in reversed(entries):
-        reported = input_tokens(entry, endpoint)
-        if reported and entry.estimate and is_believed(reported, entry.estimate, calibration):
-            return clamped(reported / entry.estimate), True
-    return clamped(calibration), False
-
-
-def anchored(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float, scale: float) -> int | None:
-    """What the newest answer after the last break reported, and an estimate of what came after; None if it reported
-    nothing that can be believed."""
-    for entry in reversed(entries):
-        if isinstance(entry.body, (Checkpoint, Mask, Restore, Prompt)):
-            return None
-        reported = input_tokens(entry, endpoint)
-        if not reported:
-            continue
-        index = answer_index(context, entry.id)
-        if index is None:
-            continue
-        if not is_believed(reported, context.tools_estimate + sum(context.estimates[:index]), calibration):
-            return None
-        assert entry.usage is not None
-        output = entry.usage.output_tokens
-        # reasoning does not go back, or only as a field that the next report will count
-        said = context.estimates[index] * scale if not output else output - (entry.usage.reasoning_tokens or 0)
-        return round(reported + max(0, said) + sum(context.estimates[index + 1 :]) * scale)
-    return None
-
-
-def input_tokens(entry: Entry, endpoint: str) -> int | None:
-    """What `endpoint` reported for the request that this answer ended."""
-    if not isinstance(entry.body, Assistant) or entry.usage is None or entry.body.endpoint != endpoint:
-        return None
-    return entry.usage.input_tokens
-
-
-def answer_index(context: Context, entry: int) -> int | None:
-    """Where the answer stored as `entry` stands in the request."""
-    for index in range(len(context.origins) - 1, 0, -1):
-        if context.origins[index] == entry and isinstance(context.messages[index], AssistantMessage):
-            return index
-    return None
-
-
-def is_believed(reported: int, estimate: int, calibration: float) -> bool:
-    low, high = BELIEVED
-    return low <= reported / max(1.0, estimate * clamped(calibration)) <= high
-
-
-def clamped(calibration: float) -> float:
-    low, high = CALIBRATION
-    return min(high, max(low, calibration))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from crow.agent.compaction.limits import Limits, Measure
+from crow.agent.compaction.limits import Limits
+from crow.agent.compaction.measuring import Measure
 from crow.domain.entries import Checkpoint, Entry, Mask
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "too_fast",
     "too_small",
     "undone_not",
+    "vetoed",
 ]
 
 
@@ -33,6 +35,10 @@ class CompactionResult:
 
 def nothing_done(found: Measure, why: str) -> CompactionResult:
     return CompactionResult(outcome="noop", words=why, tokens_before=found.used, tokens_after=found.used)
+
+
+def vetoed(found: Measure, why: str) -> CompactionResult:
+    return nothing_done(found, f"A hook kept the conversation from being compacted: {why}")
 
 
 def masked(entry: Entry, body: Mask) -> CompactionResult:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from crow.agent.compaction.contents import files_touched, pins_of
-from crow.agent.compaction.limits import Limits, Measure
+from crow.agent.compaction.contents import files_touched, pins_of, skills_of
+from crow.agent.compaction.limits import Limits
+from crow.agent.compaction.measuring import Measure
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, User
 from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
@@ -78,8 +79,8 @@ Decision: TypeAlias = Noop | MaskOutputs | Summarise | TooSmall
 
 
 def plan(projection: Projection, limits: Limits, found: Measure, reason: Reason) -> Decision:
-    """What to do with `projection`, measured as `found`. Only `threshold` waits until the threshold is reached."""
-    if reason == "threshold" and found.used < limits.threshold:
+    """What to do with `projection`, measured as `found`. `threshold` and `model` wait for the threshold."""
+    if reason in ("threshold", "model") and found.used < limits.threshold:
         return Noop(why="There is enough room.")
     view = View(projection)
     if reason == "command" and not view.has_news():
@@ -236,5 +237,15 @@ class View:
                 reason=reason,
                 tokens_before=found.used,
                 lists_cut=int(limits.lists / found.scale) * 4,
+                skills=skills_of(previous, covered, int(limits.skills / found.scale)),
+                first_covered=first_covered(previous, covered),
+                last_covered=covered[-1].id if covered else None,
             ),
         )
+
+
+def first_covered(previous: Checkpoint | None, covered: Sequence[Entry]) -> int | None:
+    """The id at the beginning of all that a checkpoint stands for, what the one before stood for included."""
+    if previous is not None and previous.first_covered is not None:
+        return previous.first_covered
+    return covered[0].id if covered else None

@@ -7,7 +7,8 @@ whatever comes back empty, cut off, too long or with calls is no summary. Stores
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
@@ -28,9 +29,11 @@ from crow.domain.messages import (
 )
 from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
 from crow.domain.tokens import estimate_text
-from crow.llm import Model, Request
+from crow.llm import Model, Request, TextDelta
 
-__all__ = ["Head", "Summary", "notes", "summarise"]
+__all__ = ["Asking", "Head", "Summary", "notes", "summarise", "usable_text"]
+
+logger = logging.getLogger(__name__)
 
 NOTES_HEADING = "## Notes taken without a model (oldest first)"
 
@@ -60,18 +63,22 @@ What was chosen or ruled out, with the reason.
 The next steps, in order.
 ## Facts
 Names, paths, commands, numbers, versions and ids that are needed again, exactly as they were.
-
-{update}{focus}"""
+"""
 
 UPDATE = (
     "The first message is an earlier summary. Update it: keep what still holds, correct what has changed, add what is "
-    "new. Do not start over, and do not summarise the summary.\n"
+    "new. Do not start over, and do not summarise the summary."
 )
 
-INSTRUCTION_TOKENS = 600
 OUTPUT_CHARS = 2_000
 ARGUMENT_CHARS = 500
 NOTE_CHARS = 200
+SHOWN_CHARS = 160
+"""A piece of a summary is shown when it has so many characters."""
+
+
+async def show_nobody(_: str) -> None:
+    """Nobody looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,40 +95,45 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How to ask: `instruction` instead of crow's own; `focus` of the user, `context` from hooks; each question lasts
+    `deadline_s` at most. `show` is given the text as it comes; an empty one takes back what it was given."""
+
+    deadline_s: float
+    instruction: str = ""
+    focus: str = ""
+    context: str = ""
+    cache_key: str = ""
+    show: Callable[[str], Awaitable[None]] = show_nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The text, how it was made, and what the questions used. `model` is the name of who wrote it, or empty."""
 
     text: str
-    method: Literal["prefix", "serialised", "fallback"]
+    method: Literal["prefix", "serialised", "fallback", "hook"]
     model_calls: int = 0
     usage: Usage | None = None
     model: str = ""
 
 
 async def summarise(
-    head: Head,
-    model: Model,
-    limits: Limits,
-    scale: float,
-    *,
-    compact_model: Model | None = None,
-    focus: str = "",
-    cache_key: str = "",
-    deadline_s: float,
+    head: Head, model: Model, limits: Limits, scale: float, asking: Asking, *, compact_model: Model | None = None
 ) -> Summary:
     """A summary of `head` of at most `limits.summary` tokens. Never fails; lasts two deadlines at most."""
     budget = int(limits.summary / scale)
-    instruction = instruction_for(budget, focus, bool(head.previous))
+    instruction = instruction_for(budget, asking, bool(head.previous))
     calls = 0
     usages: list[Usage | None] = []
-    first = prefix_request(head, instruction, limits, scale, cache_key)
+    first = prefix_request(head, instruction, limits, scale, asking.cache_key)
     other = compact_model or model
-    second = serialised_request(head, instruction, smaller(limits, other), scale, cache_key)
+    second = serialised_request(head, instruction, smaller(limits, other), scale, asking.cache_key)
     for method, request, asked in (("prefix", first, model), ("serialised", second, other)):
         if request is None:
             continue
         calls += 1
-        answer = await ask(asked, request, deadline_s)
+        answer = await ask(asked, request, asking)
         usages.append(answer.usage if answer else None)
         if answer is not None and is_usable(answer, budget):
             return Summary(
@@ -131,6 +143,7 @@ async def summarise(
                 usage=total(usages),
                 model=asked.info.name,
             )
+        await asking.show("")
     text = notes(head.previous, head.messages[2 if head.previous else 1 :], budget)
     return Summary(text=text, method="fallback", model_calls=calls, usage=total(usages))
 
@@ -155,15 +168,21 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
     return "\n\n".join(sections) or "No summary could be made."
 
 
-def instruction_for(budget: int, focus: str, is_update: bool) -> str:
-    words = max(60, min(2_000, budget // 2))
-    wanted = f"Give most room to what matters for: {focus.strip()}\n" if focus.strip() else ""
-    return INSTRUCTION.format(words=words, update=UPDATE if is_update else "", focus=wanted).rstrip()
+def instruction_for(budget: int, asking: Asking, is_update: bool) -> str:
+    words = str(max(60, min(2_000, budget // 2)))
+    sections = [(asking.instruction.strip() or INSTRUCTION).replace("{words}", words).strip()]
+    if is_update:
+        sections.append(UPDATE)
+    if asking.context.strip():
+        sections.append(f"Take into account:\n{asking.context.strip()}")
+    if asking.focus.strip():
+        sections.append(f"Give most room to what matters for: {asking.focus.strip()}")
+    return "\n\n".join(sections)
 
 
 def prefix_request(head: Head, instruction: str, limits: Limits, scale: float, cache_key: str) -> Request | None:
     """The conversation as it was sent, then the instruction; None if that leaves no room for an answer."""
-    left = limits.window - round((head.estimate + INSTRUCTION_TOKENS) * scale)
+    left = limits.window - round((head.estimate + estimate_text(instruction)) * scale)
     if left < limits.summary:
         return None
     between = (AssistantMessage(text=NO_ANSWER),) if isinstance(head.messages[-1], UserMessage) else ()
@@ -178,7 +197,7 @@ def prefix_request(head: Head, instruction: str, limits: Limits, scale: float, c
 
 def serialised_request(head: Head, instruction: str, limits: Limits, scale: float, cache_key: str) -> Request:
     """The conversation as a transcript of at most half of the window, the newest and the earlier summary kept."""
-    budget = max(500, int(limits.window / 2 / scale) - INSTRUCTION_TOKENS)
+    budget = max(500, int(limits.window / 2 / scale) - estimate_text(instruction))
     messages = list(head.messages[1:])
     opening = [shortened(serialised(messages.pop(0)), budget // 2)] if head.previous and messages else []
     left = budget - sum(map(estimate_text, opening))
@@ -206,17 +225,32 @@ def smaller(limits: Limits, model: Model) -> Limits:
     return replace(limits, window=window, output=min([*known, window // 4]) if known else None)
 
 
-async def ask(model: Model, request: Request, deadline_s: float) -> Answer | None:
-    """The whole answer; None if the endpoint failed or took longer than `deadline_s`."""
-    with anyio.move_on_after(deadline_s):
+async def ask(model: Model, request: Request, asking: Asking) -> Answer | None:
+    """The whole answer, shown as it comes; None if the endpoint failed or took too long."""
+    with anyio.move_on_after(asking.deadline_s):
         try:
             async with model.stream(request) as stream:
-                async for _ in stream:
-                    pass
+                waiting = ""
+                async for delta in stream:
+                    waiting += delta.text if isinstance(delta, TextDelta) else ""
+                    if len(waiting) >= SHOWN_CHARS:
+                        await asking.show(waiting)
+                        waiting = ""
+                if waiting:
+                    await asking.show(waiting)
                 return stream.answer
         except ModelError:
             return None
     return None
+
+
+def usable_text(text: str, budget: int) -> str:
+    """A summary that someone else wrote, stripped; empty if there is none or it is over its budget."""
+    text = text.strip()
+    if text and estimate_text(text) > budget:
+        logger.warning("A hook's summary of %d tokens is not used; there is room for %d", estimate_text(text), budget)
+        return ""
+    return text
 
 
 def is_usable(answer: Answer, budget: int) -> bool:

@@ -205,6 +205,8 @@ async def change(
     on_disk = None
     if before is not None and (await workspace.stat(path)).kind == "file":  # an editor may hold what no disk has
         on_disk = await workspace.read_bytes(path)
+        if on_disk.decode("utf-8", "replace") != before:  # what the user saw, their unsaved words too
+            on_disk = before.encode("utf-8", "replace")
     await running.log.before_change(running.call_id, path, on_disk, after.encode("utf-8"))
     held = await workspace.write_text(path, after)
     shown = shown_path(workspace, path)

@@ -21,16 +21,14 @@ from crow.domain.errors import CrowError, UserError
 
 if TYPE_CHECKING:
     from crow.settings import Loaded
-    from crow.store import SessionRow
 
 __all__ = ["main"]
-
-_LISTED = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's own) and return the exit code."""
-    parser = _parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(arguments)
     options = parser.parse_args(arguments)
     command: str | None = "login" if options.setup else options.command
     if command is None:
@@ -52,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crow",
         description="A coding agent for editors that speak the Agent Client Protocol.",
@@ -73,10 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
     commands.add_parser("login", help="ask for endpoint, key and model, try them, and keep them")
     commands.add_parser("demo", help="show what crow does, in a scratch directory")
-    sessions = commands.add_parser("sessions", help="list sessions, newest first")
-    sessions.add_argument("--cwd", metavar="DIR", nargs="?", const=".", help="only those of DIR (of this directory)")
-    sessions.add_argument("--all", action="store_true", help=f"every one, not just the newest {_LISTED}")
-    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    sessions = commands.add_parser("sessions", help="list, search, show, export, back up and remove sessions")
+    if "sessions" in arguments:  # a dozen commands of its own: not for an editor to wait for
+        from crow.cli.sessions import add_commands
+
+        add_commands(sessions)
+    doctor = commands.add_parser("doctor", parents=[settings], help="try everything that a prompt needs")
+    doctor.add_argument("--mcp", metavar="COMMAND", action="append", default=[], help="an MCP server to try, too")
+    doctor.add_argument("--json", action="store_true", help="one JSON object a line")
+    models = commands.add_parser("models", parents=[settings], help="list the models that an endpoint offers")
+    models.add_argument("provider", nargs="?", help="a [providers.NAME]; without it, the endpoint in use")
+    models.add_argument("--json", action="store_true", help="one JSON object a line")
     commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
     trace = commands.add_parser("trace", help="read a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument("action", choices=["show", "check"], help="show it, or say what the protocol does not allow")
@@ -107,7 +112,7 @@ def _acp(options: argparse.Namespace) -> int:
     from crow.log import start_logging
 
     loaded = _load(options)
-    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.model.secrets())
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
     try:
         from crow.app import serve
 
@@ -121,11 +126,9 @@ def _acp(options: argparse.Namespace) -> int:
 
 
 def _login(options: argparse.Namespace) -> int:
-    from crow.app import trial
     from crow.login import log_in
 
-    loaded = _load(options)
-    return asyncio.run(log_in(loaded, trial(loaded)))
+    return asyncio.run(log_in(_load(options)))
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -155,81 +158,25 @@ def _demo(_options: argparse.Namespace) -> int:
     return 0
 
 
-def _sessions(options: argparse.Namespace) -> int:
+def _doctor(options: argparse.Namespace) -> int:
+    from crow.doctor import doctor
+    from crow.log import start_logging
+
     loaded = _load(options)
-    cwd = str(Path(options.cwd).resolve()) if options.cwd else None
-    rows: tuple[SessionRow, ...] = ()
-    if loaded.paths.database.exists():  # looking must not make one
-        rows = asyncio.run(_list(loaded, cwd, everything=options.all))
-    if options.json:
-        for row in rows:
-            print(json.dumps(_as_json(row), ensure_ascii=False))
-    elif sys.stdout.isatty():
-        _print_table(rows, cwd)
-    else:
-        for row in rows:
-            print(*(" ".join(value.split()) for value in _as_text(row)), sep="\t")
-    return 0
+    start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
+    return asyncio.run(doctor(loaded, commands=options.mcp, as_json=options.json))
 
 
-async def _list(loaded: Loaded, cwd: str | None, *, everything: bool) -> tuple[SessionRow, ...]:
-    from crow.app import open_store
+def _models(options: argparse.Namespace) -> int:
+    from crow.doctor import models
 
-    store = await open_store(loaded)
-    try:
-        rows: list[SessionRow] = []
-        cursor: str | None = None
-        while True:
-            page = await store.sessions(cwd=cwd, cursor=cursor, limit=200 if everything else _LISTED)
-            rows.extend(page.rows)
-            cursor = page.cursor
-            if cursor is None or not everything:
-                return tuple(rows)
-    finally:
-        await store.close()
+    return asyncio.run(models(_load(options), provider=options.provider, as_json=options.json))
 
 
-def _as_json(row: SessionRow) -> Mapping[str, object]:
-    return {
-        "id": row.id,
-        "title": row.title,
-        "cwd": row.cwd,
-        "updated": _time(row.updated_ms, "seconds"),
-        "entries": row.entries,
-        "model": row.model,
-        "mode": row.mode,
-    }
+def _sessions(options: argparse.Namespace) -> int:
+    from crow.cli.sessions import run
 
-
-def _as_text(row: SessionRow) -> tuple[str, str, str, str, str]:
-    """Id, updated, entries, cwd, title."""
-    return row.id, _time(row.updated_ms, "minutes"), str(row.entries), row.cwd, row.title or ""
-
-
-def _time(unix_ms: int, precision: str) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=precision)
-
-
-def _print_table(rows: Sequence[SessionRow], cwd: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not rows:
-        console.print(f"No sessions{f' in {cwd}' if cwd else ''} yet.", markup=False, highlight=False)
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("Id", no_wrap=True)
-    table.add_column("Updated", no_wrap=True)
-    table.add_column("Entries", justify="right")
-    table.add_column("Directory", overflow="fold")
-    table.add_column("Title", overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(" ".join(value.split())) for value in _as_text(row)))
-    console.print(table)
+    return run(options, _load(options))
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -250,10 +197,8 @@ def _config_lines(loaded: Loaded) -> Iterator[str]:
     yield f"# log        {paths.log_file}"
     yield ""
     width = max(len(key) for key in loaded.sources)
-    values = loaded.settings.model_dump()
     for key, source in loaded.sources.items():
-        section, _, name = key.rpartition(".")
-        value = values[section][name] if section else values[name]
+        value = loaded.value(key)
         if value is None:
             yield f"# {key:<{width}}  # unset"
         else:
@@ -266,10 +211,7 @@ def _as_toml(value: object) -> str:
     if isinstance(value, SecretStr):
         return json.dumps(_masked(value.get_secret_value()), ensure_ascii=False)
     if isinstance(value, Mapping):
-        pairs = (
-            f"{json.dumps(str(name))} = {json.dumps(_masked(str(text)), ensure_ascii=False)}"
-            for name, text in value.items()
-        )
+        pairs = (f"{json.dumps(str(name))} = {_as_toml(inner)}" for name, inner in value.items())
         return f"{{ {', '.join(pairs)} }}" if value else "{}"
     return json.dumps(value, ensure_ascii=False)
 
@@ -279,4 +221,13 @@ def _masked(secret: str) -> str:
     return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
 
 
-_COMMANDS = {"acp": _acp, "login": _login, "trace": _trace, "demo": _demo, "sessions": _sessions, "config": _config}
+_COMMANDS = {
+    "acp": _acp,
+    "login": _login,
+    "trace": _trace,
+    "demo": _demo,
+    "sessions": _sessions,
+    "config": _config,
+    "doctor": _doctor,
+    "models": _models,
+}

@@ -1,0 +1,128 @@
+"""How full the context of one branch is for one model, and how full it may be: what a turn asks before it sends.
+
+Strategy: the branch, the model and the window are looked at anew each time; only what was measured of one and the same
+context is kept, since a step asks for it often. Decides nothing and changes nothing of the conversation; what the
+endpoint shows of its window is kept with the endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from crow.agent.branch import Branch
+from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
+from crow.agent.compaction.measuring import Measure, believed_input, measure, silent_cut
+from crow.agent.compaction.window import Window
+from crow.domain.conversation import Context
+from crow.domain.entries import Assistant
+from crow.domain.errors import ContextOverflow
+from crow.domain.events import ContextMeasured
+from crow.llm import ModelInfo
+from crow.store import SessionChanges
+
+__all__ = ["Gauge"]
+
+UNKNOWN_FIXED = 6_000
+"""Tokens assumed of system message and tools before there is a prompt entry; a sixth of a small window."""
+
+
+class Gauge:
+    """Sizes in tokens. `info` gives what is known of the model now; `window` has looked it up."""
+
+    def __init__(
+        self, branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, window: Window
+    ) -> None:
+        self.branch = branch
+        self.settings = settings
+        self._info = info
+        self._window = window
+        self._measured: tuple[Context, str, float, Measure] | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model now."""
+        return self._info()
+
+    def window(self) -> int:
+        """The model's context window: as declared, lowered by what its endpoint has shown."""
+        return self._window.tokens(self.info)
+
+    def used(self) -> int:
+        """What the next request would have."""
+        return self.measured().used
+
+    def estimate(self) -> int:
+        """Estimate of the request as it stands, uncalibrated: `NewEntry.estimate` of the answer to it."""
+        return self.branch.context().estimate
+
+    def measured(self) -> Measure:
+        """How full the context is."""
+        context, endpoint, calibration = self.branch.context(), self.info.endpoint, self.branch.row.calibration
+        known = self._measured
+        if known is None or known[0] is not context or known[1:3] != (endpoint, calibration):
+            found = measure(context, self.branch.entries, endpoint, calibration)
+            known = self._measured = (context, endpoint, calibration, found)
+        return known[3]
+
+    def limits(self, fixed: int | None = None) -> Limits:
+        """How full it may be; with another system message and tools than now, of `fixed` tokens."""
+        fixed = self.measured().fixed if fixed is None else fixed
+        return limits_for(self.window(), self.info.max_output_tokens, fixed, self.settings)
+
+    def max_output_tokens(self) -> int | None:
+        """The limit to send with a request; None leaves it to the endpoint."""
+        return self.limits().output
+
+    def is_full(self) -> bool:
+        """Whether compaction is due."""
+        found = self.measured()
+        return found.used >= self.limits(found.fixed).threshold
+
+    def is_switched(self) -> bool:
+        """Whether the newest answer came from another model than will be asked now."""
+        for entry in reversed(self.branch.entries):
+            if isinstance(entry.body, Assistant) and entry.body.endpoint:
+                return entry.body.endpoint != self.info.endpoint
+        return False
+
+    def cut_result(self, text: str, *, beside: int = 1) -> int | None:
+        """How many characters of `text`, one of `beside` results of a step, the model may see; None: all of them."""
+        found = self.measured()
+        return cut_for(text, self.limits(found.fixed), found.scale, beside=beside)
+
+    def cut_prompt(self, text: str) -> int | None:
+        """The same for a prompt of the user, which may come before anything else is there."""
+        found = self.measured()
+        fixed = found.fixed
+        if self.branch.prompt is None:
+            fixed = min(UNKNOWN_FIXED, self.window() // 6)
+        return cut_for(text, self.limits(fixed), found.scale)
+
+    def reading(self) -> ContextMeasured:
+        """How full the context is, and what the session cost if prices are known."""
+        cost = self.branch.row.cost if self.info.input_price is not None else None
+        return ContextMeasured(used=self.used(), size=self.window(), cost=cost)
+
+    async def tell(self) -> None:
+        """Tell the client."""
+        await self.branch.publish(self.reading())
+
+    async def refused(self, error: ContextOverflow) -> None:
+        """Lower the window to what a refusal shows, and raise the calibration to what it counted."""
+        found, row = self.measured(), self.branch.row
+        await self._window.refused(self.info, error, found.used)
+        counted = (error.size or error.limit or 0) / max(1, self.estimate())
+        await self.branch.change(SessionChanges(calibration=min(4.0, max(row.calibration, counted))))
+
+    async def heard(self) -> None:
+        """Learn from what the newest answers reported: a server that cuts silently, a window that is larger than
+        was learned."""
+        entries, calibration, info = self.branch.entries, self.branch.row.calibration, self.info
+        tokens = silent_cut(entries, info.endpoint, calibration)
+        if tokens is not None and tokens < self.window():
+            await self._window.lower(info, tokens)
+            return
+        newest = next((entry for entry in reversed(entries) if isinstance(entry.body, Assistant)), None)
+        reported = believed_input(newest, info.endpoint, calibration) if newest else None
+        if reported is not None:
+            await self._window.answered(info, reported)

@@ -1,0 +1,225 @@
+"""Files put back as they were before the built-in tools changed them.
+
+Strategy: what was changed on a piece of a path is in its file entries: what each file held before, and a hash of what
+the tool wrote. A file is put back to what it held first, and only if it now holds what crow last left in it and nobody
+changed it between two of crow's edits. Putting back is announced and stored like any other edit, former content first,
+so that it can be taken back in its turn. Knows the workspace; nothing of version control, which it never touches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+
+from crow.agent import Client, PermissionQuestion, new_message_id
+from crow.agent.branch import Branch
+from crow.domain.entries import (
+    Announcement,
+    CallRef,
+    Diff,
+    Entry,
+    File,
+    Location,
+    NewEntry,
+    Remark,
+    Started,
+    ToolResult,
+)
+from crow.domain.events import CallAnnounced, CallEnded
+from crow.tools import Offer, Workspace
+
+__all__ = ["Former", "PutBack", "look_at", "offer_to_put_back"]
+
+NAME = "put_back_files"
+ABSENT = ""
+CANCEL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Former:
+    """A changed file: what it holds now and what it held `then` (None: it did not exist).
+
+    `fault`: why it cannot be put back, as words that go after its name; empty if it can.
+    """
+
+    path: Path
+    name: str
+    now: bytes | None = None
+    then: bytes | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutBack:
+    """How it went. `left` are the files that still hold what was changed; `dismissed`: the user cancelled the turn."""
+
+    left: tuple[str, ...] = ()
+    dismissed: bool = False
+
+
+async def look_at(workspace: Workspace, changes: Sequence[Entry]) -> tuple[Former, ...]:
+    """The changed files of `changes` (file entries, oldest first, and results of their calls) that are not as they
+    were."""
+    by_path: dict[str, list[File]] = {}
+    results: dict[CallRef, ToolResult] = {}
+    for entry in changes:
+        match entry.body:
+            case File(path=path) as file:
+                by_path.setdefault(path, []).append(file)
+            case ToolResult(call=call) as result:
+                results[call] = result
+            case _:
+                pass
+    found = [await look_at_one(workspace, path, files, results) for path, files in by_path.items()]
+    return tuple(former for former in found if former.fault or former.now != former.then)
+
+
+async def offer_to_put_back(
+    branch: Branch, client: Client, workspace: Workspace, files: Sequence[Former], *, command: Entry, asks: bool
+) -> PutBack:
+    """Announce it, ask if `asks`, do it, store what was done. `command` is the entry that it belongs to.
+
+    :raises ~crow.domain.errors.StoreError: it could not be stored; a file is never changed before that.
+    """
+    ready = [former for former in files if not former.fault]
+    left = [former.name for former in files if former.fault]
+    refused = [f"Not put back: {former.name} {former.fault}." for former in files if former.fault]
+    if not ready:
+        remark = Remark(text="\n".join(refused), message_id=new_message_id())
+        await branch.record([NewEntry(body=remark)])
+        return PutBack(left=tuple(left))
+    call = CallRef(assistant=command.id, index=0)
+    announcement = announced(ready)
+    arguments = json.dumps({"paths": [str(former.path) for former in ready]}, ensure_ascii=False)
+    is_open = True
+    try:
+        await branch.publish(CallAnnounced(call=call, name=NAME, arguments=arguments, announcement=announcement))
+        answer = "allow_once"
+        if asks:
+            offer = Offer(announcement=announcement, access="write")
+            question = PermissionQuestion(call=call, name=NAME, arguments=arguments, offer=offer, always="")
+            answer = await client.ask(question)
+        if answer == "cancelled":
+            return PutBack(left=tuple(former.name for former in files), dismissed=True)
+        if answer == "allow_once":
+            why = "the user agreed" if asks else "the user asked for it"
+            await branch.record([NewEntry(body=Started(call=call, why=why, announcement=announcement))])
+            lines, failed = await put_back(branch, workspace, ready, call)
+            left += failed
+        else:
+            lines = [f"Kept as it is: {former.name}." for former in ready]
+            left += [former.name for former in ready]
+        text = "\n".join([*lines, *refused])
+        await branch.record([NewEntry(body=ToolResult(call=call, name=NAME, text=text, announcement=announcement))])
+        is_open = False
+        return PutBack(left=tuple(left))
+    finally:
+        if is_open:
+            with anyio.move_on_after(CANCEL_S, shield=True):
+                await branch.publish(CallEnded(call=call, text="Nothing more was put back."))
+
+
+async def put_back(
+    branch: Branch, workspace: Workspace, files: Sequence[Former], call: CallRef
+) -> tuple[list[str], list[str]]:
+    """Each in its turn: what it holds now is stored, then it is written. A line about each, and who failed."""
+    lines: list[str] = []
+    failed: list[str] = []
+    for former in files:
+        after = ABSENT if former.then is None else digest(former.then)
+        file = File(call=call, path=str(former.path), before=former.now, after_hash=after)
+        await branch.record([NewEntry(body=file)])
+        try:
+            await workspace.put_back(former.path, former.then)
+        except OSError as error:
+            failed.append(former.name)
+            lines.append(f"Not put back: {former.name} ({error.strerror or error}).")
+        else:
+            lines.append(f"{'Removed again' if former.then is None else 'Put back'}: {former.name}.")
+    return lines, failed
+
+
+async def look_at_one(
+    workspace: Workspace, path: str, files: Sequence[File], results: Mapping[CallRef, ToolResult]
+) -> Former:
+    former = Former(path=Path(path), name=name_of(workspace, path), then=files[0].before)
+    if workspace.resolve(path) != former.path:
+        return faulty(former, "is a link to somewhere else now")
+    for earlier, later in pairwise(files):
+        # what was put back here was another branch's before that, and found to be crow's own then
+        came_from_elsewhere = later.call in results and results[later.call].name == NAME
+        if not came_from_elsewhere and digest(later.before) not in states(earlier, results):
+            return faulty(former, "was changed by others between two of the edits")
+    try:
+        now = await held(workspace, former.path)
+    except OSError as error:
+        return faulty(former, f"cannot be read ({error.strerror or error})")
+    if now != former.then and digest(now) not in states(files[-1], results):
+        return faulty(former, "was removed since" if now is None else "was changed since by others")
+    return Former(path=former.path, name=former.name, now=now, then=former.then)
+
+
+async def held(workspace: Workspace, path: Path) -> bytes | None:
+    """What the file holds as its user sees it. :raises OSError: it cannot be read, or is no file."""
+    kind = (await workspace.stat(path)).kind
+    if kind == "missing":
+        return None
+    if kind != "file":
+        raise OSError(f"it is {'a directory' if kind == 'directory' else 'no file'} now")
+    saved = await workspace.read_bytes(path)
+    try:
+        saved.decode()
+    except UnicodeDecodeError:
+        return saved
+    return (await workspace.read_text(path)).encode(errors="replace")
+
+
+def states(file: File, results: Mapping[CallRef, ToolResult]) -> set[str]:
+    """Digests of what the file may hold after this change: what was written or, had that failed, what was before; and
+    what the result says was there afterwards, as an editor may format on saving."""
+    diffs = results[file.call].announcement.diffs if file.call in results else ()
+    return {file.after_hash, digest(file.before), *(digest(diff.new_text) for diff in diffs)}
+
+
+def digest(content: bytes | str | None) -> str:
+    """The sha256 (hex); `ABSENT` for what does not exist."""
+    if content is None:
+        return ABSENT
+    return hashlib.sha256(content.encode(errors="replace") if isinstance(content, str) else content).hexdigest()
+
+
+def faulty(former: Former, fault: str) -> Former:
+    return Former(path=former.path, name=former.name, fault=fault)
+
+
+def name_of(workspace: Workspace, path: str) -> str:
+    """As the user would call it: below the working directory if it is there."""
+    root = workspace.resolve(str(workspace.cwd))
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
+def announced(files: Sequence[Former]) -> Announcement:
+    """How it is shown before it is done: a diff of each file that is text."""
+    names = ", ".join(former.name for former in files[:3]) + (", …" if len(files) > 3 else "")
+    return Announcement(
+        title=f"Put back as before: {names}",
+        kind="edit",
+        locations=tuple(Location(path=str(former.path)) for former in files),
+        diffs=tuple(diffs(files)),
+    )
+
+
+def diffs(files: Iterable[Former]) -> Iterable[Diff]:
+    for former in files:
+        try:
+            now = None if former.now is None else former.now.decode()
+            then = "" if former.then is None else former.then.decode()
+        except UnicodeDecodeError:
+            continue
+        yield Diff(path=str(former.path), old_text=now, new_text=then)

@@ -1,0 +1,150 @@
+"""A session as a person reads it: Markdown, for a file, a pipe, or drawn on a terminal.
+
+Strategy: entries come in one at a time, oldest first, and each gives its lines at once, so that length costs no
+memory. What was said stands as it was said; a tool is one line, with what it gave below it, fenced and bounded unless
+all is wanted. What only crow or the model needs (system message, reminders) is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, assert_never
+
+from crow.cli.output import in_terminal, on_one_line, safe, time_text
+from crow.domain.entries import (
+    Assistant,
+    Checkpoint,
+    Command,
+    Entry,
+    File,
+    Mask,
+    Note,
+    Prompt,
+    Remark,
+    Reminder,
+    Restore,
+    Skill,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.rendering import interrupted_text, parts_text
+
+if TYPE_CHECKING:
+    from crow.store import SessionRow
+
+__all__ = ["Transcript", "print_markdown"]
+
+_LINES = 12
+_CHARACTERS = 2_000
+
+
+class Transcript:
+    """The Markdown of one session. `is_full`: whole results of tools, and what the model thought."""
+
+    def __init__(self, *, is_full: bool) -> None:
+        self._is_full = is_full
+
+    def head(self, row: SessionRow) -> str:
+        """How it begins."""
+        facts = (
+            ("session", row.id),
+            ("directory", row.cwd),
+            ("begun", time_text(row.created_ms)),
+            ("last change", time_text(row.updated_ms)),
+        )
+        title = on_one_line(row.title or "A session without a title")
+        return f"# {title}\n\n" + "".join(f"- {name}: {on_one_line(value)}\n" for name, value in facts) + "\n"
+
+    def feed(self, entry: Entry) -> str:
+        """What `entry` adds; empty if a person need not see it."""
+        body = entry.body
+        match body:
+            case User(parts=parts):
+                return _section(f"## You, {time_text(entry.created_ms)}", parts_text(parts))
+            case Assistant():
+                return self._answer(body, entry.model)
+            case ToolResult():
+                return self._result(body)
+            case Command(text=text, answer=answer):
+                return _section(f"## You, {time_text(entry.created_ms)}", text) + _section("", answer)
+            case Remark(text=text):
+                return _quoted(text)
+            case Checkpoint(summary=summary):
+                return _quoted(
+                    f"The conversation was compacted here. The model reads on from this summary:\n\n{summary}"
+                )
+            case Mask():
+                return _quoted("Older results of tools are hidden from the model from here on.")
+            case Restore():
+                return _quoted("The compaction before was undone.")
+            case Skill(name=name):
+                return _quoted(f"Skill: {name}")
+            case TurnEnd(stop=stop, detail=detail):
+                return "" if stop == "end_turn" else _quoted(f"The turn ended: {stop}. {detail}".strip())
+            case Prompt() | Started() | File() | Reminder() | Note():
+                return ""
+            case _ as never:
+                assert_never(never)
+
+    def _answer(self, body: Assistant, model: str) -> str:
+        text = interrupted_text(body) if body.finish == "interrupted" else body.text
+        thought = _quoted(body.thought) if self._is_full and body.thought else ""
+        if not text.strip() and not thought:
+            return ""
+        return f"## {on_one_line(model) or 'The model'}\n\n{thought}{_section('', text)}"
+
+    def _result(self, body: ToolResult) -> str:
+        mark = "failed" if body.is_error else "done"
+        line = f"- **{on_one_line(body.announcement.title)}** ({mark}, {body.duration_ms / 1000:.1f} s)\n\n"
+        parts = [line]
+        if self._is_full:
+            parts += [_fenced(_diff(diff.old_text, diff.new_text), "diff") for diff in body.announcement.diffs]
+        text = body.text if self._is_full else _bounded(body.text)
+        return "".join([*parts, _fenced(text) if text.strip() else ""])
+
+
+def print_markdown(text: str) -> None:
+    """Print a piece of Markdown: drawn on a terminal, as it is elsewhere."""
+    if not text:
+        return
+    if not in_terminal():
+        print(safe(text), end="")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    console.print(Markdown(safe(text), hyperlinks=False))
+    console.print()
+
+
+def _section(head: str, text: str) -> str:
+    return (f"{head}\n\n" if head else "") + (f"{text.strip()}\n\n" if text.strip() else "")
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"> {line}".rstrip() + "\n" for line in text.strip().splitlines()) + "\n"
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """`text` in a fence that nothing in it can close."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}\n\n"
+
+
+def _bounded(text: str) -> str:
+    """The first lines, and how much more there is."""
+    lines = text[:_CHARACTERS].splitlines()[:_LINES]
+    shown = "\n".join(lines)
+    left = len(text.rstrip()) - len(shown)
+    return shown if left <= 0 else f"{shown}\n... {left:,} more characters"
+
+
+def _diff(old: str | None, new: str) -> str:
+    from difflib import unified_diff
+
+    lines = unified_diff((old or "").splitlines(), new.splitlines(), lineterm="", n=3)
+    return "\n".join(line for line in lines if not line.startswith(("---", "+++")))

@@ -1,0 +1,274 @@
+"""One check after the other, from the configuration file to a tool call.
+
+Strategy: each check finds one thing and says what to do when it is wrong; what a failed one makes pointless is left out
+and named so. The questions to the model are the smallest that show streaming, usage and a tool call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import anyio
+
+from crow.app import NOTHING_CONFIGURED, open_store
+from crow.domain.errors import AuthError, CrowError, ModelError, ModelTimeout, NetworkError
+from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
+from crow.endpoints import endpoint_of, open_model
+from crow.llm import Model, Request, TextDelta
+from crow.llm.chat_completions import ChatCompletions
+from crow.llm.offline import OfflineModel
+from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
+from crow.store.sqlite import SqliteStore
+from crow.tools import StdioServer
+from crow.tools.mcp_client import open_toolbox
+from crow.tools.workspace import DiskWorkspace
+
+__all__ = ["Finding", "examine"]
+
+_ANSWER_S = 180.0
+_MOST_TOKENS = 2000
+_SYSTEM = SystemMessage(text="You are being tested. Do exactly what is asked, in as few words as you can.")
+_TOOL = ToolSpec(
+    name="report_word",
+    description="Reports a word.",
+    input_schema={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+)
+_CALL = 'call report_word {"word": "ready"}'
+_DEFAULT_WINDOW = 128_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found. `advice` says what to do where it is not `ok`."""
+
+    check: str
+    state: Literal["ok", "warning", "failed", "skipped"]
+    words: str
+    advice: str = ""
+
+
+async def examine(loaded: Loaded, *, servers: Sequence[StdioServer] = ()) -> AsyncGenerator[Finding, None]:
+    """Check everything, in the order in which a prompt needs it; `servers` are MCP servers to try besides."""
+    yield _configuration(loaded)
+    store, found = await _database(loaded)
+    yield found
+    try:
+        async with aclosing(_model_checks(loaded, store)) as findings:
+            async for found in findings:
+                yield found
+        async with aclosing(_tools(loaded, servers)) as findings:
+            async for found in findings:
+                yield found
+    finally:
+        if store is not None:
+            await store.close()
+
+
+def _configuration(loaded: Loaded) -> Finding:
+    file = loaded.paths.config_file
+    if loaded.problem is not None:
+        return Finding(check="configuration", state="failed", words=str(loaded.problem), advice=f"Change it in {file}.")
+    if not file.exists():
+        return Finding(check="configuration", state="ok", words=f"{file} does not exist: the defaults hold")
+    if os.name == "posix" and file.stat().st_mode & 0o077 and loaded.settings.secrets():
+        words = f"{file} can be read by others, and keys are in use"
+        return Finding(check="configuration", state="warning", words=words, advice=f"Run chmod 600 {file}.")
+    return Finding(check="configuration", state="ok", words=f"{file} is in order")
+
+
+async def _database(loaded: Loaded) -> tuple[SqliteStore | None, Finding]:
+    file = loaded.paths.database
+    existed = await anyio.Path(file).exists()
+    try:
+        store = await open_store(loaded)
+        page = await store.sessions(cwd=None, cursor=None, limit=1)
+    except CrowError as error:
+        advice = f"Move {file} away (crow makes a new one), or set CROW_HOME to a directory that can be written."
+        return None, Finding(check="database", state="failed", words=str(error), advice=advice)
+    held = "made anew" if not existed else "no sessions yet" if not page.rows else "opens and can be read"
+    return store, Finding(check="database", state="ok", words=f"{file}: {held}")
+
+
+async def _model_checks(loaded: Loaded, store: SqliteStore | None) -> AsyncGenerator[Finding, None]:
+    if loaded.problem is not None:
+        yield Finding(check="model", state="skipped", words="not tried: the configuration is wrong")
+        return
+    name = next(iter(names_offered(loaded.settings)), None)
+    if name is None:
+        advice = NOTHING_CONFIGURED.format(file=loaded.paths.config_file)
+        yield Finding(check="model", state="failed", words="no model is set", advice=advice)
+        return
+    if name == OFFLINE:
+        yield Finding(check="endpoint", state="ok", words="the built-in model needs none")
+        async with aclosing(_answers(OfflineModel())) as findings:
+            async for found in findings:
+                yield found
+        return
+    target = target_of(name, loaded.settings)
+    try:
+        endpoint_of(target).check()
+        model = await open_model(target, store)
+    except CrowError as error:
+        check = "key" if isinstance(error, AuthError) or target.key_command else "model"
+        yield Finding(check=check, state="failed", words=str(error))
+        return
+    try:
+        there, findings_of_endpoint = await _endpoint(model, target)
+        for found in findings_of_endpoint:
+            yield found
+        if not there:
+            yield Finding(check="answers", state="skipped", words="not tried: there is nobody to ask")
+        else:
+            async with aclosing(_answers(model)) as findings:
+                async for found in findings:
+                    yield found
+    finally:
+        await model.close()
+
+
+async def _endpoint(model: ChatCompletions, target: Target) -> tuple[bool, list[Finding]]:
+    """Whether it is worth to ask on, and what was found."""
+    where, name = target.base_url, target.model
+    try:
+        names = [each.name for each in await model.models()]
+    except AuthError as error:
+        return False, [Finding(check="key", state="failed", words=str(error))]
+    except (NetworkError, ModelTimeout) as error:
+        advice = "Start the server, or set OPENAI_BASE_URL (or base_url in config.toml) to where it listens."
+        return False, [Finding(check="endpoint", state="failed", words=str(error), advice=advice)]
+    except ModelError as error:
+        words = f"{where} answers, but lists no models: {error}"
+        return True, [Finding(check="endpoint", state="warning", words=words)]
+    key = "no key is needed" if target.key is None and not target.key_command else "the key is accepted"
+    found = [
+        Finding(check="endpoint", state="ok", words=f"{where} answers and lists {len(names)} models"),
+        Finding(check="key", state="ok", words=key),
+    ]
+    if name in names:
+        found.append(Finding(check="model", state="ok", words=f"{name} is offered"))
+        return True, found
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+    advice = f"Did you mean {' or '.join(near)}? crow models lists them all." if near else ""
+    words = f"{name} is not among the models that the endpoint lists"
+    found.append(Finding(check="model", state="warning", words=words, advice=advice))
+    return True, found
+
+
+async def _answers(model: Model) -> AsyncGenerator[Finding, None]:
+    """Streaming, usage, window, tool calling."""
+    question = Request(messages=(_SYSTEM, UserMessage(parts=(Text(text="say ready"),))), max_output_tokens=_MOST_TOKENS)
+    answer, pieces, first_s, failure = await _asked(model, question)
+    if answer is None:
+        yield Finding(check="streaming", state="failed", words=failure)
+        return
+    words = f"{pieces} pieces, the first after {first_s:.1f} s"
+    if pieces > 1 or len(answer.text) < 12:
+        yield Finding(check="streaming", state="ok", words=words)
+    else:
+        advice = "Text will appear late. Does a proxy between here and the model hold it back?"
+        yield Finding(check="streaming", state="warning", words="the answer came in one piece", advice=advice)
+    yield _usage(answer)
+    yield _window(model)
+    offer = Request(
+        messages=(_SYSTEM, UserMessage(parts=(Text(text=_CALL),))), tools=(_TOOL,), max_output_tokens=_MOST_TOKENS
+    )
+    answer, _, _, failure = await _asked(model, offer)
+    yield _tool_call(answer, failure)
+
+
+def _usage(answer: Answer) -> Finding:
+    usage = answer.usage
+    if usage is None or usage.input_tokens is None:
+        advice = "Crow estimates sizes instead; set model.context_window so that the estimate has a bound."
+        return Finding(check="usage", state="warning", words="the endpoint reports no token counts", advice=advice)
+    return Finding(check="usage", state="ok", words=f"{usage.input_tokens} tokens in, {usage.output_tokens} out")
+
+
+def _window(model: Model) -> Finding:
+    window = model.info.context_window
+    if window is None:
+        advice = "Set model.context_window (or that of [models.NAME]) to what the server was started with."
+        words = f"not known: {_DEFAULT_WINDOW:,} tokens are assumed"
+        return Finding(check="context window", state="warning", words=words, advice=advice)
+    if window < 16_000:
+        advice = "Compaction will be frequent. Start the server with a larger context, 32,000 or more."
+        return Finding(check="context window", state="warning", words=f"{window:,} tokens is small", advice=advice)
+    return Finding(check="context window", state="ok", words=f"{window:,} tokens")
+
+
+def _tool_call(answer: Answer | None, failure: str) -> Finding:
+    advice = (
+        "Without tool calls crow can only talk. Choose a model that is made for tools, and start the server with its "
+        "tool call parser (vLLM: --enable-auto-tool-choice --tool-call-parser; llama.cpp: --jinja)."
+    )
+    if answer is None:
+        return Finding(check="tool calling", state="failed", words=failure, advice=advice)
+    call = next(iter(answer.calls), None)
+    if call is None:
+        words = "the model was asked for a call, and made none"
+        return Finding(check="tool calling", state="failed", words=words, advice=advice)
+    if call.name != _TOOL.name or call.fault is not None:
+        words = f"the model called {call.name} with {call.raw or call.arguments!r}: {call.fault or 'no such tool'}"
+        return Finding(check="tool calling", state="failed", words=words[:300], advice=advice)
+    return Finding(check="tool calling", state="ok", words=f"{call.name} {call.arguments}")
+
+
+async def _asked(model: Model, request: Request) -> tuple[Answer | None, int, float, str]:
+    """The answer, how many pieces it came in, seconds until the first; or the words of the failure."""
+    started = time.monotonic()
+    pieces, first_s = 0, 0.0
+    try:
+        with anyio.fail_after(_ANSWER_S):
+            async with model.stream(request) as stream:
+                async for delta in stream:
+                    first_s = first_s or time.monotonic() - started
+                    pieces += isinstance(delta, TextDelta)
+                return stream.answer, pieces, first_s, ""
+    except TimeoutError:
+        return None, 0, 0.0, f"no whole answer within {_ANSWER_S:.0f} s"
+    except CrowError as error:
+        return None, 0, 0.0, str(error)
+
+
+class _NoLog:
+    """What a toolbox wants of a session, where there is none."""
+
+    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:  # noqa: ARG002
+        return ""
+
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
+        """Nothing is changed."""
+
+    def current(self) -> tuple[()]:
+        return ()
+
+
+async def _tools(loaded: Loaded, servers: Sequence[StdioServer]) -> AsyncGenerator[Finding, None]:
+    """The built-in tools and the MCP servers, each started once."""
+    limit_s = loaded.settings.limits.mcp_start_timeout_s
+    nothing = _NoLog()
+    try:
+        async with open_toolbox(
+            DiskWorkspace(os.getcwd(), ()), nothing, nothing, servers, start_timeout_s=limit_s
+        ) as toolbox:
+            await toolbox.wait_ready(limit_s + 1)
+            found = [Finding(check="tools", state="ok", words=f"{len(toolbox.specs())} tools can be offered")]
+            for server in toolbox.servers():
+                check = f"MCP server {server.name}"
+                if server.state == "ready":
+                    found.append(Finding(check=check, state="ok", words=f"{server.tools} tools"))
+                else:
+                    advice = "Run its command by hand; is it installed, and does it want variables or a network?"
+                    words = server.detail or "it does not answer"
+                    found.append(Finding(check=check, state="failed", words=words, advice=advice))
+    except CrowError as error:
+        found = [Finding(check="tools", state="failed", words=str(error))]
+    for each in found:
+        yield each

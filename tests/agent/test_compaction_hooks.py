@@ -1,0 +1,183 @@
+"""Hooks around a compaction: what they may say, and that none of them can break or hold one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from crow.agent.compaction import Advice, CompactionResult, Done, Hooks, NamedHook, Proposal
+from crow.domain.entries import Checkpoint, NewEntry, Prompt, TurnEnd
+from crow.domain.events import SummaryShown
+from crow.llm import ModelInfo
+from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on, summariser
+from tests.support.memory_store import MemoryStore
+from tests.support.paths import result_of, said, user
+
+INFO = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
+
+
+def registered(before: tuple[Callable[..., Any], ...] = (), after: tuple[Callable[..., Any], ...] = ()) -> Hooks:
+    """Hooks as an entry point group gives them: names, and what loads the functions."""
+    groups = {"crow.before_compact": before, "crow.after_compact": after}
+
+    def find(group: str) -> list[NamedHook]:
+        return [(hook.__name__, lambda hook=hook: hook) for hook in groups[group]]  # type: ignore[misc]
+
+    return Hooks(find, timeout_s=0.2)
+
+
+class Place:
+    """A conversation that is due for a summary, and what the model was asked."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.store, self.client, self.model = MemoryStore(), Notes(), summariser("good", info=INFO)
+        self.branch = branch_of(self.store, self.client)
+        self.compactor = compactor_on(self.branch, self.model, hooks=hooks)
+
+    async def compact(self, *bodies: Any) -> CompactionResult:
+        talk = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
+        for body in (Prompt(system="s", tools=(), cwd="/", model="m"), *(bodies or talk)):
+            await self.branch.record([NewEntry(body=body)])
+        return await self.compactor.compact("threshold", "the parser")
+
+
+async def compacted_with(hooks: Hooks) -> tuple[CompactionResult, AnsweringModel]:
+    place = Place(hooks)
+    return await place.compact(), place.model
+
+
+def checkpoint(result: CompactionResult) -> Checkpoint:
+    assert result.entry is not None
+    assert isinstance(result.entry.body, Checkpoint)
+    return result.entry.body
+
+
+async def test_a_hook_hears_what_is_planned_and_what_was_done() -> None:
+    heard: list[Any] = []
+    result, _ = await compacted_with(registered((heard.append,), (heard.append,)))
+    body = checkpoint(result)
+    proposal, done = heard
+    assert proposal == Proposal(
+        session_id="s",
+        cwd="/work",
+        model="tiny",
+        kind="summary",
+        reason="threshold",
+        focus="the parser",
+        tokens=body.tokens_before,
+        threshold=12_800,
+        window=16_000,
+    )
+    assert done == Done(
+        session_id="s",
+        cwd="/work",
+        model="tiny",
+        kind="summary",
+        reason="threshold",
+        entry=result.entry.id if result.entry else 0,
+        tokens_before=body.tokens_before,
+        tokens_after=body.tokens_after,
+        summary=SUMMARY,
+        method="prefix",
+    )
+
+
+async def test_a_veto_leaves_everything_as_it_was() -> None:
+    place = Place(registered((lambda _: Advice(veto="Not while the tests run."),)))
+    result = await place.compact()
+    assert (result.outcome, result.entry) == ("noop", None)
+    assert result.words == "A hook kept the conversation from being compacted: Not while the tests run."
+    assert (place.model.requests, place.client.compactions()) == ([], [])
+
+
+async def test_a_mask_can_be_vetoed_too() -> None:
+    kinds: list[str] = []
+
+    def before_compact(proposal: Proposal) -> Advice:
+        kinds.append(proposal.kind)
+        return Advice(veto="No.")
+
+    result = await Place(registered((before_compact,))).compact(
+        user("go"), said("", "a"), result_of(3, 0, "x" * 56_000), said("well"), user("next")
+    )
+    assert (result.outcome, kinds) == ("noop", ["mask"])
+
+
+async def test_context_of_all_hooks_goes_into_the_question() -> None:
+    hooks = registered((lambda _: Advice(context="The ticket is 17."), lambda _: Advice(context="Ship on Friday.")))
+    _, model = await compacted_with(hooks)
+    assert "Take into account:\\nThe ticket is 17.\\n\\nShip on Friday." in repr(model.requests[0].messages[-1])
+
+
+async def test_the_summary_of_a_coroutine_hook_is_taken_without_asking_the_model() -> None:
+    async def before_compact(_: Proposal) -> Advice:
+        return Advice(summary="## Goal\nMine.")
+
+    result, model = await compacted_with(registered((before_compact,)))
+    body = checkpoint(result)
+    assert (body.summary, body.method, body.model_calls, model.requests) == ("## Goal\nMine.", "hook", 0, [])
+
+
+async def test_a_summary_over_its_budget_is_logged_and_the_model_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    result, _ = await compacted_with(registered((lambda _: Advice(summary="word " * 30_000),)))
+    assert checkpoint(result).summary == SUMMARY
+    assert "is not used; there is room for" in caplog.text
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_logged_and_passed_over(
+    caplog: pytest.LogCaptureFixture, released: threading.Event
+) -> None:
+    def fails(_: object) -> None:
+        raise LookupError("no such ticket")
+
+    def hangs(_: object) -> None:
+        released.wait()
+
+    def babbles(_: object) -> str:
+        return "yes"
+
+    good = lambda _: Advice(context="Still heard.")  # noqa: E731
+    hooks = registered((fails, hangs, babbles, good), (fails, hangs))
+    result, model = await compacted_with(hooks)
+    assert checkpoint(result).summary == SUMMARY
+    assert "Still heard." in repr(model.requests[0].messages[-1])
+    assert "fails failed and is passed over" in caplog.text
+    assert "hangs took longer than 0.2 s and is passed over" in caplog.text
+    assert "babbles of crow.before_compact answered 'yes' instead of Advice" in caplog.text
+
+
+async def test_a_hook_that_cannot_be_loaded_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> Callable[..., object]:
+        raise ImportError("no module named ours")
+
+    result, _ = await compacted_with(Hooks(lambda _: [("ours", load)]))
+    assert checkpoint(result).summary == SUMMARY
+    assert "ours failed and is passed over" in caplog.text
+
+
+async def test_a_broken_search_for_hooks_means_none(caplog: pytest.LogCaptureFixture) -> None:
+    def find(_: str) -> list[NamedHook]:
+        raise OSError("unreadable metadata")
+
+    result, _ = await compacted_with(Hooks(find))
+    assert checkpoint(result).summary == SUMMARY
+    assert "the search for hooks failed" in caplog.text
+
+
+async def test_the_summary_is_shown_as_it_comes_and_taken_back_when_it_is_no_good() -> None:
+    place = Place(Hooks())
+    place.model = summariser("cut", "good", info=INFO)
+    place.compactor = compactor_on(place.branch, place.model)
+    await place.compact()
+    shown = [event.text for event in place.client.events if isinstance(event, SummaryShown)]
+    assert shown == [SUMMARY, "", SUMMARY]

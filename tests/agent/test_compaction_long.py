@@ -1,0 +1,68 @@
+"""Long work: a turn of 2,000 steps, and what is left of many compactions."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.retention import retention
+from crow.agent.briefing import Briefing
+from crow.agent.turn import Turn
+from crow.domain.entries import Checkpoint, Mask, NewEntry
+from crow.llm import ModelInfo, Request
+from tests.agent.harness import NoteTaker, Tool, Tools
+from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on
+from tests.support.memory_store import MemoryStore
+from tests.support.paths import problems, user
+from tests.support.scripted_model import Say, call
+
+STEPS = 2_000
+INFO = ModelInfo(name="scripted", endpoint="test scripted", context_window=32_000)
+
+
+async def test_a_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost() -> None:
+    sizes: list[int] = []
+    summaries = 0
+
+    async def read(**_: object) -> str:
+        return "x" * 3_000
+
+    def answer(request: Request) -> Say:
+        nonlocal summaries
+        if request.tool_choice == "none" or not request.tools:
+            summaries += 1
+            return Say(text=[SUMMARY])
+        sizes.append(compactor.gauge.used())
+        if len(sizes) % 100 == 0:
+            assert problems(request.messages) == []
+        calls = (call("read", call_id="again", path=f"/work/{len(sizes) % 50}.py"),)
+        return Say(text=["Done."]) if len(sizes) > STEPS else Say(text=[f"Step {len(sizes)}."], calls=calls)
+
+    store, tools = MemoryStore(), Tools({"read": Tool("read", read)})
+    branch = branch_of(store, Notes())
+    await branch.record([NewEntry(body=user("Read them all. RULE-17 holds."))])
+    briefing = Briefing(branch)
+    await briefing.begin_turn(tools.specs(), ())
+    compactor = compactor_on(branch, AnsweringModel(answer, INFO), fresh_prompt=briefing.fresh_prompt)
+    turn = Turn(branch, NoteTaker(), compactor, tools, steps=STEPS + 1, briefing=briefing)
+
+    assert await turn.run() == "end_turn"
+    limits = compactor.gauge.limits()
+    assert len(sizes) == STEPS + 1
+    assert max(sizes) < limits.threshold
+    quarter = STEPS // 4
+    costs = [sum(sizes[start : start + quarter]) for start in range(0, STEPS, quarter)]
+    assert max(costs[1:]) < 1.1 * min(costs[1:])
+    made = [entry.body for entry in store.path("s") if isinstance(entry.body, (Checkpoint, Mask))]
+    assert 10 < len(made) < STEPS // 10
+    assert summaries == sum(isinstance(body, Checkpoint) for body in made)
+    assert "RULE-17" in repr(branch.context().messages[1])
+
+
+@pytest.mark.parametrize("compactions", [1, 3, 10])
+async def test_what_must_survive_compactions_does(compactions: int) -> None:
+    result = await retention(compactions, seed=1)
+    assert result.failures() == []
+    assert result.found["user"].in_context == result.found["user"].planted > 0
+    assert (result.modified_listed, result.reached) == (result.modified, result.covered)
+    assert result.crow.invalid == 0
+    assert result.crow.kept_bytes > 0.85 * result.crow.sent_bytes

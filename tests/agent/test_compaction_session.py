@@ -1,0 +1,211 @@
+"""Compaction within whole turns, on a real store: every trigger, and what else happens meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.agent.compaction import CompactionSettings
+from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
+from crow.domain.errors import ContextOverflow
+from crow.domain.events import ContextMeasured
+from crow.domain.messages import Text, Usage
+from crow.domain.tokens import estimate_text
+from crow.llm import ModelInfo
+from tests.agent.harness import Opened, Tool, opened, text
+from tests.support.compaction import SUMMARY
+from tests.support.scripted_model import Say, ScriptedModel, call
+
+TINY = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
+LONG = Say(text=["a" * 8_000])
+GOOD = Say(text=[SUMMARY])
+
+
+async def checkpoints(run: Opened) -> list[Checkpoint]:
+    return [entry.body for entry in await run.log() if isinstance(entry.body, Checkpoint)]
+
+
+async def talked(run: Opened, exchanges: int) -> None:
+    for _ in range(exchanges):
+        await run.session.prompt(text("q" * 8_000))
+
+
+async def test_a_prompt_that_no_longer_fits_is_stored_then_the_context_compacted_then_the_model_asked(
+    tmp_path: Path,
+) -> None:
+    model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 4)
+        kinds = [kind for kind in await run.kinds() if kind != "Reminder"]
+        assert kinds[-4:] == ["User", "Checkpoint", "Assistant", "TurnEnd"]
+        (checkpoint,) = await checkpoints(run)
+        assert (checkpoint.summary, checkpoint.reason) == (SUMMARY, "threshold")
+        measured = [event.used for event in run.client.events if isinstance(event, ContextMeasured)]
+        assert len(measured) == 5  # after each answer, and after the compaction
+        assert measured[3] == checkpoint.tokens_after < measured[2]
+
+
+async def test_a_later_step_of_a_turn_makes_room_for_itself(tmp_path: Path) -> None:
+    async def read(**_: object) -> str:
+        return "x" * 8_000
+
+    asked = Say(text=["a" * 4_000], calls=(call("read"),))
+    model = ScriptedModel(*[asked] * 5, GOOD, Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model, tools={"read": Tool("read", read)}) as run:
+        assert await run.session.prompt(text("q" * 20_000)) == "end_turn"
+        kinds = await run.kinds()
+        assert {"Mask", "Checkpoint"} & set(kinds)
+        assert kinds[-2:] == ["Assistant", "TurnEnd"]
+
+
+async def test_a_refused_request_is_compacted_and_sent_once_more_and_the_window_kept_for_all_sessions(
+    tmp_path: Path,
+) -> None:
+    refused = Say(error=ContextOverflow("too long", limit=9_000))
+    model = ScriptedModel(LONG, refused, GOOD, Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 2)
+        assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["overflow"]
+        assert await run.store.learned("test", "tiny") == {"window": {"declared": 16_000, "tokens": 9_000}}
+
+
+async def test_without_auto_a_refused_request_is_the_prompts_error_and_nothing_is_compacted(tmp_path: Path) -> None:
+    refused = Say(error=ContextOverflow("The request is too long.", limit=9_000))
+    model = ScriptedModel(*[LONG] * 4, refused, info=TINY)
+    async with opened(tmp_path, model, compaction=CompactionSettings(auto=False)) as run:
+        await talked(run, 4)
+        with pytest.raises(ContextOverflow, match="too long"):
+            await talked(run, 1)
+        assert len(model.requests) == 5
+        assert await checkpoints(run) == []
+
+
+async def test_a_model_with_a_smaller_window_is_given_a_context_that_fits(tmp_path: Path) -> None:
+    large = ModelInfo(name="large", endpoint="test large", context_window=64_000)
+    async with opened(tmp_path, ScriptedModel(*[LONG] * 5, info=large)) as run:
+        await talked(run, 5)
+        assert await checkpoints(run) == []
+    async with opened(tmp_path, ScriptedModel(GOOD, Say(text=["done"]), info=TINY), session_id="s1") as run:
+        await run.session.prompt(text("go on"))
+        (checkpoint,) = await checkpoints(run)
+        assert (checkpoint.reason, checkpoint.summary) == ("model", SUMMARY)
+        assert checkpoint.tokens_before > 12_800 > checkpoint.tokens_after
+
+
+async def test_a_server_that_cuts_silently_is_found_out_and_its_window_respected(tmp_path: Path) -> None:
+    unknown = ModelInfo(name="m", endpoint="http://localhost m")
+    says = [Say(text=["a" * 8_000], usage=Usage(input_tokens=tokens)) for tokens in (2_000, 6_000, 8_192, 8_192, 8_192)]
+    model = ScriptedModel(*says, GOOD, Say(text=["done"], usage=Usage(input_tokens=3_000)), info=unknown)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 5)
+        assert await checkpoints(run) == []
+        await run.session.prompt(text("go on"))
+        assert len(await checkpoints(run)) == 1
+        assert await run.store.learned("http://localhost", "m") == {"window": {"declared": 128_000, "tokens": 8_192}}
+        measured = [event for event in run.client.events if isinstance(event, ContextMeasured)]
+        assert measured[-1].size == 8_192
+        assert measured[-1].used < 0.85 * 8_192
+
+
+async def test_a_huge_prompt_is_stored_whole_and_shown_to_the_model_by_head_and_tail(tmp_path: Path) -> None:
+    pasted = "值" * 60_000
+    model = ScriptedModel(Say(text=["I see."]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await run.session.prompt(text(f"Look at this:\n{pasted}"))
+        (body,) = [entry.body for entry in await run.log() if isinstance(entry.body, User)]
+        assert isinstance(body.parts[0], Text)
+        assert body.parts[0].text == f"Look at this:\n{pasted}"
+        assert body.cut is not None
+        sent = repr(model.requests[0].messages[1])
+        assert sent.count("值") <= body.cut < 4_000
+        assert "recall with entry" in sent
+
+
+async def test_results_of_one_step_share_the_room_whatever_their_script(tmp_path: Path) -> None:
+    async def read(**_: object) -> str:
+        return "值" * 20_000
+
+    calls = tuple(call("read", call_id=f"c{number}") for number in range(4))
+    model = ScriptedModel(Say(calls=calls), Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model, tools={"read": Tool("read", read)}) as run:
+        await run.session.prompt(text("read"))
+        results = [entry.body for entry in await run.log() if isinstance(entry.body, ToolResult)]
+        assert [len(body.text) for body in results] == [20_000] * 4
+        assert sum(body.cut or 20_000 for body in results) * estimate_text("值") <= 12_800 // 2
+
+
+async def test_cancel_while_the_summary_is_written_answers_cancelled_and_keeps_the_prompt(tmp_path: Path) -> None:
+    held = Say(hold=anyio.Event())
+    model = ScriptedModel(LONG, LONG, LONG, held, GOOD, Say(text=["done"]), info=TINY)
+    stops: list[str] = []
+    async with opened(tmp_path, model) as run:
+        await talked(run, 3)
+
+        async def prompt() -> None:
+            stops.append(await run.session.prompt(text("q" * 8_000)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prompt)
+            await held.reached.wait()
+            run.session.cancel()
+        assert stops == ["cancelled"]
+        assert await checkpoints(run) == []
+        users = [entry.body for entry in await run.log() if isinstance(entry.body, User)]
+        assert len(users) == 4
+        assert await run.session.prompt(text("again")) == "end_turn"
+        assert len(await checkpoints(run)) == 1
+
+
+async def test_a_prompt_that_arrives_during_a_compaction_is_kept_and_answered_after_it(tmp_path: Path) -> None:
+    released = anyio.Event()
+    held = Say(text=[SUMMARY], hold=released)
+    model = ScriptedModel(LONG, LONG, LONG, held, Say(text=["one"]), Say(text=["two"]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 3)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.session.prompt, text("q" * 8_000))
+            await held.reached.wait()
+            tasks.start_soon(run.session.prompt, text("And another thing."))
+            while len(await run.store.queued("s1")) != 1:
+                await anyio.lowlevel.checkpoint()
+            released.set()
+        said = [entry.body.text for entry in await run.log() if isinstance(entry.body, Assistant)]
+        assert said[-2:] == ["one", "two"]
+        assert "And another thing." in repr(model.requests[-1].messages[-1])
+
+
+async def test_finishing_a_turn_never_compacts(tmp_path: Path) -> None:
+    model = ScriptedModel(Say(text=["a" * 60_000]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        assert await run.session.prompt(text("write much")) == "end_turn"
+        assert await checkpoints(run) == []
+
+
+async def test_compact_and_its_undo_are_commands_and_context_shows_what_fills_the_window(tmp_path: Path) -> None:
+    model = ScriptedModel(LONG, LONG, GOOD, info=TINY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 2)
+        before = run.session.branch.context().messages
+        await run.session.prompt(text("/compact the parser"))
+        await run.session.prompt(text("/context"))
+        await run.session.prompt(text("/compact undo"))
+        assert run.session.branch.context().messages[1:] == before[1:]
+        compacted, shown, undone = [entry.body for entry in await run.log() if isinstance(entry.body, Command)]
+        assert compacted.answer.startswith("Compacted to a summary: ")
+        assert undone.answer.startswith("Undone: ")
+        lines = shown.answer.splitlines()
+        assert lines[0].startswith("Context of tiny: about ")
+        assert [line.split()[-1] for line in lines if "%" in line] == [
+            "it", "system", "tools", "summary", "user", "assistant", "output", "│)",
+        ]  # fmt: skip
+
+
+async def test_the_users_own_words_ask_for_the_summary(tmp_path: Path) -> None:
+    settings = CompactionSettings(instruction="Summarise in {words} words.")
+    model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model, compaction=settings) as run:
+        await talked(run, 4)
+        (asked,) = model.requests[3].messages[-1:]
+        assert repr(asked) == "UserMessage(parts=(Text(text='Summarise in 622 words.'),))"

@@ -1,0 +1,112 @@
+"""Tidying happens between turns, never during one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from crow.agent.idle import Idle
+from crow.domain.errors import StoreUnavailable
+
+
+class Room:
+    """What is tidied: in steps, each of which waits to be let through."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = 0, 0
+        self.gate = anyio.Event()
+        self.error: StoreUnavailable | None = None
+
+    async def tidy(self) -> None:
+        self.begun += 1
+        if self.error is not None:
+            raise self.error
+        await self.gate.wait()
+        self.ended += 1
+
+
+@asynccontextmanager
+async def idling(room: Room, *, after_s: float = 0.0) -> AsyncIterator[Idle]:
+    idle = Idle(room.tidy, after_s=after_s)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(idle.run)
+            yield idle
+            tasks.cancel_scope.cancel()
+
+
+async def settled(wanted: int, room: Room) -> None:
+    while room.begun < wanted:  # noqa: ASYNC110
+        await anyio.sleep(0.001)
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_nothing_is_tidied_before_the_first_turn_and_once_after_the_last() -> None:
+    room = Room()
+    room.gate.set()
+    async with idling(room) as idle:
+        await anyio.wait_all_tasks_blocked()
+        assert room.begun == 0
+        with idle.turn():
+            with idle.turn():
+                await anyio.wait_all_tasks_blocked()
+            await anyio.wait_all_tasks_blocked()
+            assert room.begun == 0
+        await settled(1, room)
+        assert (room.begun, room.ended) == (1, 1)
+
+
+async def test_a_turn_that_begins_ends_a_tidying_which_is_done_again_afterwards() -> None:
+    room = Room()
+    async with idling(room) as idle:
+        idle.tidy_soon()
+        await settled(1, room)
+        with idle.turn():
+            await anyio.wait_all_tasks_blocked()
+            room.gate.set()
+            await anyio.wait_all_tasks_blocked()
+            assert (room.begun, room.ended) == (1, 0)
+        await settled(2, room)
+        assert (room.begun, room.ended) == (2, 1)
+
+
+async def test_turns_that_follow_each_other_are_not_disturbed() -> None:
+    room = Room()
+    async with idling(room, after_s=60) as idle:
+        for _ in range(3):
+            with idle.turn():
+                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
+        assert room.begun == 0
+
+
+async def test_what_could_not_be_tidied_is_tried_after_the_next_turn(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room()
+    room.error = StoreUnavailable("crow.db is locked.")
+    async with idling(room) as idle:
+        idle.tidy_soon()
+        await settled(1, room)
+        assert "Nothing was tidied: crow.db is locked." in caplog.text
+        room.error = None
+        room.gate.set()
+        with idle.turn():
+            pass
+        await settled(2, room)
+        assert room.ended == 1
+
+
+async def test_nothing_is_tidied_once_stopped() -> None:
+    room = Room()
+    async with idling(room) as idle:
+        idle.tidy_soon()
+        await settled(1, room)
+        idle.stop()
+        room.gate.set()
+        await anyio.wait_all_tasks_blocked()
+        idle.tidy_soon()
+        await anyio.wait_all_tasks_blocked()
+        assert (room.begun, room.ended) == (1, 0)

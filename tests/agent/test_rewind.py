@@ -1,0 +1,202 @@
+"""Files put back by undo, rewind and redo: offered, done or refused, said, and never lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
+from crow.domain.events import CallAnnounced, CallEnded
+from crow.tools.mcp_client import open_toolbox
+from tests.agent.harness import NoteTaker, Opened, PermissionAnswer, opened, text
+from tests.support.scripted_model import Say, ScriptedModel, call
+
+
+def writes(**files: str) -> tuple[Say, Say]:
+    """A turn that writes these files (with `_` for the dot in their names)."""
+    calls = tuple(
+        call("write_file", f"c{number}", path=name.replace("_", "."), content=content)
+        for number, (name, content) in enumerate(files.items())
+    )
+    return Say(calls=calls), Say(text=["written"])
+
+
+@asynccontextmanager
+async def working(
+    place: Path, *turns: tuple[Say, ...], answers: tuple[PermissionAnswer, ...] = (), session_id: str | None = None
+) -> AsyncIterator[Opened]:
+    model = ScriptedModel(*(say for turn in turns for say in turn))
+    async with opened(
+        place, model, client=NoteTaker(*answers), mode="auto", session_id=session_id, open_tools=open_toolbox
+    ) as run:
+        yield run
+
+
+def put_back_results(run: Opened) -> list[str]:
+    return [result.text for result in run.client.stored(ToolResult) if result.name == "put_back_files"]
+
+
+async def test_undo_offers_to_put_files_back_shows_how_and_does_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"was\r\n")
+    async with working(tmp_path, writes(a_txt="is", b_txt="new")) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/undo"))
+        (question,) = run.client.questions
+        assert (question.name, question.always) == ("put_back_files", "")
+        assert question.offer.announcement.title == "Put back as before: a.txt, b.txt"
+        assert [(diff.old_text, diff.new_text) for diff in question.offer.announcement.diffs] == [
+            ("is", "was\r\n"),
+            ("new", ""),
+        ]
+        assert (tmp_path / "a.txt").read_bytes() == b"was\r\n"
+        assert not (tmp_path / "b.txt").exists()
+        assert put_back_results(run) == ["Put back: a.txt.\nRemoved again: b.txt."]
+        assert await run.kinds() == ["Command", "Started", "File", "File", "ToolResult", "TurnEnd"]
+        assert run.client.stored(Reminder)[-1:] == [] or "still" not in run.client.stored(Reminder)[-1].text
+
+
+async def test_redo_puts_them_forward_again_and_undo_back_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("was")
+    async with working(tmp_path, writes(a_txt="is", b_txt="new")) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/undo files"))
+        await run.session.prompt(text("/redo files"))
+        assert ((tmp_path / "a.txt").read_text(), (tmp_path / "b.txt").read_text()) == ("is", "new")
+        await run.session.prompt(text("/undo files"))
+        assert (tmp_path / "a.txt").read_text() == "was"
+        assert not (tmp_path / "b.txt").exists()
+        assert run.client.questions == []
+
+
+async def test_rewind_goes_to_what_a_file_held_first_in_another_process_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("0")
+    async with working(tmp_path, writes(a_txt="1"), writes(a_txt="2"), writes(a_txt="3")) as run:
+        for _ in range(3):
+            await run.session.prompt(text("go"))
+    async with working(tmp_path, session_id="s1") as run:
+        await run.session.prompt(text("/rewind 2 files"))
+        assert (tmp_path / "a.txt").read_text() == "1"
+        await run.session.prompt(text("/undo"))
+        assert (tmp_path / "a.txt").read_text() == "0"
+
+
+async def test_a_no_keeps_the_files_and_tells_the_model_that_they_are_changed(tmp_path: Path) -> None:
+    async with working(tmp_path, writes(a_txt="is"), (Say(text=["ok"]),), answers=("reject_once",)) as run:
+        await run.session.prompt(text("go"))
+        assert await run.session.prompt(text("/undo")) == "end_turn"
+        assert (tmp_path / "a.txt").read_text() == "is"
+        assert put_back_results(run) == ["Kept as it is: a.txt."]
+        assert run.client.stored(Reminder)[-1].text.startswith("<reminder>\nThe user went back to this point")
+        assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
+        assert len(run.client.stored(Started)) == 1
+
+
+async def test_keep_asks_nothing_and_a_turn_without_changes_neither(tmp_path: Path) -> None:
+    async with working(tmp_path, writes(a_txt="is"), (Say(text=["ok"]),)) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("chat"))
+        await run.session.prompt(text("/undo"))
+        await run.session.prompt(text("/undo keep"))
+        assert run.client.questions == []
+        assert (tmp_path / "a.txt").read_text() == "is"
+        assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
+
+
+async def test_a_file_that_others_changed_since_is_refused_and_the_others_are_put_back(tmp_path: Path) -> None:
+    async with working(tmp_path, writes(a_txt="is", b_txt="new", c_txt="c", d_txt="d")) as run:
+        await run.session.prompt(text("go"))
+        (tmp_path / "a.txt").write_text("mine")
+        (tmp_path / "c.txt").unlink()
+        (tmp_path / "d.txt").unlink()
+        (tmp_path / "d.txt").mkdir()
+        await run.session.prompt(text("/undo"))
+        assert (tmp_path / "a.txt").read_text() == "mine"
+        assert not (tmp_path / "b.txt").exists()
+        (result,) = put_back_results(run)
+        assert result.splitlines() == [
+            "Removed again: b.txt.",
+            "Not put back: a.txt was changed since by others.",
+            "Not put back: d.txt cannot be read (it is a directory now).",
+        ]
+        assert "still are: a.txt, d.txt." in run.client.stored(Reminder)[-1].text
+
+
+async def test_a_file_that_others_changed_between_two_edits_is_refused(tmp_path: Path) -> None:
+    async with working(tmp_path, writes(a_txt="1"), writes(a_txt="3")) as run:
+        await run.session.prompt(text("go"))
+        (tmp_path / "a.txt").write_text("2, by hand")
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/rewind 1 files"))
+        assert (tmp_path / "a.txt").read_text() == "3"
+        (remark,) = run.client.stored(Remark)
+        assert remark.text == "Not put back: a.txt was changed by others between two of the edits."
+
+
+async def test_a_file_that_is_a_link_now_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("is")
+    async with working(tmp_path, writes(a_txt="is")) as run:
+        await run.session.prompt(text("go"))
+        (tmp_path / "a.txt").unlink()
+        (tmp_path / "a.txt").symlink_to(tmp_path / "other.txt")
+        await run.session.prompt(text("/undo files"))
+        assert (tmp_path / "other.txt").read_text() == "is"
+        assert run.client.stored(Remark)[0].text == "Not put back: a.txt is a link to somewhere else now."
+
+
+async def test_bytes_that_are_no_text_and_the_mode_come_back(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\xff\x00")
+    (tmp_path / "a.bin").chmod(0o750)
+    async with working(tmp_path, writes(a_bin="text")) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/undo files"))
+        assert (tmp_path / "a.bin").read_bytes() == b"\xff\x00"
+        assert (tmp_path / "a.bin").stat().st_mode & 0o777 == 0o750
+
+
+async def test_retry_offers_the_files_before_it_asks_again(tmp_path: Path) -> None:
+    async with working(tmp_path, writes(a_txt="first"), (Say(text=["second try"]),)) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/retry"))
+        assert not (tmp_path / "a.txt").exists()
+        assert (await run.kinds())[:5] == ["Command", "Started", "File", "ToolResult", "User"]
+
+
+@pytest.mark.parametrize("ends", ["dismissed", "cancelled"])
+async def test_a_question_that_is_called_off_leaves_the_files_and_the_undo_as_they_are(
+    tmp_path: Path, ends: str
+) -> None:
+    async with working(tmp_path, writes(a_txt="is"), answers=("cancelled",)) as run:
+        await run.session.prompt(text("go"))
+        run.client.never_answers = ends == "cancelled"
+        stops: list[str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def undo() -> None:
+                stops.append(await run.session.prompt(text("/undo")))
+
+            tasks.start_soon(undo)
+            await run.client.asked.wait()
+            if ends == "cancelled":
+                run.session.cancel()
+        assert stops == ["cancelled"]
+        assert (tmp_path / "a.txt").read_text() == "is"
+        assert isinstance(run.client.events[-2 if ends == "cancelled" else -3], CallEnded)
+        assert isinstance((await run.log())[0].body, Command)
+        assert run.client.stored(TurnEnd)[-1].stop == "cancelled"
+        run.client.never_answers = False
+        await run.session.prompt(text("/redo"))
+        assert (tmp_path / "a.txt").read_text() == "is"
+
+
+async def test_the_call_that_puts_back_is_announced_under_an_id_of_its_own(tmp_path: Path) -> None:
+    async with working(tmp_path, writes(a_txt="is")) as run:
+        await run.session.prompt(text("go"))
+        for command in ("/undo files", "/redo files", "/undo files"):
+            await run.session.prompt(text(command))
+        announced = [event.call.call_id for event in run.client.events if isinstance(event, CallAnnounced)]
+        assert len(set(announced)) == len(announced) == 4
+        assert len(run.client.stored(File)) == 4

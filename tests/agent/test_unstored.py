@@ -1,0 +1,140 @@
+"""A store that refuses for a while: the session goes on once it takes entries again, and nothing shown is lost."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.entries import Assistant, TurnEnd
+from crow.domain.errors import StoreUnavailable
+from tests.agent.harness import Opened, opened, text
+from tests.support.scripted_model import Say, ScriptedModel
+
+LOCKED = r"crow\.db is locked by another program"
+
+
+@contextmanager
+def locked(run: Opened) -> Iterator[None]:
+    """Another program holds the database; the store waits for it a moment only."""
+    database = run.store._database
+    database._patience.timeout_s = 0.01
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+async def shown_and_saved(run: Opened, words: str) -> None:
+    """Wait until the client was shown these words, and the draft holds the first of them."""
+    drafted = "SELECT count(*) FROM drafts"
+    while run.client.shown() != words or (  # noqa: ASYNC110
+        await run.store._database.read(lambda sql: sql.execute(drafted).fetchone()) == (0,)
+    ):
+        await anyio.sleep(0.001)
+
+
+async def state(run: Opened) -> str:
+    return (await run.store.session("s1")).state
+
+
+async def ends(run: Opened) -> list[tuple[str, str]]:
+    """Every answer with how it finished, every turn's end with why."""
+    found = []
+    for entry in await run.log():
+        match entry.body:
+            case Assistant(text=words, finish=finish):
+                found.append((words, str(finish)))
+            case TurnEnd(stop=stop):
+                found.append(("end", stop))
+            case _:
+                pass
+    return found
+
+
+async def test_an_end_that_cannot_be_stored_is_stored_before_the_next_turn(tmp_path: Path) -> None:
+    say = Say(text=["shown ", "all of it"], hold=anyio.Event())
+    async with opened(tmp_path, ScriptedModel(say, Say(text=["on it goes"]))) as run:
+
+        async def fail() -> None:
+            with pytest.raises(StoreUnavailable, match=LOCKED):
+                await run.session.prompt(text("first"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await shown_and_saved(run, "".join(say.text))
+            with locked(run):
+                say.hold.set()
+                while run.session.busy:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+                with pytest.raises(StoreUnavailable, match=LOCKED):
+                    await run.session.prompt(text("too early"))
+                assert await state(run) == "running"
+        assert await run.session.prompt(text("second")) == "end_turn"
+        assert await ends(run) == [
+            ("shown all of it", "interrupted"),
+            ("end", "error"),
+            ("on it goes", "stop"),
+            ("end", "end_turn"),
+        ]
+        assert await run.kinds() == ["User", "Assistant", "TurnEnd", "User", "Assistant", "TurnEnd"]
+
+
+async def test_a_turn_cancelled_while_nothing_can_be_stored_is_cancelled_all_the_same(tmp_path: Path) -> None:
+    say = Say(text=["shown"], hold=anyio.Event())
+    async with opened(tmp_path, ScriptedModel(say, Say(text=["on it goes"]))) as run:
+        answers: list[str] = []
+
+        async def prompt() -> None:
+            answers.append(await run.session.prompt(text("first")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prompt)
+            await shown_and_saved(run, "".join(say.text))
+            with locked(run):
+                run.session.cancel()
+                while not answers:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+        assert answers == ["cancelled"]
+        assert await run.session.prompt(text("second")) == "end_turn"
+        assert (await ends(run))[:2] == [("shown", "interrupted"), ("end", "cancelled")]
+
+
+async def test_what_could_not_be_stored_is_tried_again_while_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crow.agent.session.RETRY_S", 0.01)
+    say = Say(text=["shown"], hold=anyio.Event())
+    async with opened(tmp_path, ScriptedModel(say)) as run:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.session.prompt, text("first"))
+            await shown_and_saved(run, "".join(say.text))
+            with locked(run):
+                run.session.cancel()
+                while run.session.busy:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+        while await state(run) != "idle":  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+        assert await ends(run) == [("shown", "interrupted"), ("end", "cancelled")]
+
+
+async def test_a_session_closed_before_its_turn_could_be_ended_is_repaired_when_it_is_opened_again(
+    tmp_path: Path,
+) -> None:
+    say = Say(text=["shown"], hold=anyio.Event())
+    async with opened(tmp_path, ScriptedModel(say)) as run:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.session.prompt, text("first"))
+            await shown_and_saved(run, "".join(say.text))
+            with locked(run):
+                await run.session.close()
+        assert await state(run) == "running"
+        tail = await run.store.open_session("s1")
+        assert tail.row.state == "idle"
+        assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
+        assert await ends(run) == [("shown", "interrupted"), ("end", "interrupted")]
+        assert await run.store.open_session("s1") == tail

@@ -1,0 +1,304 @@
+"""Undo, redo, rewind, retry, new, forks, labels and titles: what the model sees then, and what is still there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.domain.conversation import for_model
+from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Reminder
+from crow.domain.events import TitleChanged
+from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolMessage, UserMessage
+from crow.store import NewSession
+from tests.agent.harness import NoteTaker, Opened, opened, text
+from tests.support.scripted_model import Say, ScriptedModel
+
+
+def answers(*words: str) -> ScriptedModel:
+    return ScriptedModel(*(Say(text=[word]) for word in words))
+
+
+async def say(run: Opened, *prompts: str) -> str:
+    """Send them; the answer of the last one, if it was a command."""
+    for prompt in prompts:
+        await run.session.prompt(text(prompt))
+    told = run.client.stored(Command)
+    return told[-1].answer if told else ""
+
+
+def seen(messages: Sequence[Message]) -> list[str]:
+    """What the model sees of what was said, crow's reminders left out."""
+    words = []
+    for message in messages:
+        match message:
+            case UserMessage(parts=parts):
+                words += [part.text for part in parts if isinstance(part, Text) and "<reminder>" not in part.text]
+            case AssistantMessage(text=said):
+                words.append(said)
+            case _:
+                pass
+    return words
+
+
+async def path_words(run: Opened) -> list[str]:
+    return seen(for_model(await run.log()).messages)
+
+
+async def test_an_undone_turn_is_out_of_the_models_sight_and_redo_brings_it_back(tmp_path: Path) -> None:
+    model = answers("1", "2", "3")
+    async with opened(tmp_path, model) as run:
+        answer = await say(run, "one", "two", "/undo")
+        assert answer.startswith("Took back the last turn, “two”. The model no longer sees it")
+        assert await path_words(run) == ["one", "1"]
+        assert (await say(run, "/redo")).startswith("Back where you were before `/undo`, after “two”.")
+        await say(run, "three")
+        assert seen(model.requests[-1].messages) == ["one", "1", "two", "2", "three"]
+
+
+async def test_undone_turns_stay_undone_in_another_process_and_redo_works_there(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2")) as run:
+        await say(run, "one", "two", "/undo", "/undo")
+        before = await run.log()
+    model = answers("3")
+    async with opened(tmp_path, model, session_id="s1") as run:
+        assert await run.log() == before
+        await say(run, "/redo", "/redo", "three")
+        assert seen(model.requests[0].messages) == ["one", "1", "two", "2", "three"]
+
+
+async def test_there_is_nothing_to_undo_or_redo_or_retry_where_nothing_was_said(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers()) as run:
+        assert (await say(run, "/undo")).startswith("There is nothing to undo: nothing was said yet")
+        assert (await say(run, "/redo")).startswith("There is nothing to redo.")
+        assert (await say(run, "/retry")).startswith("There is nothing to retry")
+        assert (await say(run, "/clear")).startswith("This branch is empty already.")
+        assert (await say(run, "/history")).startswith("Nothing was said yet on this branch.")
+        assert (await say(run, "/tree")).startswith("- **you are here** `#")
+
+
+async def test_what_was_said_after_an_undo_ends_the_redo_and_the_branch_is_reached_by_tree(tmp_path: Path) -> None:
+    model = answers("1", "2", "3", "4")
+    async with opened(tmp_path, model) as run:
+        left = (await say(run, "one", "two"), run.session.branch.leaf)[1]
+        assert "you went on since" in await say(run, "/undo", "three", "/redo")
+        tree = await say(run, "/tree")
+        assert f"- `#{left}`: 2 prompts, last “two”" in tree
+        assert tree.startswith("- **you are here** `#")
+        assert (await say(run, f"/rewind #{left}")).startswith(f"Now at entry #{left}.")
+        await say(run, "four")
+        assert seen(model.requests[-1].messages) == ["one", "1", "two", "2", "four"]
+        assert "2 prompts, last “three”" in await say(run, "/tree")
+
+
+async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2", "3")) as run:
+        history = await say(run, "one", "two", "three", "/history")
+        assert [line.split(" `#")[0] for line in history.splitlines()[:3]] == [
+            "- 1. “one”",
+            "- 2. “two”",
+            "- 3. “three”",
+        ]
+        assert (await say(run, "/rewind 2")).startswith("Now before prompt 2, “two”. The model sees nothing that came")
+        assert await path_words(run) == ["one", "1"]
+        await say(run, "/rewind 1")
+        assert await path_words(run) == []
+        await say(run, "/redo", "/redo")
+        assert await path_words(run) == ["one", "1", "two", "2", "three", "3"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("/rewind", "`/rewind` needs a place: prompt number | label | #entry."),
+        ("/rewind 9", "There is no prompt 9 on this branch; there are 1."),
+        ("/rewind 0", "There is no prompt 0 on this branch; there are 1."),
+        ("/rewind #999", "There is no entry #999 in this conversation."),
+        ("/rewind #x", "There is no entry #x in this conversation."),
+        ("/rewind nowhere", "No label “nowhere”."),
+        ("/rewind 1 files keep", "`files` puts files back and `keep` leaves them as they are"),
+        ("/undo 3", "`/undo 3`: expected nothing, or files | keep, summary."),
+        ("/new prompt", "`/new` takes nothing after it"),
+        ("/label 12", "“12” cannot be a label"),
+        ("/label #x", "“#x” cannot be a label"),
+        ("/fork 1", "There is nothing before that to fork."),
+        ("/history x", "`/history x`: expected nothing, or `all`"),
+        ("/tree x", "`/tree x`: expected nothing, or `all`"),
+        (f"/title {'x' * 300}", "That title has 300 characters; expected at most 200."),
+    ],
+)
+async def test_an_argument_that_makes_no_sense_is_answered_and_changes_nothing(
+    tmp_path: Path, typed: str, answer: str
+) -> None:
+    async with opened(tmp_path, answers("1")) as run:
+        await say(run, "one")
+        assert (await say(run, typed)).startswith(answer)
+        assert await path_words(run) == ["one", "1"]
+        assert await run.store.moves("s1") == ()
+
+
+async def test_retry_asks_the_same_prompt_on_a_new_branch_and_keeps_the_first_answer(tmp_path: Path) -> None:
+    model = answers("1", "2", "better")
+    async with opened(tmp_path, model) as run:
+        await say(run, "one", "two")
+        first = run.session.branch.leaf
+        assert await run.session.prompt(text("/retry")) == "end_turn"
+        assert seen(model.requests[-1].messages) == ["one", "1", "two"]
+        assert await path_words(run) == ["one", "1", "two", "better"]
+        assert (await run.kinds())[-5:] == ["TurnEnd", "Command", "User", "Assistant", "TurnEnd"]
+        assert f"`#{first}`: 2 prompts, last “two”" in await say(run, "/tree")
+        assert "you went on since" in await say(run, "/redo")
+
+
+async def test_a_label_is_a_place_on_whatever_branch(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2", "3")) as run:
+        assert (await say(run, "one", "/label good  idea")).startswith("This place is “good idea”")
+        await say(run, "two", "/rewind 1")
+        assert "label “good idea”" in await say(run, "/tree")
+        assert (await say(run, "/label")).startswith("- “good idea” `#")
+        assert (await say(run, "/rewind good idea")).startswith("Now at the label “good idea”.")
+        assert await path_words(run) == ["one", "1"]
+        assert "- label “good idea”" in await say(run, "/history")
+
+
+@pytest.mark.parametrize("command", ["/new", "/clear"])
+async def test_a_fresh_start_keeps_the_id_and_everything_that_was_said(tmp_path: Path, command: str) -> None:
+    model = answers("1", "2")
+    async with opened(tmp_path, model) as run:
+        await say(run, "one")
+        assert (await say(run, command)).startswith("A fresh start in the same session.")
+        assert TitleChanged(title=None) in run.client.events
+        await say(run, "two")
+        assert seen(model.requests[-1].messages) == ["two"]
+        assert (await run.store.session("s1")).title == "two"
+        tree = await say(run, "/tree")
+        assert "1 prompt, last “two”" in tree
+        assert "1 prompt, last “one”" in tree
+
+
+async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_given(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1")) as run:
+        await say(run, "one", "/title  My \n nest", "/new", "/redo")
+        assert await path_words(run) == ["one", "1"]
+        assert (await run.store.session("s1")).title == "My nest"
+
+
+async def test_new_in_a_named_session_moves_the_name_and_leaves_the_session_as_it_was(tmp_path: Path) -> None:
+    model = answers("1", "2")
+    async with opened(tmp_path, answers()) as run:
+        await run.store.create_session(
+            NewSession(id="named", cwd=str(tmp_path), model="scripted", mode="auto", alias="cli:default")
+        )
+    async with opened(tmp_path, model, session_id="named") as run:
+        answer = await say(run, "one", "/new")
+        made = await run.store.named("cli:default")
+        assert made is not None
+        assert f"`{made.id}`" in answer
+        assert (made.leaf, made.mode, made.cwd, made.has_prompt) == (None, "auto", str(tmp_path), False)
+        await say(run, "two")
+        assert seen(model.requests[-1].messages) == ["one", "1", "two"]
+        assert (await say(run, "/new")).startswith("A fresh start in the same session.")
+
+
+async def test_a_fork_stands_where_it_was_made_and_both_go_on(tmp_path: Path) -> None:
+    model = answers("1", "2", "3", "4")
+    async with opened(tmp_path, model) as run:
+        answer = await say(run, "one", "two", "/fork 2")
+        assert answer.startswith("Forked before prompt 2, “two”: `crow-")
+        assert "“one (fork 1)”" in answer
+        fork = answer.split("`")[1]
+        await say(run, "three")
+        assert seen(model.requests[-1].messages) == ["one", "1", "two", "2", "three"]
+    async with opened(tmp_path, model, session_id=fork) as run:
+        await say(run, "four")
+        assert seen(model.requests[-1].messages) == ["one", "1", "four"]
+        assert (await say(run, "/undo", "/tree")).startswith("- **you are here**")
+
+
+async def test_undo_goes_back_behind_a_compaction(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2")) as run:
+        await say(run, "one", "two")
+        checkpoint = Checkpoint(compaction_id="c", summary="sum", first_kept=None)
+        await run.session.branch.record([NewEntry(body=checkpoint)])
+        assert "two" not in await path_words(run)
+        assert "- compacted here" in await say(run, "/history")
+        assert (await say(run, "/undo")).startswith("Took back the last turn, “two”.")
+        assert await path_words(run) == ["one", "1"]
+    async with opened(tmp_path, answers(), session_id="s1") as run:
+        await say(run, "/redo")
+        assert "- compacted here" in await say(run, "/history")
+
+
+async def test_a_summary_of_what_was_left_is_told_to_the_model_when_asked_for(tmp_path: Path) -> None:
+    model = answers("1", "tried twigs", "Twigs do not hold.", "3")
+    async with opened(tmp_path, model) as run:
+        await say(run, "one", "two", "/undo summary")
+        asked = str(model.requests[2].messages[-1])
+        assert "tried twigs" in asked
+        assert "The user has left this line of work" in asked
+        (reminder,) = [body for body in run.client.stored(Reminder) if "another line of work" in body.text]
+        assert "Twigs do not hold." in reminder.text
+        await say(run, "three")
+        assert "Twigs do not hold." in str(model.requests[-1].messages)
+        assert "two" not in seen(model.requests[-1].messages)
+
+
+async def test_a_summary_that_fails_is_made_by_code(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "tried twigs", "")) as run:
+        await say(run, "one", "two", "/undo summary")
+        (reminder,) = [body for body in run.client.stored(Reminder) if "another line of work" in body.text]
+        assert "tried twigs" in reminder.text
+
+
+async def test_a_title_is_kept_shown_and_told(tmp_path: Path) -> None:
+    client = NoteTaker()
+    async with opened(tmp_path, answers("1"), client=client) as run:
+        assert await say(run, "/title") == "There is no title yet."
+        assert await say(run, "/title Nest building") == "The title is “Nest building” now."
+        assert TitleChanged(title="Nest building") in client.events
+        await say(run, "one")
+        row = await run.store.session("s1")
+        assert (row.title, row.title_by_user) == ("Nest building", True)
+        assert (await say(run, "/title")).startswith("The title is “Nest building”.")
+
+
+def check_valid(log: Sequence[Entry]) -> None:
+    """The path hangs together, and the request made of it would be taken."""
+    assert [entry.parent for entry in log] == [None, *(entry.id for entry in log[:-1])][: len(log)]
+    messages = for_model(log).messages
+    assert isinstance(messages[0], SystemMessage)
+    for before, after in pairwise(messages):
+        assert type(before) is not type(after) or isinstance(after, ToolMessage)
+
+
+STEPS = st.lists(
+    st.sampled_from(
+        ["prompt", "prompt", "/undo", "/redo", "/rewind 1", "/rewind 2", "/fork", "/retry", "/new", "/label x"]
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=STEPS)
+async def test_any_walk_leaves_a_valid_path_and_redo_inverts_undo(steps: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        model = answers(*(f"answer {number}" for number in range(20)))
+        async with opened(Path(directory), model) as run:
+            for number, step in enumerate(steps):
+                await say(run, f"prompt {number}" if step == "prompt" else step)
+                check_valid(await run.log())
+            before = await path_words(run)
+            moved = (await say(run, "/undo")).startswith("Took back")
+            check_valid(await run.log())
+            assert (await path_words(run) == before[:-2]) if moved else (before == [])
+            if moved:
+                await say(run, "/redo")
+                assert await path_words(run) == before
+            tail = await run.store.tail("s1")
+            assert for_model(tail.entries) == for_model(await run.log()) == run.session.branch.context()

@@ -1,0 +1,172 @@
+"""What an endpoint tells and teaches, against a real server on the loopback."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from crow.domain.errors import BadRequest, ConfigError
+from crow.domain.messages import Answer
+from crow.llm import Retrying
+from crow.llm.chat_completions import ChatCompletions
+from crow.llm.endpoint import Endpoint
+from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of
+from tests.support.fake_endpoint import FakeEndpoint, Reply, body, sse, text
+
+
+class Listing(FakeEndpoint):
+    """An endpoint that says more of its models than their names."""
+
+    def __init__(self, *items: dict[str, Any]) -> None:
+        super().__init__()
+        self.items = items
+
+    def _reply(self, request: Any) -> Reply:
+        if request.path.endswith("/models"):
+            return body(json.dumps({"data": self.items}).encode())
+        return super()._reply(request)
+
+    @property
+    def looks(self) -> int:
+        return sum(request.path.endswith("/models") for request in self.requests)
+
+
+async def test_a_window_that_the_endpoint_lists_is_read_after_the_first_answer_and_kept() -> None:
+    memory = Memory()
+    async with Listing({"id": "fake-model", "max_model_len": 16384}) as endpoint:
+        async with asking(endpoint, memory=memory) as model:
+            assert model.info.context_window is None
+            await ask(model)
+            assert [request.path for request in endpoint.requests] == ["/v1/chat/completions", "/v1/models"]
+            assert model.info.context_window == 16384
+            await ask(model)
+        learned = Memory(memory.facts)
+        async with asking(endpoint, memory=learned) as model:
+            await ask(model)
+            assert model.info.context_window == 16384
+        assert endpoint.looks == 1
+    assert memory.facts == {"listed": {"context_window": 16384}}
+
+
+async def test_what_memory_knows_is_known_before_the_first_request() -> None:
+    endpoint = Endpoint(base_url="http://localhost:1/v1", model="m")
+    facts = {"listed": {"context_window": 9000, "takes_images": False}, "context_window": 8000}
+    info = ChatCompletions(endpoint, learned=facts).info
+    assert (info.context_window, info.takes_images) == (8000, False)
+    info = ChatCompletions(replace(endpoint, context_window=16000), learned=facts).info
+    assert info.context_window == 16000
+
+
+async def test_a_configured_window_needs_no_listing_and_a_listing_that_fails_harms_nothing() -> None:
+    async with Listing({"id": "fake-model"}) as endpoint:
+        async with asking(endpoint, window=9000) as model:
+            assert (await ask(model))[1].text == "Hello there."
+        assert endpoint.looks == 0
+    async with FakeEndpoint() as endpoint:
+        endpoint.models = []
+        async with asking(endpoint) as model:
+            for _ in range(2):
+                assert (await ask(model))[1].text == "Hello there."
+            assert model.info.context_window is None
+
+
+async def test_prices_that_the_endpoint_lists_are_used_where_none_are_configured() -> None:
+    priced = {"id": "fake-model", "pricing": {"prompt": "0.000001", "completion": "0.000002"}}
+    async with Listing(priced) as endpoint, asking(endpoint) as model:
+        await ask(model)
+        assert (model.info.input_price, model.info.output_price) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_parameter_refused_within_a_successful_response_is_left_out_and_remembered(is_stream: bool) -> None:
+    memory = Memory()
+    refusal = {"error": {"message": "Unknown parameter: 'stream_options'", "type": "invalid_request_error"}}
+    async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
+        endpoint.script(Reply(steps=(sse(refusal),)) if is_stream else body(json.dumps(refusal).encode()))
+        deltas, answer = await ask(model)
+        assert answer.text == "Hello there."
+        assert [delta for delta in deltas if isinstance(delta, Retrying)] == []
+        first, second = (request.body for request in endpoint.asked)
+        assert ("stream_options" in first, "stream_options" in second) == (True, False)
+    assert memory.facts["refused"] == ["stream_options"]
+
+
+async def test_a_part_refused_in_every_form_is_named_and_asked_no_more_than_needed() -> None:
+    refusal = {"error": {"message": "Unknown parameter: 'stream_options'", "code": 400}}
+    async with FakeEndpoint(otherwise=Reply(steps=(sse(refusal),))) as endpoint, asking(endpoint) as model:
+        error, _, partial = await failure_of(model)
+        assert len(endpoint.asked) == 2
+    assert isinstance(error, BadRequest)
+    assert "stream_options" in str(error)
+    assert partial == Answer(finish="interrupted")
+
+
+async def test_further_members_of_a_request_replace_those_of_crow_but_never_the_conversation() -> None:
+    async with FakeEndpoint() as endpoint:
+        wanted = {"temperature": 0.2, "max_tokens": 7, "messages": [], "stream": False}
+        model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model", extra_body=wanted))
+        with anyio.fail_after(5):
+            await ask(model)
+        await model.close()
+        sent = endpoint.asked[0].body
+    assert (sent["temperature"], sent["max_tokens"], sent["stream"], len(sent["messages"])) == (0.2, 7, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "level", "sent"),
+    [
+        ("effort", "high", {"reasoning_effort": "high"}),
+        ("effort", "off", {"reasoning_effort": "none"}),
+        ("reasoning", "low", {"reasoning": {"effort": "low"}}),
+        ("reasoning", "off", {"reasoning": {"enabled": False}}),
+        ("switch", "medium", {"thinking": {"type": "enabled"}}),
+        ("switch_effort", "high", {"thinking": {"type": "enabled"}, "reasoning_effort": "high"}),
+        ("switch_effort", "off", {"thinking": {"type": "disabled"}}),
+        ("enable_thinking", "off", {"enable_thinking": False}),
+    ],
+)
+async def test_a_thought_level_goes_where_the_vendor_reads_it_and_is_dropped_where_it_is_refused(
+    thinking: Any, level: Any, sent: dict[str, object]
+) -> None:
+    async with FakeEndpoint() as endpoint:
+        named = Endpoint(base_url=endpoint.base_url, model="fake-model", thinking=thinking, thought_level="medium")
+        model = ChatCompletions(named)
+        words = f"Unsupported parameter: '{next(iter(sent))}' is not supported with this model."
+        endpoint.script(text("ok"), body(json.dumps({"error": {"message": words}}).encode(), status=400))
+        with anyio.fail_after(5):
+            for _ in range(2):
+                await ask(model, replace(ASK, thought_level=level))
+        await model.close()
+        first, _, last = (request.body for request in endpoint.asked)
+    keys = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
+    assert {key: first[key] for key in keys if key in first} == sent
+    assert [key for key in keys if key in last] == []
+
+
+async def test_models_that_cache_on_request_only_are_asked_to() -> None:
+    async with FakeEndpoint() as endpoint:
+        marked: list[object] = []
+        for name in ("anthropic/claude-x", "other/m"):
+            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, cache="marker"))
+            await ask(model)
+            await model.close()
+            marked.append(endpoint.asked[-1].body.get("cache_control"))
+    assert marked == [{"type": "ephemeral"}, None]
+
+
+async def test_a_proxy_is_gone_through_and_a_missing_file_of_authorities_is_named(tmp_path: Any) -> None:
+    async with FakeEndpoint() as endpoint:
+        proxy = endpoint.base_url.removesuffix("/v1")
+        model = ChatCompletions(Endpoint(base_url="http://models.invalid/v1", model="m", api_key="k", proxy=proxy))
+        with anyio.fail_after(5):
+            await ask(model)
+        await model.close()
+        assert endpoint.requests[0].path == "http://models.invalid/v1/chat/completions"
+    missing = str(tmp_path / "ca.pem")
+    model = ChatCompletions(Endpoint(base_url="https://models.invalid/v1", model="m", api_key="k", ca_file=missing))
+    with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: No such file"):
+        await ask(model)

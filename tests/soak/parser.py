@@ -1,0 +1,227 @@
+"""Mutates the fixture streams and feeds them to decoder and parser: `python -m tests.soak.parser [CASES] [SEED]`.
+
+Strategy: every case is a fixture with some bytes cut, doubled, flipped, swapped or exchanged for those of another one,
+fed in random pieces. Three things must hold: nothing but the parser's own errors is raised, no case takes longer than
+its share, and every call that comes out was asked for by bytes that went in. A failure prints its seed and its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Callable
+
+from crow.llm.sse import SseDecoder
+from tests.llm.streams import FIXTURES, Fixture, Outcome, outcome_of
+
+CASES = 200_000
+LONGEST_S = 5.0
+LARGEST = 30_000
+SCRAPS = (
+    *(b"data: ", b"\n\n", b"\r\n", b"[DONE]", b"null", b"{}", b"[]", b'"', b"\\", b"\\ud83d", b"\xff", b"\x00"),
+    *(b"\xef\xbb\xbf", b"<think>", b"</think>", b"<tool_call>", b"[TOOL_CALLS]"),
+    *(b"0", b"-1", b"1e999", b"NaN", b"true", b":", b",", b"}"),
+    *(b'"index":', b'"finish_reason":', b'"tool_calls":', b'"arguments":', b'"error":', b'"usage":', b'"choices":'),
+)  # fmt: skip
+VALUES: tuple[object, ...] = (
+    *(None, "", " ", "null", "stop", "x", "{}", "{", '"', 0, -1, 7, 1.5, True, False, 10**40),
+    *([], {}, [None], [[]], [{}], {"x": {}}, {"path": "x"}, "read_file", "<think>", "\ud83d", "\x00"),
+)
+LETTERS = re.compile(r"[A-Za-z0-9]+")
+
+
+def cut(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    start, end = spans(stream, chance)
+    return stream[:start] + stream[end:]
+
+
+def ended(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    return stream[: chance.randrange(len(stream) + 1)]
+
+
+def doubled(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    start, end = spans(stream, chance)
+    return stream[:end] + stream[start:end] + stream[end:]
+
+
+def flipped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    changed = bytearray(stream)
+    for _ in range(chance.randrange(1, 5)):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed)
+
+
+def scrap(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    start, end = spans(stream, chance, longest=chance.choice((0, 0, 8)))
+    return stream[:start] + chance.choice(SCRAPS) + stream[end:]
+
+
+def grafted(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    start, end = spans(stream, chance)
+    first, last = spans(other, chance)
+    return stream[:start] + other[first:last] + stream[end:]
+
+
+def reordered(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    events = stream.split(b"\n\n")
+    at = chance.randrange(len(events))
+    events.insert(chance.randrange(len(events)), events.pop(at))
+    return b"\n\n".join(events)
+
+
+def reshaped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
+    """A value somewhere in one event is another one, or gone: well-formed, and not what was promised."""
+    events = stream.split(b"\n\n")
+    at = chance.randrange(len(events))
+    try:
+        event = json.loads(events[at].removeprefix(b"data: "))
+    except (ValueError, RecursionError):
+        return stream
+    node, above = event, []
+    while isinstance(node, (dict, list)) and node and (not above or chance.random() < 0.8):
+        key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        above.append((node, key))
+        node = node[key]
+    if not above:
+        return stream
+    parent, key = above[-1]
+    if chance.random() < 0.2:
+        del parent[key]
+    else:
+        parent[key] = chance.choice((*VALUES, node))
+    events[at] = b"data: " + json.dumps(event).encode()
+    return b"\n\n".join(events)
+
+
+MUTATIONS: tuple[Callable[[bytes, random.Random, bytes], bytes], ...] = (
+    *(cut, ended, doubled, flipped, scrap, scrap, grafted, reordered, reshaped, reshaped, reshaped),
+)
+
+
+def spans(stream: bytes, chance: random.Random, longest: int = 200) -> tuple[int, int]:
+    start = chance.randrange(len(stream) + 1)
+    return start, min(len(stream), start + chance.randrange(longest + 1))
+
+
+def mutated(chance: random.Random, streams: list[Fixture]) -> Fixture:
+    fixture, other = chance.choice(streams), chance.choice(streams)
+    stream = fixture.stream
+    for _ in range(chance.randrange(1, 5)):
+        if stream:
+            stream = chance.choice(MUTATIONS)(stream, chance, other.stream)
+    tools = fixture.tools if chance.random() < 0.8 else ()
+    return Fixture(name=fixture.name, stream=stream, tools=tools, expect={})
+
+
+def pieces(stream: bytes, chance: random.Random) -> list[bytes]:
+    cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(8)))
+    return [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+
+
+class Said:
+    """What a stream says, read without the parser: the letters of names, of arguments and of content, in order."""
+
+    def __init__(self, stream: bytes) -> None:
+        self.names = self.arguments = self.content = ""
+        decoder = SseDecoder()
+        for event in (*decoder.feed(stream), *decoder.finish()):
+            try:
+                self._walk(json.loads(event, strict=False), "")
+            except (ValueError, RecursionError):
+                continue
+
+    def _walk(self, value: object, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                if key == "arguments":
+                    self.arguments += letters(name)
+                self._walk(inner, "arguments" if key == "arguments" else name)
+        elif isinstance(value, list):
+            for inner in value:
+                self._walk(inner, key)
+        elif isinstance(value, (str, int)):
+            value = str(value)
+            if key in {"name", "recipient_name"}:
+                self.names += letters(value)
+            elif key == "arguments":
+                self.arguments += letters(value)
+            elif key in {"content", "text", "refusal"}:
+                self.content += letters(value)
+
+
+def letters(text: str) -> str:
+    return "".join(LETTERS.findall(text)).lower()
+
+
+def invented(outcome: Outcome, fixture: Fixture) -> str | None:
+    """What of the calls no byte asked for, None if everything was asked for."""
+    calls = [call for call in outcome.answer.calls if call.fault is None] if outcome.answer is not None else []
+    said = Said(fixture.stream) if calls else None
+    for call in calls:
+        assert said is not None
+        name = letters(call.name)
+        if name not in said.names and name not in said.arguments and name not in said.content:
+            return f"a call of {call.name}, which nobody named"
+        arguments = json.loads(call.arguments)
+        if not isinstance(arguments, dict):
+            return f"a call of {call.name} with {call.arguments!r}, which is no object"
+        for text in texts(arguments):
+            if not any(is_within(letters(text), source) for source in (said.arguments, said.content)):
+                return f"a call of {call.name} with {text!r}, which nobody said"
+    return None
+
+
+def is_within(word: str, source: str) -> bool:
+    """Whether the letters of `word` come in this order: fragments of several calls may stand between them."""
+    rest = iter(source)
+    return word in source or all(letter in rest for letter in word)
+
+
+def texts(value: object) -> list[str]:
+    """Every text in the arguments of a call, escapes left out: they may be written in more than one way."""
+    if isinstance(value, str):
+        return [] if "\\u" in value or not value.isascii() else [value]
+    if isinstance(value, dict):
+        return [text for key, inner in value.items() for text in (*texts(key), *texts(inner))]
+    return [text for inner in value for text in texts(inner)] if isinstance(value, list) else []
+
+
+def main(cases: int, seed: int) -> int:
+    streams = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < LARGEST]
+    answers = failures = slowest = calls = 0
+    began = time.monotonic()
+    for number in range(cases):
+        chance = random.Random(f"{seed} {number}")
+        fixture = mutated(chance, streams)
+        started = time.monotonic()
+        problem: str | None = None
+        try:
+            outcome = outcome_of(fixture, pieces(fixture.stream, chance))
+            problem = invented(outcome, fixture)
+        except Exception as error:  # noqa: BLE001  that is what is looked for
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            answers += outcome.answer is not None
+            calls += len(outcome.answer.calls) if outcome.answer is not None else 0
+        took = time.monotonic() - started
+        slowest = max(slowest, took)
+        if took > LONGEST_S:
+            problem = problem or f"it took {took:.1f} s"
+        if problem is not None:
+            failures += 1
+            print(f"case {number} of seed {seed} ({fixture.name}): {problem}\n{fixture.stream!r}\n")
+            if failures >= 10:
+                break
+    print(
+        f"{number + 1:,} cases of {len(streams)} fixtures in {time.monotonic() - began:.0f} s: {answers:,} answers "
+        f"with {calls:,} calls, the slowest case {slowest * 1000:.0f} ms, {failures} failures"
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    arguments = [int(argument) for argument in sys.argv[1:3]]
+    sys.exit(main(*(arguments + [CASES, 1][len(arguments) :])))

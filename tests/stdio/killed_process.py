@@ -1,0 +1,70 @@
+"""The real process, killed at random instants of a turn, again and again in one session."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+from tests.stdio.conftest import StartCrow
+from tests.support.acp_client import CrowProcess
+
+__all__ = ["die_in_turns"]
+
+WORK = (
+    "think about nests then write a.txt: twigs then run echo one; echo two then read README.md then plan: build; rest "
+    "then count to 4 then say that was number"
+)
+LINES = 40
+"""About as many as a whole turn has."""
+
+
+async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: int, chance: Random) -> None:
+    """Start, load, check, prompt, kill; `kills` times, then once without the kill."""
+    session, shown = "", set[str]()
+    for number in range(kills + 1):
+        async with crow() as agent:
+            await agent.initialize()
+            if number == 0:
+                session = await agent.new_session(place)
+            else:
+                await agent.load_session(session, place)
+                check(agent, session, number, shown)
+            since = len(agent.log)
+            call = await agent.start_prompt(session, f"{WORK} {number}")
+            if number == kills:
+                assert await call.result() == {"stopReason": "end_turn"}
+                continue
+            wanted = since + chance.randint(1, LINES)
+            await agent.wait_for(lambda _, agent=agent, wanted=wanted, call=call: (
+                len(agent.log) >= wanted or call.outcome.done()
+            ))  # fmt: skip
+            await asyncio.sleep(chance.random() * 0.02)
+            await agent.kill()
+            shown |= completed(agent, session, since=since)
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        turns = connection.execute(
+            "SELECT kind, count(*) FROM entries WHERE kind IN ('user', 'turn_end') GROUP BY kind ORDER BY kind"
+        ).fetchall()
+        assert turns == [("turn_end", kills + 1), ("user", kills + 1)]
+        assert connection.execute("SELECT state FROM sessions").fetchall() == [("idle",)]
+
+
+def check(agent: CrowProcess, session: str, number: int, shown: set[str]) -> None:
+    """The replay has every prompt, every call whose result was shown, and nothing that is still open."""
+    prompts = [chunk["content"]["text"] for chunk in agent.updates(session, "user_message_chunk")]
+    assert prompts == [f"{WORK} {earlier}" for earlier in range(number)]
+    assert shown <= completed(agent, session)
+    assert {call["status"] for call in agent.updates(session, "tool_call")} <= {"completed", "failed"}
+
+
+def completed(agent: CrowProcess, session: str, *, since: int = 0) -> set[str]:
+    """The calls whose results the client was shown."""
+    return {
+        update["toolCallId"]
+        for update in agent.updates(session, "tool_call", "tool_call_update", since=since)
+        if update.get("status") == "completed"
+    }

@@ -1,0 +1,199 @@
+"""Trouble with the database, as the client sees it: a named error, a file left as it is, and a session that goes on."""
+
+# ruff: noqa: ASYNC240  # files are looked at between two steps of a test; nothing else waits meanwhile
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from crow.store.migrations import VERSION
+from tests.stdio.conftest import StartCrow
+from tests.stdio.test_turns import drafted_text, opened, reloaded
+from tests.support import fake_endpoint as fake
+from tests.support.acp_client import CrowProcess, RpcError
+from tests.support.disks import FullDisk, full_disk, unprivileged
+from tests.support.fake_endpoint import FakeEndpoint, Gate
+
+IMPATIENT = """
+import sys
+from crow.cli import main
+from crow.store.sqlite import SqliteStore
+SqliteStore.open.__func__.__kwdefaults__["busy_timeout_s"] = 0.2
+sys.exit(main(["acp"]))
+"""
+"""The process as it is, but that it waits 0.2 s for other programs instead of 10 s."""
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    """Every file below it but the log, by the hash of its content."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file() and path.suffix != ".log")
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+async def refused(agent: CrowProcess, place: Path) -> str:
+    """The words in which a new session is refused."""
+    with pytest.raises(RpcError) as raised:
+        await agent.new_session(place)
+    assert raised.value.code == -32603
+    assert raised.value.data["details"] == raised.value.message
+    return raised.value.message
+
+
+async def made(crow: StartCrow, place: Path, prompt: str = "say hello") -> str:
+    """A session in a database that is closed again; its id."""
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, prompt)
+    return session
+
+
+@contextmanager
+def held(database: Path) -> Iterator[None]:
+    """Another program writes, and does not end."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+# what is refused, and stays as it is
+
+
+async def test_a_file_that_is_no_database_is_named_and_left_as_it_is(crow: StartCrow, home: Path, place: Path) -> None:
+    home.mkdir()
+    (home / "crow.db").write_bytes(b"My thesis. " * 1000)
+    before = fingerprint(home)
+    async with crow() as agent:
+        await agent.initialize()
+        assert (await refused(agent, place)).startswith(f"{home / 'crow.db'} is no crow database")
+        (home / "crow.db").rename(home / "thesis")
+        await agent.prompt(await agent.new_session(place), "say hello")
+    assert fingerprint(home)["thesis"] == before["crow.db"]
+
+
+async def test_a_newer_schema_is_named_and_left_as_it_is(crow: StartCrow, home: Path, place: Path) -> None:
+    await made(crow, place)
+    with closing(sqlite3.connect(home / "crow.db")) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    before = fingerprint(home)
+    async with crow() as agent:
+        await agent.initialize()
+        words = await refused(agent, place)
+    assert words.startswith(f"{home / 'crow.db'} was written by a newer crow: its schema is version {VERSION + 1}, ")
+    assert fingerprint(home) == before
+
+
+async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
+    session = await made(crow, place)
+    with closing(sqlite3.connect(home / "crow.db")) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with (home / "crow.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    before = fingerprint(home)
+    async with crow() as agent:
+        await agent.initialize()
+        with pytest.raises(RpcError) as raised:
+            await agent.load_session(session, place)
+        assert raised.value.message.startswith(f"{home / 'crow.db'} is damaged (database disk image is malformed).")
+        assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
+    assert fingerprint(home)["crow.db"] == before["crow.db"]
+
+
+@pytest.mark.parametrize("mode", [0o500, 0o700])
+async def test_a_directory_or_file_that_cannot_be_written_is_named_and_left_as_it_is(
+    crow: StartCrow, home: Path, place: Path, mode: int
+) -> None:
+    await made(crow, place)
+    (home / "crow.db").chmod(0o400 if mode == 0o700 else 0o600)
+    home.chmod(mode)
+    before = fingerprint(home)
+    try:
+        async with crow(argv=unprivileged([sys.executable, "-m", "crow", "acp"])) as agent:
+            await agent.initialize()
+            words = await refused(agent, place)
+    finally:
+        home.chmod(0o700)
+    assert words.startswith(str(home / "crow.db"))
+    assert "writ" in words
+    assert "CROW_HOME" in words
+    assert fingerprint(home)["crow.db"] == before["crow.db"]
+
+
+# what passes
+
+
+async def test_a_locked_database_is_named_and_the_session_goes_on_when_it_is_free(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("shown", " and kept", between=[gate]))
+    async with crow(endpoint=endpoint, argv=[sys.executable, "-c", IMPATIENT]) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "first")
+        await agent.wait_for_text(session, "shown")
+        await drafted_text(home / "crow.db", "shown")
+        locked = f"{home / 'crow.db'} is locked by another program (waited 0.2 s). End that program, then try again."
+        with held(home / "crow.db"):
+            gate.open()
+            for answer in (call.result(), agent.prompt(session, "too early")):
+                with pytest.raises(RpcError) as raised:
+                    await answer
+                assert raised.value.message == locked
+            shown = agent.text(session)
+        assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
+        assert [message["role"] for message in endpoint.asked[-1].body["messages"]] == [
+            "system",
+            "user",
+            "assistant",
+            "user",
+        ]
+    async with crow(endpoint=endpoint) as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session, "user_message_chunk") == "firstsecond"
+        assert shown == "shown and kept"
+        assert agent.text(session).startswith(shown)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FullDisk]:
+    with full_disk(tmp_path) as made:
+        yield made
+
+
+async def test_a_full_disk_is_named_and_the_session_goes_on_when_there_is_room(
+    crow: StartCrow, disk: FullDisk, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("shown ", "and kept " * 10_000, between=[gate]))
+    async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "first")
+        await agent.wait_for_text(session, "shown")
+        await drafted_text(disk.directory / "crow.db", "shown ")
+        disk.fill(agent.pid)
+        gate.open()
+        for answer in (call.result(), agent.prompt(session, "too early " * 10_000)):
+            with pytest.raises(RpcError) as raised:
+                await answer
+            assert raised.value.message.startswith(f"{disk.directory / 'crow.db'} {disk.words}")
+        shown = agent.text(session)
+        disk.free(agent.pid)
+        assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
+    async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session, "user_message_chunk") == "firstsecond"
+        assert shown == "shown " + "and kept " * 10_000
+        assert agent.text(session).startswith(shown)
+    with closing(sqlite3.connect(disk.directory / "crow.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

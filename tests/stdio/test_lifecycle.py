@@ -1,0 +1,381 @@
+"""What people do with sessions, towards the real process: branches, forks, names, files put back, a load of a session
+that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.stdio.conftest import StartCrow
+from tests.support import fake_endpoint as fake
+from tests.support.acp_client import CrowProcess, RpcError, allow_once
+from tests.support.fake_endpoint import FakeEndpoint, Gate
+
+
+async def opened(agent: CrowProcess, place: Path, **capabilities: Any) -> str:
+    await agent.initialize(**capabilities)
+    return await agent.new_session(place)
+
+
+def said(body: dict[str, Any]) -> list[str]:
+    """What a request to the model holds of what was said, without crow's reminders."""
+    return [
+        message["content"]
+        for message in body["messages"]
+        if message["role"] in ("user", "assistant") and isinstance(message["content"], str)
+    ]
+
+
+def replayed(agent: CrowProcess, session: str) -> list[dict[str, Any]]:
+    """What the last load replayed, chunks of a message joined."""
+    joined: list[dict[str, Any]] = []
+    for update in agent.updates(session):
+        if update["sessionUpdate"] in ("available_commands_update", "usage_update", "session_info_update"):
+            continue
+        same = joined and joined[-1].get("messageId") == update.get("messageId") is not None
+        if same and update["content"]["type"] == "text":
+            joined[-1]["content"]["text"] += update["content"]["text"]
+        else:
+            joined.append({**update, "content": dict(update["content"])} if "messageId" in update else update)
+    return joined
+
+
+# branches
+
+
+async def test_undo_and_redo_hold_in_another_process_and_are_replayed(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("first"), fake.text("second"), fake.text("third"))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "one")
+        await agent.prompt(session, "two")
+        since = len(agent.log)
+        assert await agent.prompt(session, "/undo") == {"stopReason": "end_turn"}
+        assert "Took back the last turn, “two”. The model no longer sees it" in agent.text(session, since=since)
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert agent.text(session, "user_message_chunk") == "one/undo"
+        await agent.prompt(session, "/redo")
+        await agent.prompt(session, "three")
+        assert said(endpoint.asked[-1].body) == ["one", "first", "two", "second", "three"]
+
+
+async def test_retry_asks_again_and_the_tree_keeps_both_answers(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("first"), fake.text("better"))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "one")
+        assert await agent.prompt(session, "/retry") == {"stopReason": "end_turn"}
+        assert agent.text(session).endswith("better")
+        assert said(endpoint.asked[-1].body) == ["one"]
+        since = len(agent.log)
+        await agent.prompt(session, "/tree")
+        assert agent.text(session, since=since).count("1 prompt, last “one”") == 2
+
+
+async def test_every_command_is_offered_and_answers_in_one_turn(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        index = await agent.wait_for_update("available_commands_update")
+        offered = agent.log[index].message["params"]["update"]["availableCommands"]
+        names = [command["name"] for command in offered]
+        wanted = "undo redo rewind retry fork title history tree label new clear compact help"
+        assert set(names) >= set(wanted.split())
+        await agent.prompt(session, "say hello")
+        for command in ("/history", "/title Nests", "/label here", "/fork", "/rewind here", "/new", "/redo", "/clear"):
+            since = len(agent.log)
+            assert await agent.prompt(session, command) == {"stopReason": "end_turn"}
+            assert agent.text(session, since=since)
+
+
+async def test_undo_asks_shows_the_diff_and_puts_the_files_back(crow: StartCrow, place: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def allow(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return allow_once(params)
+
+    async with crow(answers={"session/request_permission": allow}) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "write README.md: other text")
+        since = len(agent.log)
+        await agent.prompt(session, "/undo")
+        question = asked[-1]
+        assert [option["kind"] for option in question["options"]] == ["allow_once", "reject_once"]
+        assert question["toolCall"]["title"] == "Put back as before: README.md"
+        (diff,) = question["toolCall"]["content"]
+        assert (diff["oldText"], diff["newText"]) == ("other text\n", "# Nest\nTwigs and string.\n")
+        statuses = [u["status"] for u in agent.updates(session, "tool_call", "tool_call_update", since=since)]
+        assert statuses == ["pending", "in_progress", "completed"]
+        live = agent.updates(session, "tool_call", "tool_call_update", since=since)[-1]
+    assert (place / "README.md").read_text() == "# Nest\nTwigs and string.\n"
+    async with crow() as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        (call,) = agent.updates(session, "tool_call")
+        assert (call["status"], call["content"]) == ("completed", live["content"])
+
+
+async def test_the_files_are_put_back_through_the_editor_that_serves_them(crow: StartCrow, place: Path) -> None:
+    written: list[str] = []
+
+    def write(params: dict[str, Any]) -> dict[str, Any]:
+        written.append(params["content"])
+        Path(params["path"]).write_text(params["content"])
+        return {}
+
+    answers = {"fs/read_text_file": lambda p: {"content": Path(p["path"]).read_text()}, "fs/write_text_file": write}
+    async with crow(answers=answers) as agent:
+        session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
+        await agent.prompt(session, "write README.md: other text")
+        await agent.prompt(session, "/undo files")
+        assert written == ["other text\n", "# Nest\nTwigs and string.\n"]
+
+
+async def test_words_that_were_not_saved_come_back_too(crow: StartCrow, place: Path) -> None:
+    buffer = ["# Nest\nUnsaved words.\n"]
+
+    def write(params: dict[str, Any]) -> dict[str, Any]:
+        buffer[0] = params["content"]
+        Path(params["path"]).write_text(params["content"])
+        return {}
+
+    answers = {"fs/read_text_file": lambda _: {"content": buffer[0]}, "fs/write_text_file": write}
+    async with crow(answers=answers) as agent:
+        session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
+        await agent.prompt(session, "write README.md: other text")
+        await agent.prompt(session, "/undo files")
+        assert buffer == ["# Nest\nUnsaved words.\n"]
+
+
+# forks
+
+
+async def test_a_fork_answers_like_new_says_its_commands_and_goes_its_own_way(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("first"), fake.text("mine"), fake.text("theirs"))
+    async with crow(endpoint=endpoint) as agent:
+        capabilities = (await agent.initialize())["agentCapabilities"]["sessionCapabilities"]
+        assert capabilities["fork"] == {}
+        session = await agent.new_session(place)
+        await agent.prompt(session, "one")
+        result = await agent.request("session/fork", {"sessionId": session, "cwd": str(place), "mcpServers": []})
+        fork = result["sessionId"]
+        assert fork != session
+        assert result.keys() >= {"modes", "configOptions"}
+        await agent.prompt(session, "go on")
+        await agent.prompt(fork, "differently")
+        assert said(endpoint.asked[-1].body) == ["one", "first", "differently"]
+        updates = [update["sessionUpdate"] for update in agent.updates(fork)]
+        assert updates[0] == "available_commands_update"
+        titles = {one["sessionId"]: one["title"] for one in (await agent.request("session/list", {}))["sessions"]}
+        assert titles == {session: "one", fork: "one (fork 1)"}
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(fork, place)
+        assert agent.text(fork) == "firsttheirs"
+
+
+async def test_a_fork_from_an_entry_has_what_was_said_until_there(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say one")
+        await agent.prompt(session, "say two")
+        await agent.prompt(session, "/history")
+        entry = int(agent.text(session).split("“say two” `#")[1].split("`")[0])
+        params = {"sessionId": session, "cwd": str(place), "mcpServers": [], "_meta": {"crow": {"entry": entry}}}
+        fork = (await agent.request("session/fork", params))["sessionId"]
+        since = len(agent.log)
+        await agent.load_session(fork, place)
+        assert agent.text(fork, "user_message_chunk", since=since) == "say onesay two"
+        for wrong, code in ((0, -32602), ("x", -32602), (999_999, -32602)):
+            with pytest.raises(RpcError) as raised:
+                await agent.request("session/fork", params | {"_meta": {"crow": {"entry": wrong}}})
+            assert raised.value.code == code
+        with pytest.raises(RpcError) as raised:
+            await agent.request("session/fork", params | {"sessionId": "nobody"})
+        assert raised.value.code == -32002
+
+
+# names
+
+
+async def test_an_alias_opens_its_session_or_makes_it_and_new_moves_it(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("first"), fake.text("second"), fake.text("fresh"))
+    named = {"_meta": {"crow": {"alias": "discord:channel:1"}}}
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, **named)
+        await agent.prompt(session, "one")
+        assert await agent.new_session(place, **named) == session
+        assert await agent.new_session(place) != session
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        assert await agent.new_session(place, **named) == session
+        await agent.prompt(session, "two")
+        assert said(endpoint.asked[-1].body) == ["one", "first", "two"]
+        await agent.prompt(session, "/new")
+        other = await agent.new_session(place, **named)
+        assert other != session
+        await agent.prompt(other, "hello")
+        assert said(endpoint.asked[-1].body) == ["hello"]
+        listed = [one["sessionId"] for one in (await agent.request("session/list", {}))["sessions"]]
+        assert listed == [other, session]
+        since = len(agent.log)
+        await agent.load_session(session, place)
+        assert agent.text(session, "user_message_chunk", since=since) == "onetwo/new"
+        with pytest.raises(RpcError, match=r"_meta\.crow\.alias: expected a name"):
+            await agent.new_session(place, _meta={"crow": {"alias": ""}})
+
+
+# load
+
+
+async def test_a_load_is_the_same_before_and_after_compactions(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        for number in range(4):
+            await agent.prompt(session, f"think about {number} then read README.md then say number {number}")
+        await agent.prompt(session, "plan: one; two")
+    replays = []
+    for turn in range(3):
+        async with crow() as agent:
+            await agent.initialize(session={"compaction": {}})
+            await agent.load_session(session, place)
+            replays.append(replayed(agent, session))
+            if turn < 2:
+                await agent.prompt(session, f"/compact {turn}")
+    compactions = [[u for u in one if u["sessionUpdate"] == "compaction_update"] for one in replays]
+    assert [len(one) for one in compactions] == [0, 1, 1]
+    assert replays[1][: len(replays[0])] == replays[0]
+    assert replays[2][: len(replays[1])] == replays[1]
+
+
+async def test_a_load_needs_no_mcp_server_and_another_directory_is_noted(
+    crow: StartCrow, place: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say one")
+    async with crow() as agent:
+        await agent.initialize()
+        broken = [{"name": "gone", "command": "/does/not/exist", "args": [], "env": []}]
+        await agent.request("session/load", {"sessionId": session, "cwd": str(other), "mcpServers": broken})
+        assert agent.text(session) == "one"
+        await agent.prompt(session, "say two")
+        words = f"This session worked in {place} until now; from here on it works in {other}."
+        assert agent.text(session).count(words) == 1
+        await agent.prompt(session, "say three")
+        assert agent.text(session).count(words) == 1
+        (listed,) = (await agent.request("session/list", {"cwd": str(other)}))["sessions"]
+        assert listed["sessionId"] == session
+
+
+async def test_a_load_of_a_session_that_streams_tells_the_draft_and_goes_on_live(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("first"), fake.text("so far", ", and the rest", between=[gate]))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "one")
+        call = await agent.start_prompt(session, "two")
+        await agent.wait_for_text(session, "so far")
+        since = len(agent.log)
+        await agent.load_session(session, place)
+        assert agent.text(session, "user_message_chunk", since=since) == "onetwo"
+        assert agent.text(session, since=since) == "firstso far"
+        gate.open()
+        assert await call.result() == {"stopReason": "end_turn"}
+        assert agent.text(session, since=since) == "firstso far, and the rest"
+
+
+async def test_a_load_of_a_session_with_a_running_command_shows_it_as_running(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "/title Nests")
+        call = await agent.start_prompt(session, "run echo begun; while [ ! -e go ]; do sleep 0.02; done; echo done")
+        await agent.wait_for_update("tool_call_update", status="in_progress")
+        since = len(agent.log)
+        await agent.load_session(session, place)
+        (again,) = agent.updates(session, "tool_call", since=since)
+        assert again["status"] == "in_progress"
+        await anyio.to_thread.run_sync((place / "go").touch)
+        assert await call.result() == {"stopReason": "end_turn"}
+        last = agent.updates(session, "tool_call_update", since=since)[-1]
+        assert (last["toolCallId"], last["status"]) == (again["toolCallId"], "completed")
+
+
+async def test_a_load_while_a_permission_is_asked_for_shows_the_call_as_pending(crow: StartCrow, place: Path) -> None:
+    loaded = anyio.Event()
+
+    async def wait(params: dict[str, Any]) -> dict[str, Any]:
+        await loaded.wait()
+        return allow_once(params)
+
+    async with crow(answers={"session/request_permission": wait}) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "write a.txt: one")
+        await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
+        since = len(agent.log)
+        await agent.load_session(session, place)
+        (again,) = agent.updates(session, "tool_call", since=since)
+        assert again["status"] == "pending"
+        assert again["content"][0]["type"] == "diff"
+        loaded.set()
+        assert await call.result() == {"stopReason": "end_turn"}
+        assert (place / "a.txt").read_text() == "one\n"
+
+
+# close and delete
+
+
+async def test_delete_cancels_what_runs_and_unknown_ids_succeed(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("so far", "never", between=[Gate()]))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "one")
+        await agent.wait_for_text(session, "so far")
+        assert await agent.request("session/delete", {"sessionId": session}) == {}
+        assert await call.result() == {"stopReason": "cancelled"}
+        assert await agent.request("session/delete", {"sessionId": session}) == {}
+        assert await agent.request("session/delete", {"sessionId": "nobody"}) == {}
+        assert (await agent.request("session/list", {}))["sessions"] == []
+        with pytest.raises(RpcError) as raised:
+            await agent.load_session(session, place)
+        assert raised.value.code == -32002
+
+
+async def test_close_cancels_what_runs_and_the_session_can_be_loaded_again(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("so far", "never", between=[Gate()]))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "one")
+        await agent.wait_for_text(session, "so far")
+        await agent.request("session/close", {"sessionId": session})
+        assert await call.result() == {"stopReason": "cancelled"}
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "two")
+        assert raised.value.code == -32002
+        since = len(agent.log)
+        await agent.load_session(session, place)
+        assert agent.text(session, since=since).startswith("so far")

@@ -1,0 +1,235 @@
+"""A session after `kill -9`, and one session in two processes: what is told to whom, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NO_ANSWER, NOT_RUN
+from tests.stdio.conftest import StartCrow
+from tests.stdio.test_turns import drafted_text, opened, reloaded, written
+from tests.support import fake_endpoint as fake
+from tests.support.acp_client import CrowProcess, RpcError
+from tests.support.fake_endpoint import FakeEndpoint, Gate
+
+
+def named(agent: CrowProcess) -> str:
+    """The process as errors and remarks name it."""
+    return f"process {agent.pid} on {socket.gethostname()}"
+
+
+def told(endpoint: FakeEndpoint) -> list[dict[str, Any]]:
+    """The messages of the newest request, without the system message."""
+    return list(endpoint.asked[-1].body["messages"][1:])
+
+
+def stored(home: Path, session: str) -> list[tuple[str, Any]]:
+    """Kind and body of every entry of the session."""
+    with closing(sqlite3.connect(home / "crow.db")) as connection:
+        rows = connection.execute("SELECT kind, body FROM entry_bodies WHERE session = ? ORDER BY id", (session,))
+        return [(kind, json.loads(body)) for kind, body in rows if kind != "prompt"]
+
+
+def texts(agent: CrowProcess, session: str) -> list[str]:
+    """What a replay says, message by message."""
+    chunks = agent.updates(session, "user_message_chunk", "agent_message_chunk")
+    return [chunk["content"]["text"].strip() for chunk in chunks]
+
+
+async def never(_: dict[str, Any]) -> Any:
+    await asyncio.Event().wait()
+
+
+async def test_after_a_kill_in_the_stream_client_and_model_see_the_text_marked_as_interrupted(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    read = fake.calls(("read_file", {"path": "README.md"}), say="I look.")
+    endpoint.script(read, fake.text("first words ", "never", between=[gate]))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.start_prompt(session, "hello")
+        await agent.wait_for_text(session, "first words")
+        await drafted_text(home / "crow.db", "first words ")
+        killed = named(agent)
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await reloaded(agent, session, place)
+        assert texts(agent, session) == [
+            "hello",
+            "I look.",
+            f"first words \n\n{INTERRUPTED}",
+            f"({killed} ended in the middle of this turn)",
+        ]
+        (call,) = agent.updates(session, "tool_call")
+        assert (call["status"], call["title"]) == ("completed", "Read README.md")
+        await agent.prompt(session, "go on")
+        _, _, result, partial, _ = told(endpoint)
+        assert "Twigs and string." in result["content"]
+        assert partial == {"role": "assistant", "content": f"first words \n\n{INTERRUPTED}"}
+
+
+async def test_after_a_kill_in_a_tool_client_and_model_are_told_that_its_effects_are_unknown(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.calls(("shell", {"command": "echo $$ > pid; sleep 60"}), say="I run it."))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.start_prompt(session, "run it")
+        pid = await written(place / "pid")
+        await agent.kill()
+        os.killpg(pid, 9)
+    async with crow(endpoint=endpoint) as agent:
+        await reloaded(agent, session, place)
+        (call,) = agent.updates(session, "tool_call")
+        assert (call["status"], call["kind"]) == ("failed", "execute")
+        assert call["content"][0]["content"]["text"] == EFFECTS_UNKNOWN
+        await agent.prompt(session, "go on")
+        assert [message["content"] for message in told(endpoint) if message["role"] == "tool"] == [EFFECTS_UNKNOWN]
+
+
+async def test_after_a_kill_while_the_user_is_asked_the_call_was_not_run(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.calls(("write_file", {"path": "a.txt", "content": "one"}), say="I write."))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": never}) as agent:
+        session = await opened(agent, place)
+        await agent.start_prompt(session, "write it")
+        await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await reloaded(agent, session, place)
+        (call,) = agent.updates(session, "tool_call")
+        assert (call["status"], call["content"][0]["content"]["text"]) == ("failed", NOT_RUN)
+        await agent.prompt(session, "go on")
+        assert [message["content"] for message in told(endpoint) if message["role"] == "tool"] == [NOT_RUN]
+        assert not (place / "a.txt").exists()
+
+
+async def test_after_a_kill_the_prompts_that_waited_are_shown_and_not_run(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.Reply(steps=(gate,)))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.start_prompt(session, "first")
+        await gate.reached()
+        for text in ("second", "third"):
+            await agent.start_prompt(session, text)
+        await queued(home, 2)
+        killed = named(agent)
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await reloaded(agent, session, place)
+        waited = f"({killed} ended before this prompt had its turn)"
+        assert texts(agent, session) == [
+            "first",
+            f"({killed} ended in the middle of this turn)",
+            "second",
+            waited,
+            "third",
+            waited,
+        ]
+        assert len(endpoint.asked) == 1
+        assert (await agent.prompt(session, "fourth"))["stopReason"] == "end_turn"
+        assert len(endpoint.asked) == 2
+        assert [(message["role"], message["content"]) for message in told(endpoint)] == [
+            ("user", "first"),
+            ("assistant", NO_ANSWER),
+            ("user", "second"),
+            ("assistant", NO_ANSWER),
+            ("user", "third"),
+            ("assistant", NO_ANSWER),
+            ("user", "fourth"),
+        ]
+
+
+async def queued(home: Path, wanted: int) -> None:
+    """Wait until so many prompts are in the inbox: nothing tells when they got there."""
+
+    def count() -> int:
+        with closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
+            return int(connection.execute("SELECT count(*) FROM inbox").fetchone()[0])
+
+    while await asyncio.to_thread(count) < wanted:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_two_processes_that_open_a_killed_session_at_the_same_moment_repair_it_once(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("partial ", "never", between=[gate]))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.start_prompt(session, "first")
+        await agent.start_prompt(session, "second")
+        await queued(home, 1)
+        await agent.wait_for_text(session, "partial")
+        await drafted_text(home / "crow.db", "partial ")
+        await agent.kill()
+    async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
+        both = (one, other)
+        await asyncio.gather(*(agent.initialize() for agent in both))
+        await asyncio.gather(*(agent.load_session(session, place) for agent in both))
+        assert texts(one, session) == texts(other, session)
+        assert [kind for kind, _ in stored(home, session)] == ["user", "assistant", "turn_end", "user", "turn_end"]
+        assert [(await agent.prompt(session, "on"))["stopReason"] for agent in both] == ["end_turn"] * 2
+
+
+async def test_two_processes_take_turns_in_one_session_and_each_sees_what_the_other_did(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(*(fake.text(f"answer {number}") for number in range(1, 5)))
+    async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
+        session = await opened(one, place)
+        await one.prompt(session, "prompt 1")
+        await reloaded(other, session, place)
+        assert texts(other, session) == ["prompt 1", "answer 1"]
+        await other.prompt(session, "prompt 2")
+        await one.prompt(session, "prompt 3")
+        await other.prompt(session, "prompt 4")
+        said = [message["content"] for message in told(endpoint)]
+        assert said == ["prompt 1", "answer 1", "prompt 2", "answer 2", "prompt 3", "answer 3", "prompt 4"]
+        for agent in (one, other):
+            assert "This session went on elsewhere" in agent.text(session)
+    kinds = [kind for kind, _ in stored(home, session) if kind != "remark"]
+    assert kinds == ["user", "assistant", "turn_end"] * 4
+
+
+async def test_a_prompt_to_a_session_that_runs_elsewhere_names_the_owner_and_takes_over_when_it_is_dead(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("ready"), fake.text("partial ", "never", between=[gate]), fake.text("taken over"))
+    async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
+        session = await opened(one, place)
+        await one.prompt(session, "first")
+        await reloaded(other, session, place)
+        await one.start_prompt(session, "second")
+        await one.wait_for_text(session, "partial")
+        await drafted_text(home / "crow.db", "partial ")
+        before = stored(home, session)
+        with pytest.raises(RpcError) as raised:
+            await other.prompt(session, "me too")
+        assert raised.value.message == (
+            f"Session {session} is busy: {named(one)} is running a turn in it. Wait for it to end, or end that process."
+        )
+        assert stored(home, session) == before
+        await one.kill()
+        assert await other.prompt(session, "me then") == {"stopReason": "end_turn"}
+        assert [(message["role"], message["content"]) for message in told(endpoint)][2:] == [
+            ("user", "second"),
+            ("assistant", f"partial \n\n{INTERRUPTED}"),
+            ("user", "me then"),
+        ]
+        assert "taken over" in other.text(session)

@@ -1,0 +1,415 @@
+"""Sessions go out of one database and into another, whole; what is damaged or foreign is refused whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sqlite3
+import tempfile
+import typing
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from crow.domain import entries as domain
+from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, File, Mask, NewEntry, Note, Pin, Restore, User
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Image, Text, ToolCall, Usage
+from crow.store import NewSession, SessionChanges
+from crow.store.intake import Defaults
+from crow.store.sqlite import SqliteStore
+from crow.store.upkeep import Imported, Upkeep
+from tests.store.scenes import add, begin, converse, history, ids, new_session, result, row_ids, said
+from tests.store.test_codec import record
+
+SCHEMA = Draft202012Validator(json.loads((Path(__file__).parents[2] / "schemas/export.schema.json").read_text()))
+DEFAULTS = Defaults(model="mine", mode="ask")
+SMALL = st.integers(-3, 12)
+
+
+async def exported(store: SqliteStore, names: tuple[str, ...] | None = None) -> bytes:
+    return b"".join([line async for line in Upkeep(store).export(names)])
+
+
+async def imported(store: SqliteStore, path: Path, data: bytes) -> tuple[Imported, ...]:
+    await anyio.Path(path).write_bytes(data)
+    return await Upkeep(store).import_file(path, DEFAULTS)
+
+
+def resealed(lines: list[bytes]) -> bytes:
+    """The lines (without an end) with an end that fits."""
+    return b"".join(lines) + b'{"type":"end","lines":%d,"sha256":"%s"}\n' % (
+        len(lines),
+        hashlib.sha256(b"".join(lines)).hexdigest().encode(),
+    )
+
+
+def rows_of(store: SqliteStore, path: Path) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        tables = ("conversations", "sessions", "entries", "blobs", "blob_refs", "moves", "imports")
+        return [row for table in tables for row in connection.execute(f"SELECT * FROM {table}").fetchall()]
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> Body:
+    """Any body, its references to entries near enough to hit some and miss some."""
+    body: Body = draw(st.sampled_from(typing.get_args(Body)).flatmap(record))
+    match body:
+        case domain.Started() | domain.File() | domain.ToolResult():
+            return dataclasses.replace(body, call=CallRef(assistant=draw(SMALL), index=draw(st.integers(0, 3))))
+        case Checkpoint():
+            pins = tuple(Pin(entry=draw(SMALL), text=pin.text) for pin in body.pins)
+            return dataclasses.replace(body, first_kept=draw(st.none() | SMALL), pins=pins)
+        case Mask():
+            return dataclasses.replace(body, before=draw(SMALL))
+        case Restore():
+            return Restore(entry=draw(SMALL))
+        case _:
+            return body
+
+
+@st.composite
+def new_entries(draw: st.DrawFn) -> NewEntry:
+    tokens = st.none() | st.integers(-1, 2**63 - 1)
+    return NewEntry(
+        body=draw(bodies()),
+        model=draw(st.text(max_size=5)),
+        usage=draw(st.none() | st.builds(Usage, input_tokens=tokens, output_tokens=tokens, cached_tokens=tokens)),
+        cost=draw(st.none() | st.floats(0, 10)),
+        estimate=draw(st.none() | st.integers(0, 10**6)),
+    )
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 9), new_entries()),
+        st.tuples(st.just("move"), st.integers(0, 9), st.integers(0, 30)),
+        st.tuples(st.just("fork"), st.integers(0, 9), st.integers(0, 30)),
+        st.tuples(st.just("sub"), st.integers(0, 9), st.text(max_size=5)),
+        st.tuples(st.just("title"), st.integers(0, 9), st.text(max_size=5)),
+    ),
+    max_size=14,
+)
+
+
+async def build(store: SqliteStore, operations: list[tuple[str, int, typing.Any]]) -> None:
+    """Sessions of one or more conversations: branches, forks, sub-agents, moves."""
+    names = ["s0"]
+    await store.create_session(new_session("s0"))
+    entries: dict[int, list[int]] = {}
+    for kind, which, value in operations:
+        row = await store.session(names[which % len(names)])
+        known = entries.setdefault(row.conversation, [])
+        name = f"s{len(names)}"
+        match kind:
+            case "append":
+                stored = await store.append(row.id, leaf=row.leaf, turn=1, entries=[value])
+                known.append(stored[0].id)
+            case "move":
+                to = [None, *known][value % (len(known) + 1)]
+                await store.move_leaf(row.id, leaf=row.leaf, to=to, reason="undo")
+            case "fork" if known:
+                leaf = known[value % len(known)]
+                fork = new_session(name, conversation=row.conversation, leaf=leaf, forked_from=row.id)
+                await store.create_session(fork)
+                names.append(name)
+            case "sub":
+                await store.create_session(new_session(name, parent_id=row.id, cwd=value))
+                names.append(name)
+            case "title":
+                await store.update_session(row.id, SessionChanges(title=value))
+
+
+async def round_trip(operations: list[tuple[str, int, typing.Any]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        first = await SqliteStore.open(Path(directory) / "a.db")
+        second = await SqliteStore.open(Path(directory) / "b.db")
+        try:
+            await build(first, operations)
+            before = await exported(first, ("s0",))
+            for line in before.splitlines():
+                SCHEMA.validate(json.loads(line))
+            file = Path(directory) / "x.jsonl"
+            assert all(one.is_new for one in await imported(second, file, before))
+            assert await exported(second, ("s0",)) == before
+            assert [e.body for e in await history(second, "s0") if not refers(e.body)] == [
+                e.body for e in await history(first, "s0") if not refers(e.body)
+            ]
+            # another one, where ids are taken: the same all the same
+            third = await SqliteStore.open(Path(directory) / "c.db")
+            try:
+                await third.create_session(new_session("other"))
+                await converse(third, "other", "one", "two")
+                await imported(third, file, before)
+                assert await exported(third, ("s0",)) == before
+            finally:
+                await third.close()
+        finally:
+            await first.close()
+            await second.close()
+
+
+def refers(body: Body) -> bool:
+    return isinstance(body, domain.Started | File | domain.ToolResult | Checkpoint | Mask | Restore)
+
+
+@settings(max_examples=12, deadline=None, database=None)
+@given(operations=OPERATIONS)
+def test_any_conversation_comes_back_byte_for_byte(operations: list[tuple[str, int, typing.Any]]):
+    anyio.run(round_trip, operations)
+
+
+@pytest.fixture
+async def other(tmp_path: Path) -> typing.AsyncIterator[SqliteStore]:
+    """A database of another machine."""
+    store = await SqliteStore.open(tmp_path / "other.db")
+    yield store
+    await store.close()
+
+
+async def told(store: SqliteStore) -> None:
+    """A session with an image, a large result, a call and a file; a fork of it; an undone turn."""
+    source = await store.create_session(
+        NewSession(
+            id="s1",
+            cwd="/work",
+            model="m1",
+            mode="auto",
+            title="T",
+            config={"system_prompt": "evil"},
+            additional_directories=("/",),
+        )
+    )
+    await store.update_session(
+        "s1", SessionChanges(permissions=({"tool": "shell"},), alias="cli:default", metadata={"k": 1})
+    )
+    seq = await store.enqueue("s1", (Text(text="hi"), Image(data="aGVsbG8=", mime_type="image/png")), "u1")
+    start = await store.take_turn("s1", seq, leaf=None)
+    (asked,) = await add(store, "s1", said("look", calls=1), turn=start.turn)
+    call = CallRef(assistant=asked.id, index=0)
+    stored = await add(
+        store,
+        "s1",
+        File(call=call, path="/work/a", before=b"\xff\0", after_hash="h"),
+        result(asked.id, "x" * 40_000),
+        Note(about="mode", value="auto"),
+        release=True,
+    )
+    await converse(store, "s1", "second")
+    row = await store.session("s1")
+    await store.move_leaf("s1", leaf=row.leaf, to=stored[-1].id, reason="undo")
+    await store.create_session(
+        new_session("f1", conversation=source.conversation, leaf=stored[-1].id, forked_from="s1", title="T (fork 1)")
+    )
+    await converse(store, "f1", "elsewhere")
+
+
+async def test_an_imported_session_is_a_new_one_with_old_words(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    done = await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1", "f1")))
+    before, row = await sqlite_store.session("s1"), await other.session("s1")
+    assert done == (Imported(sessions=("s1", "f1"), entries=11, is_new=True),)
+    assert (row.model, row.mode, row.permissions, row.config, row.alias, row.additional_directories, row.metadata) == (
+        "mine", "ask", (), {}, None, (), {},
+    )  # fmt: skip
+    counted = ("title", "cwd", "entries", "created_ms", "updated_ms", "has_prompt", "tokens_in", "cost", "state")
+    assert [getattr(row, name) for name in counted] == [getattr(before, name) for name in counted]
+    assert [entry.body for entry in await history(other, "f1")] == [
+        entry.body for entry in await history(sqlite_store, "f1")
+    ]
+    assert row_ids((await other.sessions()).rows) == row_ids((await sqlite_store.sessions()).rows) == ["f1", "s1"]
+    assert [hit.kind for hit in await other.search("elsewhere")] == ["assistant", "user"]
+    assert (await converse(other, "s1", "goes on"))[0].turn == 3
+
+
+async def test_a_session_leaves_the_branches_of_its_forks_behind_but_not_its_own(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    data = await exported(sqlite_store, ("s1",))
+    assert b"elsewhere" not in data
+    assert b"second" in data
+    alone = await exported(sqlite_store, ("f1",))
+    assert b"second" not in alone
+    assert [record["session"] for record in map(json.loads, alone.splitlines()) if record["type"] == "entry"] == [
+        *[None] * 5,
+        *["f1"] * 3,
+    ]
+    await imported(other, tmp_path / "x.jsonl", alone)
+    assert await exported(other, ("f1",)) == alone
+    assert [hit.session for hit in await other.search("look")] == ["f1"]
+
+
+async def test_importing_twice_changes_nothing_and_what_is_here_is_left_as_it_is(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    file = tmp_path / "x.jsonl"
+    data = await exported(sqlite_store)
+    await imported(other, file, data)
+    await converse(other, "s1", "goes on")
+    before = rows_of(other, tmp_path / "other.db")
+    (again,) = await imported(other, file, data)
+    (at_home,) = await imported(sqlite_store, file, data)
+    assert (again.is_new, at_home.is_new) == (False, False)
+    assert rows_of(other, tmp_path / "other.db") == before
+    assert file.read_bytes() == data
+    await Upkeep(other).remove(["s1", "f1"])
+    assert rows_of(other, tmp_path / "other.db") == []
+    assert [one.is_new for one in await imported(other, file, data)] == [True]
+
+
+async def test_what_a_dead_process_left_open_is_closed_before_it_is_exported(tmp_path: Path, other: SqliteStore):
+    dead = await SqliteStore.open(tmp_path / "crow.db")
+    await dead.create_session(new_session())
+    user = await begin(dead, "s1", "hi")
+    await dead.save_draft("s1", after_leaf=user.id, turn=user.turn, message_id="a1", text="half", thought="")
+    await dead.close()
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        await imported(other, tmp_path / "x.jsonl", await exported(store, ("s1",)))
+    finally:
+        await store.close()
+    (answer,) = [e.body for e in await history(other, "s1") if isinstance(e.body, Assistant)]
+    assert (answer.text, answer.finish) == ("half", "interrupted")
+
+
+async def test_numbers_of_entries_in_a_checkpoint_follow_its_entries(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await other.create_session(new_session("other"))
+    await converse(other, "other", "one")
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one", "two")
+    pin = Pin(entry=entries[3].id, text=f"tw\n[... recall with entry {entries[3].id} gives all of it ...]")
+    checkpoint = Checkpoint(compaction_id="k", summary="s", first_kept=entries[3].id, pins=(pin,))
+    await add(sqlite_store, "s1", checkpoint, Mask(before=entries[4].id), Restore(entry=entries[-1].id + 1))
+    await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
+    there = await history(other, "s1")
+    assert [e.body for e in there[-3:]] == [
+        dataclasses.replace(
+            checkpoint,
+            first_kept=there[3].id,
+            pins=(Pin(entry=there[3].id, text=f"tw\n[... recall with entry {there[3].id} gives all of it ...]"),),
+        ),
+        Mask(before=there[4].id),
+        Restore(entry=there[-3].id),
+    ]
+    assert ids((await other.tail("s1")).entries) == ids(there)
+
+
+def edited(lines: list[bytes], kind: str, change: Mapping[str, object], which: int = 0) -> list[bytes]:
+    """The lines, with other values in one record of that type."""
+    at = [index for index, line in enumerate(lines) if json.loads(line)["type"] == kind][which]
+    return [*lines[:at], json.dumps({**json.loads(lines[at]), **change}).encode() + b"\n", *lines[at + 1 :]]
+
+
+FOREIGN = [
+    (b"", "line 1: it is empty"),
+    (b"# Notes\n", 'line 1: it is no crow export; expected {"type":"crow","format":1}'),
+    (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is no crow export"),
+    (b'{"type":"crow","format":2}\n', "line 1: format is 2; this crow knows 1: upgrade it"),
+    (b'{"type":"crow","format":1}\n', "line 2: the file ends here, before its last line"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), FOREIGN)
+async def test_a_foreign_file_is_refused_by_its_line(other: SqliteStore, tmp_path: Path, data: bytes, words: str):
+    with pytest.raises(ArgumentError) as refused:
+        await imported(other, tmp_path / "x.jsonl", data)
+    assert f"{tmp_path / 'x.jsonl'}, {words}" in str(refused.value)
+
+
+async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    data = await exported(sqlite_store)
+    lines = data.splitlines(keepends=True)[:-1]
+    blob = next(index for index, line in enumerate(lines) if b'"type":"blob"' in line)
+    cases = [
+        (b"".join(lines), f"line {len(lines) + 1}: the file ends here, before its last line"),
+        (data[:-20], f"line {len(lines) + 1}: the file ends here"),
+        (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
+        (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 is not that of the lines"),
+        (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),
+        (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is no JSON"),
+        (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
+        (resealed([lines[0], *lines[2:]]), "line 2: it comes before any conversation"),
+        (resealed(lines[:2]), "line 2: conversation: it has no session"),
+        (resealed([*lines[:blob], *lines[blob + 1 :]]), "no blob for"),
+        (
+            resealed(edited(lines, "blob", {"base64": None, "text": "other"})),
+            f"line {blob + 1}: blob: its content does",
+        ),
+        (resealed(edited(lines, "entry", {"id": 7})), "entry: id is 7; expected 1, the next number"),
+        (resealed(edited(lines, "entry", {"parent": 2}, 1)), "entry: parent is 2; expected an entry before 2, or null"),
+        (resealed(edited(lines, "entry", {"session": "s9"})), 'entry: session is "s9", which is no session of this co'),
+        (resealed(edited(lines, "entry", {"cost": "free"})), 'entry: cost is "free"; expected a number'),
+        (resealed(edited(lines, "entry", {"kind": "hologram"})), "entry 1 (hologram): its kind 'hologram' is unknown"),
+        (resealed(edited(lines, "entry", {"body": {}})), "entry 1 (user): it is damaged"),
+        (
+            resealed(edited(lines, "session", {"leaf": 99})),
+            'line 3: session "s1": leaf is 99, but the conversation has',
+        ),
+        (
+            resealed(edited(lines, "session", {"parent_id": "mine"})),
+            'line 3: session "s1": parent_id or forked_from is',
+        ),
+        (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected one that no other'),
+        (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it holds half of a surrogate pair"),
+    ]
+    for number, (damaged, words) in enumerate(cases):
+        with pytest.raises(ArgumentError) as refused:
+            await imported(other, tmp_path / f"{number}.jsonl", damaged)
+        assert str(tmp_path / f"{number}.jsonl") in str(refused.value)
+        assert words in str(refused.value), words
+        assert rows_of(other, tmp_path / "other.db") == []
+
+
+async def test_a_file_that_was_edited_on_purpose_is_taken_without_its_hash(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    data = (await exported(sqlite_store)).replace(b'"second"', b'"a secret"')
+    lines = data.splitlines(keepends=True)
+    await imported(other, tmp_path / "x.jsonl", b"".join(edited(lines, "end", {"sha256": None})))
+    assert len(await other.search("secret")) == 1
+
+
+async def test_a_call_to_the_model_and_its_words_are_told_apart_after_an_import(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store))
+    entries = await history(other, "s1")
+    (asked,) = [entry for entry in entries if isinstance(entry.body, Assistant)]
+    assert [e.body.call for e in entries if isinstance(e.body, domain.ToolResult)] == [
+        CallRef(assistant=asked.id, index=0)
+    ]
+    assert isinstance(entries[0].body, User)
+    assert asked.body.calls == (ToolCall(id="c0", name="read_file", arguments='{"path":"x"}'),)
+
+
+async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one")
+    with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE entries SET body = '{' WHERE id = ?", (entries[1].id,))
+    await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
+    _, unreadable, end = [entry.body for entry in await history(other, "s1")]
+    assert isinstance(unreadable, domain.Remark)
+    assert unreadable.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
+    assert end == entries[2].body

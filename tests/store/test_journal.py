@@ -1,0 +1,99 @@
+"""The journal: when the WAL is emptied, that reads let it go, and what happens where there can be none."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from crow.domain.errors import StoreUnavailable
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import add, converse, history, new_session, result, said
+
+READS: dict[str, Callable[[SqliteStore], Awaitable[Any]]] = {
+    "session": lambda store: store.session("s1"),
+    "sessions": lambda store: store.sessions(limit=1),
+    "tail": lambda store: store.tail("s1"),
+    "open_session": lambda store: store.open_session("s1"),
+    "entry": lambda store: store.entry(1),
+    "queued": lambda store: store.queued("s1"),
+    "search": lambda store: store.search("hel"),
+    "search in a session": lambda store: store.search("hel", session_id="s1", limit=1),
+    "learned": lambda store: store.learned("http://127.0.0.1", "m"),
+    "history": lambda store: history(store, "s1"),
+    "one batch of a history": lambda store: anext(store.history("s1")),
+}
+
+
+def emptied(path: Path) -> bool:
+    """Whether the WAL could be emptied just now: nobody reads an older state."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+        other.execute("INSERT OR REPLACE INTO endpoints VALUES ('http://elsewhere', 'm', '{}')")
+        busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return busy == 0
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, name: str):
+    await sqlite_store.create_session(new_session())
+    await converse(sqlite_store, "s1", *("hello" for _ in range(3)))
+    await add(sqlite_store, "s1", result(1, "x" * 5_000_000), said("more"))
+    await READS[name](sqlite_store)
+    assert emptied(sqlite_store._database.path)
+
+
+async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    with pytest.raises(sqlite3.OperationalError, match="no such column"):
+        await sqlite_store._database.read(lambda sql: sql.execute("SELECT missing FROM sessions"))
+    assert emptied(sqlite_store._database.path)
+
+
+def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect as on a disk that has none: SQLite's own way to run there (`unix-none`) grants no WAL."""
+    connect = sqlite3.connect
+
+    def connected(path: Any, **options: Any) -> sqlite3.Connection:
+        if path == ":memory:":
+            return connect(path, **options)
+        return connect(f"file:{quote(str(path))}?vfs=unix-none", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+
+
+async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "crow.db"
+    without_shared_memory(monkeypatch)
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    entries = await converse(store, "s1", "one", "two")
+    await store.tidy()
+    assert await history(store, "s1") == entries
+    assert store._database.journal_mode == "delete"
+    await store.close()
+    assert f"{path}: WAL is not available here (a network disk?); using delete" in caplog.text
+    assert "crow.db-wal" not in os.listdir(tmp_path)
+    monkeypatch.undo()
+    again = await SqliteStore.open(path)
+    assert (again._database.journal_mode, await history(again, "s1")) == ("wal", entries)
+    await again.close()
+
+
+async def test_a_database_that_has_a_wal_is_refused_by_name_where_none_is_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "crow.db"
+    await (await SqliteStore.open(path)).close()
+    before = path.read_bytes()
+    without_shared_memory(monkeypatch)
+    with pytest.raises(StoreUnavailable, match=r"crow\.db cannot be opened .*CROW_HOME"):
+        await SqliteStore.open(path)
+    assert path.read_bytes() == before

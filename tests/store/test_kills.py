@@ -1,0 +1,14 @@
+"""Hundreds of deaths: a process that is killed as it begins any statement leaves a whole database behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.killing import killed
+
+
+def test_a_process_killed_at_any_statement_loses_nothing_that_it_was_told_is_stored(tmp_path: Path):
+    report = killed(tmp_path, create=3, log=3, turn=1)
+    assert report.failures == []
+    assert report.kills.keys() == {"create", "log", "turn"}
+    assert sum(report.kills.values()) >= 200

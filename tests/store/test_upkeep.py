@@ -1,0 +1,289 @@
+"""What people do with old sessions: found, counted, searched, removed by age, backed up."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from crow.domain.entries import NewEntry
+from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
+from crow.domain.messages import Usage
+from crow.store import Scope, SessionChanges
+from crow.store.retention import Old
+from crow.store.sqlite import SqliteStore
+from crow.store.totals import Total
+from crow.store.upkeep import Upkeep
+from tests.store.scenes import add, begin, converse, new_session, row_ids, said
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def upkeep(sqlite_store: SqliteStore) -> Upkeep:
+    return Upkeep(sqlite_store)
+
+
+def age(path: Path, session: str, days: int) -> None:
+    """Make a session and its entries older: only a test may."""
+    with closing(sqlite3.connect(path, timeout=10)) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        for table, key in (("entries", "session"), ("sessions", "id")):
+            connection.execute(
+                f"UPDATE {table} SET created_ms = created_ms - ? WHERE {key} = ?", (days * DAY_MS, session)
+            )
+        connection.execute(
+            "CREATE TRIGGER entries_never_change BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+        connection.commit()
+
+
+def now_ms() -> int:
+    return round(datetime.now(UTC).timestamp() * 1000)
+
+
+# names
+
+
+async def test_a_session_is_found_by_its_id_its_alias_or_the_beginning_of_its_id(
+    sqlite_store: SqliteStore, upkeep: Upkeep
+):
+    for name in ("a1b2", "a1c3", "a1", "zz"):
+        await sqlite_store.create_session(new_session(name))
+    await sqlite_store.update_session("zz", SessionChanges(alias="cli:default"))
+    for name, found in (("a1b2", "a1b2"), ("a1", "a1"), ("a1b", "a1b2"), ("cli:default", "zz"), ("z", "zz")):
+        assert await upkeep.find(name) == found
+    for name, words in (
+        ("a", '"a" begins the ids of 3 sessions: a1, a1b2, a1c3. Give more of the id.'),
+        ("b", 'No session "b". Run "crow sessions" to list them.'),
+        ("", 'No session "". Run "crow sessions" to list them.'),
+        ("%", 'No session "%". Run "crow sessions" to list them.'),
+    ):
+        with pytest.raises(ArgumentError) as refused:
+            await upkeep.find(name)
+        assert str(refused.value) == words
+    await sqlite_store.delete_session("zz")
+    with pytest.raises(ArgumentError):
+        await upkeep.find("zz")
+
+
+# search
+
+
+async def test_search_keeps_to_a_directory_a_model_and_dates(sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path):
+    for name, cwd in (("s1", "/one"), ("s2", "/two")):
+        await sqlite_store.create_session(new_session(name, cwd=cwd))
+        row = await sqlite_store.session(name)
+        entries = [NewEntry(body=said(f"needle {name}"), model=f"Model-{name}")]
+        await sqlite_store.append(name, leaf=row.leaf, turn=1, entries=entries)
+    await sqlite_store.create_session(new_session("s3", cwd="/two", title="needle"))
+    age(tmp_path / "crow.db", "s1", 10)
+    week = now_ms() - 7 * DAY_MS
+
+    async def found(scope: Scope, query: str = "needle") -> list[str]:
+        return [hit.session for hit in await sqlite_store.search(query, scope=scope)]
+
+    assert await found(Scope()) == ["s3", "s2", "s1"]
+    assert await found(Scope(cwd="/two")) == ["s3", "s2"]
+    assert await found(Scope(model="MODEL-s2")) == ["s2"]
+    assert await found(Scope(since_ms=week)) == ["s3", "s2"]
+    assert await found(Scope(before_ms=week)) == ["s1"]
+    assert await found(Scope(before_ms=week), "ne") == ["s1"]
+    assert await found(Scope(cwd="/one", model="s2")) == []
+
+
+@pytest.mark.parametrize(
+    "word", ["漢字", "Почини", "ПОЧИНИ", "🎉", "ok", '"q', "AND", "a*b", "-x", "c:d", "(", "^a", "'"]
+)
+async def test_search_takes_every_character_as_it_is(sqlite_store: SqliteStore, word: str):
+    await sqlite_store.create_session(new_session())
+    await add(sqlite_store, "s1", said("nothing of that kind"))
+    (entry,) = await add(sqlite_store, "s1", said(f"before Почини {word} after"))
+    assert [hit.entry for hit in await sqlite_store.search(word)] == [entry.id]
+
+
+# totals
+
+
+async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_session(
+    sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path
+):
+    async def ask(session: str, tokens: int, model: str, cost: float | None) -> int:
+        row = await sqlite_store.session(session)
+        usage = Usage(input_tokens=tokens, output_tokens=1, cached_tokens=2)
+        new = NewEntry(body=said(f"x{tokens}"), model=model, usage=usage, cost=cost)
+        return (await sqlite_store.append(session, leaf=row.leaf, turn=1, entries=[new]))[0].id
+
+    source = await sqlite_store.create_session(new_session("s1", title="One"))
+    leaf = await ask("s1", 100, "m1", 0.5)
+    for fork in ("f1", "f2"):
+        await sqlite_store.create_session(new_session(fork, conversation=source.conversation, leaf=leaf, title=fork))
+    await ask("f1", 10, "m2", None)
+    await sqlite_store.create_session(new_session("sub", parent_id="s1"))
+    await ask("sub", 1000, "m2", 0.25)
+    age(tmp_path / "crow.db", "f1", 10)
+
+    def total(requests: int, tokens_in: int, cost: float | None, **more: str) -> Total:
+        return Total(
+            requests=requests,
+            tokens_in=tokens_in,
+            tokens_out=requests,
+            tokens_cached=2 * requests,
+            cost=cost,
+            **more,
+        )
+
+    assert await upkeep.totals((), Scope()) == (total(3, 1110, 0.75),)
+    assert await upkeep.totals(("session",), Scope()) == (
+        total(2, 1100, 0.75, session="s1", title="One"),
+        total(1, 10, None, session="f1", title="f1"),
+    )
+    assert await upkeep.totals(("model",), Scope()) == (
+        total(2, 1010, 0.25, model="m2"),
+        total(1, 100, 0.5, model="m1"),
+    )
+    days = await upkeep.totals(("day",), Scope())
+    assert [(day.requests, day.tokens_in) for day in days] == [(1, 10), (2, 1100)]
+    assert [day.day for day in days] == sorted(str(day.day) for day in days)
+    assert [row.model for row in await upkeep.totals(("model",), Scope(since_ms=now_ms() - DAY_MS))] == ["m2", "m1"]
+    # what a deleted session left in a fork belongs to nobody, and is not lost
+    await upkeep.remove(["s1"])
+    assert await upkeep.totals(("session",), Scope()) == (
+        total(1, 100, 0.5, session=""),
+        total(1, 10, None, session="f1", title="f1"),
+    )
+
+
+# removal
+
+
+async def test_pruning_removes_what_the_dry_run_listed_and_nothing_else(
+    sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path
+):
+    for name, cwd in (("old", "/one"), ("older", "/two"), ("new", "/one"), ("running", "/one"), ("empty", "/one")):
+        await sqlite_store.create_session(new_session(name, cwd=cwd, title=f"Title {name}"))
+    for name in ("old", "older", "new"):
+        await converse(sqlite_store, name, f"prompt {name}")
+    await begin(sqlite_store, "running", "still at it")
+    old = await sqlite_store.session("old")
+    await sqlite_store.create_session(new_session("fork", conversation=old.conversation, leaf=old.leaf))
+    await sqlite_store.create_session(new_session("sub", parent_id="old"))
+    for name, days in (("old", 40), ("older", 50), ("running", 60), ("empty", 35)):
+        age(tmp_path / "crow.db", name, days)
+    await sqlite_store.update_session("old", SessionChanges(title="renamed today", archived=True))
+    before_ms = now_ms() - 30 * DAY_MS
+    kept = {name: b"".join([line async for line in upkeep.export([name])]) for name in ("new", "fork")}
+    listed = await upkeep.unused_since(before_ms)
+    assert [one.id for one in listed] == ["older", "old", "empty"]
+    used_ms = listed[0].used_ms
+    assert listed[0] == Old(id="older", cwd="/two", title="Title older", used_ms=used_ms, entries=3, archived=False)
+    assert [one.id for one in await upkeep.unused_since(before_ms, "/two")] == ["older"]
+    assert await upkeep.prune(before_ms) == listed
+    assert await upkeep.ids() == ("fork", "new", "running")
+    assert {name: b"".join([line async for line in upkeep.export([name])]) for name in kept} == kept
+    with closing(sqlite3.connect(tmp_path / "crow.db")) as connection:
+        (writers,) = connection.execute("SELECT group_concat(DISTINCT session) FROM entries").fetchone()
+    assert set(writers.split(",")) == {"old", "new", "running"}, "the fork needs what the old one wrote"
+    assert await upkeep.prune(before_ms) == ()
+
+
+async def test_a_session_that_runs_is_not_removed_nor_any_other_named_with_it(
+    sqlite_store: SqliteStore, upkeep: Upkeep
+):
+    for name in ("s1", "s2"):
+        await sqlite_store.create_session(new_session(name))
+    await begin(sqlite_store, "s2", "hi")
+    with pytest.raises(SessionBusy, match="Session s2 is busy: process"):
+        await upkeep.remove(["s1", "s2"])
+    assert await upkeep.ids() == ("s1", "s2")
+    await upkeep.remove(["s1"])
+    assert await upkeep.ids() == ("s2",)
+
+
+# backup
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import converse, new_session
+async def main():
+    store = await SqliteStore.open(Path(sys.argv[1]))
+    await store.create_session(new_session("busy"))
+    number = 0
+    while True:
+        await converse(store, "busy", f"prompt {number} " + "x" * 20_000)
+        number += 1
+        print(number, flush=True)
+asyncio.run(main())
+"""
+
+
+def start_writer(path: Path) -> subprocess.Popen[bytes]:
+    root = Path(__file__).parents[2]
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=root)
+
+
+def names_in(path: Path, pattern: str) -> set[str]:
+    return {found.name for found in path.glob(pattern)}
+
+
+async def test_a_backup_is_whole_while_another_process_writes(
+    sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path
+):
+    await sqlite_store.create_session(new_session())
+    await converse(sqlite_store, "s1", "one")
+    writer = start_writer(tmp_path / "crow.db")
+    assert writer.stdout is not None
+    try:
+        for number in range(3):
+            writer.stdout.readline()  # it has written since the last one
+            done = await upkeep.back_up(tmp_path / f"backup{number}.db")
+            assert (done.path, done.sessions) == (str(tmp_path / f"backup{number}.db"), 2)
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    assert names_in(tmp_path, "backup*") == {"backup0.db", "backup1.db", "backup2.db"}
+    assert (tmp_path / "backup0.db").stat().st_mode & 0o777 == 0o600
+    copy = await SqliteStore.open(tmp_path / "backup2.db")
+    try:
+        assert row_ids((await copy.sessions()).rows) == ["busy", "s1"]
+        entries = [entry async for batch in copy.history("busy") for entry in batch]
+        assert len(entries) >= 3
+        assert [entry.parent for entry in entries[1:]] == [entry.id for entry in entries[:-1]]
+    finally:
+        await copy.close()
+
+
+async def test_a_backup_overwrites_nothing_and_a_directory_that_is_not_there_is_named(upkeep: Upkeep, tmp_path: Path):
+    (tmp_path / "mine").write_text("precious")
+    for path, words in (("mine", "exists already"), ("no/where.db", "cannot be made: No such file or directory")):
+        with pytest.raises(ArgumentError, match=words):
+            await upkeep.back_up(tmp_path / path)
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert names_in(tmp_path, "*part*") == set()
+
+
+async def test_a_damaged_database_gives_no_backup(sqlite_store: SqliteStore, tmp_path: Path):
+    await sqlite_store.create_session(new_session())
+    for number in range(30):
+        await converse(sqlite_store, "s1", f"prompt {number} " + "x" * 3_000)
+    await sqlite_store.close()
+    file = tmp_path / "crow.db"
+    data = bytearray(file.read_bytes())
+    page = max(at for at in range(4096, len(data), 4096) if data[at] == 0x0D and data[at + 4] > 1)  # a leaf with cells
+    data[page + 8 : page + 64] = b"\xff" * 56
+    file.write_bytes(bytes(data))
+    store = await SqliteStore.open(file)
+    try:
+        with pytest.raises(StoreUnavailable, match="fails SQLite's integrity check"):
+            await Upkeep(store).back_up(tmp_path / "backup.db")
+    finally:
+        await store.close()
+    assert names_in(tmp_path, "backup*") == set()

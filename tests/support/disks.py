@@ -1,0 +1,79 @@
+"""Disks and directories that refuse, made so that any machine can make them.
+
+Strategy: a limit on the size of files works everywhere and can be lifted from outside while the process runs; a small
+file system is better, where one may be mounted. Root may write anywhere: a process that must not is started without
+that privilege.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["FullDisk", "full_disk", "unprivileged"]
+
+
+class FullDisk:
+    """A directory whose disk can be full. `words`: how errors name that."""
+
+    words = "cannot be read or written (disk I/O error)"
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def fill(self, pid: int) -> None:
+        """From now on no file of the process can grow beyond what it has."""
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+    def free(self, pid: int) -> None:
+        """From now on it can."""
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class SmallDisk(FullDisk):
+    """A file system of a few megabytes."""
+
+    words = "cannot grow: the disk is full"
+
+    def fill(self, pid: int) -> None:
+        with (self.directory / "filler").open("wb", buffering=0) as filler:
+            for size in (65_536, 4_096, 1):
+                try:
+                    while filler.write(b"x" * size):
+                        pass
+                except OSError:
+                    continue
+
+    def free(self, pid: int) -> None:
+        (self.directory / "filler").unlink()
+
+
+@contextmanager
+def full_disk(directory: Path) -> Iterator[FullDisk]:
+    """A directory below `directory` on a disk that can be filled: a real one if it may be mounted."""
+    place = directory / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        yield FullDisk(place)
+        return
+    try:
+        yield SmallDisk(place)
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True)
+
+
+def unprivileged(argv: list[str]) -> list[str]:
+    """`argv`, run so that the modes of files and directories hold, for root as well."""
+    drop = f"import ctypes, os, sys; prctl = ctypes.CDLL(None).prctl; {DROP}; os.execvp(sys.argv[1], sys.argv[1:])"
+    return [sys.executable, "-c", drop, *argv]
+
+
+DROP = "[prctl(24, capability, 0, 0, 0) for capability in (1, 2)]"
+"""Gives up what lets root write (CAP_DAC_OVERRIDE) and read (CAP_DAC_READ_SEARCH) anything; nothing for others."""

@@ -1,0 +1,270 @@
+"""Processes that kill themselves at a given SQL statement, and what must hold of the database afterwards.
+
+Strategy: a process of its own (`killed` starts it) imports everything once, then forks: each child runs one scene on
+a database, counts the statements that SQLite begins (the trace callback of every connection it opens), and sends itself
+SIGKILL at the n-th. What it was told to be stored goes into a pipe at once. Another child then looks at the database.
+The process that forks never opens one and has no threads. Its last line of output is a report as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from crow.domain.conversation import Projection
+from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
+from crow.domain.events import EntryStored, Event
+from crow.domain.messages import Usage
+from crow.store import SessionChanges
+from crow.store.sqlite import SqliteStore
+from tests.agent.harness import NoteTaker, Tool, opened, text
+from tests.store.scenes import begin, converse, new_session, result, said
+from tests.support.scripted_model import Say, ScriptedModel, call
+
+__all__ = ["Report", "killed"]
+
+Tell = Callable[[list[int]], None]
+Scene = Callable[[Path, Tell], Awaitable[None]]
+
+HALVES = (
+    "SELECT * FROM blob_refs WHERE entry NOT IN (SELECT id FROM entries) OR blob NOT IN (SELECT hash FROM blobs)",
+    "SELECT hash FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)",
+    "SELECT id FROM entries WHERE body_blob IS NOT NULL AND body_blob NOT IN (SELECT hash FROM blobs)",
+    "SELECT id FROM entries WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM entries)",
+    "SELECT id FROM sessions s WHERE deleted_ms IS NULL AND entries <> (SELECT total(session = s.id) FROM entries)",
+    "SELECT id FROM searchable WHERE text <> '' AND id NOT IN (SELECT id FROM entries_fts_docsize)",
+    "SELECT id FROM entries_fts_docsize WHERE id NOT IN (SELECT id FROM searchable)",
+    "SELECT seq FROM drafts",
+    # a prompt that was moved out of the inbox by halves is on the path twice
+    "SELECT content FROM messages WHERE content LIKE 'do it %' GROUP BY content HAVING count(*) > 1",
+)
+"""What finds a transaction of which only a part is there; each gives no row."""
+
+FRESH_AFTER = 25
+"""Kills that one database goes through before the next one begins."""
+
+
+@dataclass
+class Report:
+    """`kills` by scene; `failures` are tracebacks of those that looked at the database afterwards."""
+
+    kills: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def killed(directory: Path, *, create: int, log: int, turn: int) -> Report:
+    """Run all this in a process of its own, on databases below `directory`: each scene is killed at every statement
+    (1), at every second (2), and so on."""
+    command = [sys.executable, "-m", __name__, str(directory), str(create), str(log), str(turn)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
+    return Report(**json.loads(done.stdout))
+
+
+async def log(path: Path, tell: Tell) -> None:
+    """Everything that the store can write."""
+    store = await SqliteStore.open(path)
+    if not await _has_session(store):
+        await store.create_session(new_session())
+    leaf = (await store.open_session("s1")).row.leaf
+    user = await begin(store, "s1", f"do it {os.urandom(8).hex()}")
+    tell([user.id])
+    leaf, turn = user.id, user.turn
+    await store.save_draft("s1", after_leaf=leaf, turn=turn, message_id="m", text="I ", thought="")
+
+    async def add(*bodies: Any, release: bool = False) -> int:
+        nonlocal leaf
+        entries = [NewEntry(body=body, model="m1", usage=Usage(input_tokens=1)) for body in bodies]
+        stored = await store.append("s1", leaf=leaf, turn=turn, entries=entries, release=release)
+        tell([entry.id for entry in stored])
+        leaf = stored[-1].id
+        return leaf
+
+    answer = await add(said("I do", calls=1))
+    done = result(answer, "x" * 40_000)
+    await add(Started(call=done.call, why="free", announcement=done.announcement))
+    await add(File(call=done.call, path="/work/a", before=os.urandom(40_000), after_hash="0"), done)
+    await add(Mask(before=leaf, tokens_before=9, tokens_after=1))
+    summary = Checkpoint(
+        compaction_id="c", summary="so far", first_kept=None, method="prefix", tokens_before=9, tokens_after=1
+    )
+    restored = await add(summary)
+    await add(Restore(entry=restored))
+    await add(said("Done."), TurnEnd(stop="end_turn"), release=True)
+    await store.update_session("s1", SessionChanges(title="named"))
+    await store.learn("http://127.0.0.1", "m", {"context_window": 8_000})
+    await store.move_leaf("s1", leaf=leaf, to=answer, reason="undo")
+    await store.move_leaf("s1", leaf=answer, to=leaf, reason="redo")
+    await _fork_and_delete(store, leaf)
+    await store.close()
+
+
+async def turn(path: Path, tell: Tell) -> None:
+    """A turn of a session with a tool, streamed text and an end."""
+
+    class Teller(NoteTaker):
+        async def publish(self, event: Event) -> None:
+            if isinstance(event, EntryStored):
+                tell([event.entry.id])
+
+    async def act(**_: object) -> str:
+        return "acted " * 10_000
+
+    model = ScriptedModel(Say(text=["I ", "act"], calls=(call("act"),)), Say(thought="well", text=["Done", "."]))
+    async with opened(path.parent, model, tools={"act": Tool("write", act)}, client=Teller(), session_id="s1") as run:
+        await run.session.prompt(text("Act, please"))
+
+
+async def look(path: Path, told: list[int]) -> None:
+    """What holds after every kill. :raises AssertionError: it does not."""
+    store = await SqliteStore.open(path)
+    try:
+        if not await _has_session(store):
+            assert told == []
+            await store.create_session(new_session())
+        tail = await store.open_session("s1")
+        assert (tail.row.state, await store.queued("s1")) == ("idle", ())
+        assert await store.open_session("s1") == tail
+        path_ids = [entry.id async for batch in store.history("s1") for entry in batch]
+        for entry_id in told:
+            assert await store.entry(entry_id) is not None
+        assert set(told) <= set(path_ids) or tail.row.leaf in told, "only a move leaves stored entries behind"
+        before = Projection(tail.entries).context()
+        await converse(store, "s1", "and on it goes")
+        after = Projection((await store.tail("s1")).entries).context()
+        assert len(after.messages) > len(before.messages)
+    finally:
+        await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
+        for query in HALVES:
+            assert connection.execute(query).fetchall() == [], query
+
+
+async def prepare(path: Path, _: Tell) -> None:
+    """A database with a session in it."""
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session(cwd=str(path.parent)))
+    await converse(store, "s1", "hello")
+    await store.close()
+
+
+async def _has_session(store: SqliteStore) -> bool:
+    def found(sql: sqlite3.Connection) -> bool:
+        return sql.execute("SELECT 1 FROM sessions WHERE id = 's1'").fetchone() is not None
+
+    return await store._database.read(found)
+
+
+async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:
+    source = await store.session("s1")
+    name = f"f{os.getpid()}"
+    await store.create_session(new_session(name, conversation=source.conversation, leaf=leaf, forked_from="s1"))
+    await converse(store, name, "private words")
+    await store.delete_session(name)
+    await store.tidy()
+
+
+def fork(scene: Callable[[Tell], Awaitable[None]], *, kill_at: int | None) -> tuple[int, list[int], str]:
+    """Run `scene` in a child: how it ended (`os.waitstatus_to_exitcode`), what it told, what went wrong."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read_end)
+            if kill_at is not None:
+                _kill_at(kill_at)
+            asyncio.run(scene(lambda ids: _write(write_end, {"told": ids})))
+        except BaseException:  # noqa: BLE001  whatever it is, the parent reports it
+            _write(write_end, {"failure": traceback.format_exc()})
+            os._exit(1)
+        os._exit(0)
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as pipe:
+        lines = [json.loads(line) for line in pipe if line.endswith("\n")]
+    _, status = os.waitpid(pid, 0)
+    told = [entry for line in lines for entry in line.get("told", [])]
+    return os.waitstatus_to_exitcode(status), told, "".join(line.get("failure", "") for line in lines)
+
+
+def _write(descriptor: int, value: object) -> None:
+    os.write(descriptor, json.dumps(value).encode() + b"\n")
+
+
+def _kill_at(number: int) -> None:
+    """From now on the process dies as SQLite begins its `number`th statement, on whichever connection."""
+    connect, numbers = sqlite3.connect, count(1)
+
+    def trace(_: str) -> None:
+        if next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.set_trace_callback(trace)
+        return connection
+
+    sqlite3.connect = traced  # type: ignore[assignment]
+
+
+def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, report: Report, *, step: int) -> None:
+    """Kill `scene` at every `step`th statement until it ends before it is killed."""
+    for number, place in zip(count(1, step), _places(directory / name, start), strict=False):
+        ended, told, failure = fork(lambda tell, place=place: scene(place, tell), kill_at=number)
+        if ended == 0:
+            return
+        if ended == -signal.SIGKILL:
+            report.kills[name] = report.kills.get(name, 0) + 1
+            _, _, failure = fork(lambda _, place=place, told=told: look(place, told), kill_at=None)
+        if failure:
+            report.failures.append(f"{name}, killed at statement {number}:\n{failure}")
+
+
+def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
+    """Databases, each for a number of kills; without `start` each for one, and not there yet."""
+    for number in count():
+        place = directory / str(number if start is None else number // FRESH_AFTER) / "crow.db"
+        if start is not None and not place.exists():
+            fork(lambda tell, place=place: start(place, tell), kill_at=None)
+        yield place
+        if start is None:
+            shutil.rmtree(place.parent, ignore_errors=True)
+
+
+def main(directory: str, *steps: str) -> None:
+    """See `killed`."""
+    report = Report()
+    gc.freeze()  # a child must not copy the pages of all that was imported
+    scenes: tuple[tuple[str, Scene, Scene | None], ...] = (
+        ("create", _create, None),
+        ("log", log, prepare),
+        ("turn", turn, prepare),
+    )
+    for (name, scene, start), step in zip(scenes, steps, strict=True):
+        kill_in(name, scene, start, Path(directory), report, step=int(step))
+    print(json.dumps(asdict(report)))
+
+
+async def _create(path: Path, tell: Tell) -> None:
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    await store.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

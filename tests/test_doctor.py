@@ -1,0 +1,153 @@
+"""`crow doctor` and `crow models`, run as a person runs them, against a real server on the loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "tests" / "tools" / "servers" / "tiny.py"
+
+
+def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), **env}
+    command = [sys.executable, "-m", "crow", *arguments]
+    return subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True, timeout=60)
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    assert done.stderr == ""
+    return {each["check"]: each for each in map(json.loads, done.stdout.splitlines())}
+
+
+def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {check: each["state"] for check, each in findings(done).items()}
+
+
+def obliging(request: Recorded) -> Reply:
+    return calls(("report_word", {"word": "ready"})) if "tools" in request.body else text("rea", "dy")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with FakeEndpoint.in_thread(otherwise=obliging) as server:
+        yield server
+
+
+def asked(endpoint: FakeEndpoint, **env: str) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": "sk-secret-123456",
+        "CROW_MODEL": "fake-model",
+        **env,
+    }
+
+
+def test_a_sound_endpoint_passes_every_check(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    (tmp_path / "config.toml").write_text("model.context_window = 64000\n")
+    (tmp_path / "config.toml").chmod(0o600)
+    server = f"{sys.executable} {TINY}"
+    done = run(tmp_path, "doctor", "--json", "--mcp", server, **asked(endpoint))
+    assert states(done) == {
+        "configuration": "ok",
+        "database": "ok",
+        "endpoint": "ok",
+        "key": "ok",
+        "model": "ok",
+        "streaming": "ok",
+        "usage": "ok",
+        "context window": "ok",
+        "tool calling": "ok",
+        "tools": "ok",
+        f"MCP server {Path(sys.executable).name}": "ok",
+    }
+    assert done.returncode == 0
+
+
+def test_what_is_wrong_is_said_with_what_to_do(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.models = ["fake-model-2"]
+    endpoint.script(body(b'data: {"choices":[{"delta":{"content":"All of it at once."},"finish_reason":"stop"}]}\n\n'))
+    endpoint.script(text("I can call no tools."))
+    done = run(tmp_path, "doctor", "--json", **asked(endpoint))
+    found = findings(done)
+    assert {check: each["state"] for check, each in found.items() if each["state"] != "ok"} == {
+        "model": "warning",
+        "streaming": "warning",
+        "usage": "warning",
+        "context window": "warning",
+        "tool calling": "failed",
+    }
+    assert found["model"]["advice"] == "Did you mean fake-model-2? crow models lists them all."
+    assert "tool call parser" in found["tool calling"]["advice"]
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("case", ["key", "server", "configuration", "database", "nothing"])
+def test_each_failure_is_named_and_what_it_makes_pointless_is_left_out(
+    tmp_path: Path, endpoint: FakeEndpoint, case: str
+) -> None:
+    env = asked(endpoint)
+    match case:
+        case "key":
+            (tmp_path / "config.toml").write_text(
+                '[providers.far]\nbase_url = "http://far.invalid/v1"\nmodels = ["m"]\n'
+            )
+            env = {}
+            expected = {"key": "failed"}
+        case "server":
+            env |= {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+            expected = {"endpoint": "failed", "answers": "skipped"}
+        case "configuration":
+            (tmp_path / "config.toml").write_text("model.context_window = 1\n")
+            expected = {"configuration": "failed", "model": "skipped"}
+        case "database":
+            (tmp_path / "crow.db").write_bytes(b"no database" * 1000)
+            expected = {"database": "failed", "context window": "warning"}
+        case _:
+            env = {}
+            expected = {"model": "failed"}
+    done = run(tmp_path, "doctor", "--json", **env)
+    assert {check: state for check, state in states(done).items() if state != "ok"} == expected
+    assert done.returncode == 1
+
+
+def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    def refusing(request: Recorded) -> Reply:
+        return failing(401, "Incorrect API key provided: sk-secret-123456")
+
+    endpoint._reply = refusing  # type: ignore[method-assign]
+    done = run(tmp_path, "doctor", **asked(endpoint))
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed")]
+    assert line.startswith("failed   key")
+    assert "refused the key: Incorrect API key provided: [secret]" in line
+    assert "sk-secret" not in done.stdout + done.stderr
+    assert done.returncode == 1
+
+
+def test_the_built_in_model_is_examined_without_any_endpoint(tmp_path: Path) -> None:
+    done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
+    assert set(states(done).values()) == {"ok"}
+    assert done.returncode == 0
+
+
+def test_models_are_listed_one_a_line(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.models = ["b", "a"]
+    assert [line.split("\t")[0] for line in run(tmp_path, "models", **asked(endpoint)).stdout.splitlines()] == [
+        "b",
+        "a",
+    ]
+    (tmp_path / "config.toml").write_text(f'[providers.here]\nbase_url = "{endpoint.base_url}"\n')
+    done = run(tmp_path, "models", "here", "--json")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"name": "b"}, {"name": "a"}]
+    done = run(tmp_path, "models", "there")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('crow: No provider "there" in ')

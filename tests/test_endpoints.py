@@ -1,0 +1,183 @@
+"""Providers and models as the user's file names them, and what each name comes to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from crow.domain.errors import AuthError, ConfigError
+from crow.endpoints import endpoint_of
+from crow.llm.endpoint import Endpoint, Timeouts
+from crow.settings import Loaded, load_settings, names_offered, target_of
+from crow.settings.key import key_from
+from crow.settings.presets import PRESETS, Fact, preset_at
+
+FILE = """
+[model]
+name = "small"
+base_url = "http://localhost:11434/v1"
+context_window = 9000
+
+[providers.openrouter]
+models = ["anthropic/claude-x"]
+headers = { X-Title = "crow" }
+idle_timeout_s = 20
+
+[providers.work]
+base_url = "https://models.example/v1/"
+api_key_command = ["print-key"]
+connect_timeout_s = 5
+proxy = "http://proxy.example:3128"
+ca_file = "/etc/work.pem"
+extra_body = { user = "me" }
+
+[models."work/large"]
+name = "large-2026"
+context_window = 64000
+max_output_tokens = 4000
+thought_level = "high"
+takes_images = false
+input_price = 1.0
+output_price = 4.0
+extra_body = { temperature = 0.1 }
+
+[models.cheap]
+provider = "openrouter"
+name = "some/model"
+"""
+
+
+def load(home: Path, toml: str, **env: str) -> Loaded:
+    (home / "config.toml").write_text(toml, "utf-8")
+    return load_settings({}, {"CROW_HOME": str(home), **env})
+
+
+def endpoint(home: Path, name: str, toml: str = FILE, **env: str) -> Endpoint:
+    loaded = load(home, toml, **env)
+    assert loaded.problem is None, loaded.problem
+    return endpoint_of(target_of(name, loaded.settings))
+
+
+def problem(home: Path, toml: str) -> str:
+    return str(load(home, toml).problem).removeprefix(f"{home / 'config.toml'}: ")
+
+
+def test_the_names_to_choose_from_are_those_of_the_file_the_default_first(tmp_path: Path) -> None:
+    assert names_offered(load(tmp_path, FILE).settings) == (
+        "small",
+        "work/large",
+        "cheap",
+        "openrouter/anthropic/claude-x",
+    )
+
+
+def test_a_provider_and_a_model_of_the_file_make_one_endpoint(tmp_path: Path) -> None:
+    assert endpoint(tmp_path, "work/large") == Endpoint(
+        base_url="https://models.example/v1",
+        model="large-2026",
+        api_key="pending",
+        key_hint="Set providers.work.api_key_env or providers.work.api_key_command",
+        context_window=64000,
+        max_output_tokens=4000,
+        takes_images=False,
+        input_price=1.0,
+        output_price=4.0,
+        timeouts=Timeouts(connect_s=5.0),
+        extra_body={"user": "me", "temperature": 0.1},
+        thought_level="high",
+        proxy="http://proxy.example:3128",
+        ca_file="/etc/work.pem",
+    )
+
+
+def test_a_preset_gives_what_the_file_leaves_out_and_the_key_comes_from_its_variable(tmp_path: Path) -> None:
+    made = endpoint(tmp_path, "openrouter/anthropic/claude-x", OPENROUTER_API_KEY="sk-or-1")
+    assert (made.base_url, made.model, made.api_key) == (
+        "https://openrouter.ai/api/v1",
+        "anthropic/claude-x",
+        "sk-or-1",
+    )
+    assert (made.thinking, made.cache, made.headers) == ("reasoning", "marker", (("X-Title", "crow"),))
+    assert made.timeouts == Timeouts(idle_s=20.0)
+    cheap = endpoint(tmp_path, "cheap")
+    assert (cheap.base_url, cheap.model) == ("https://openrouter.ai/api/v1", "some/model")
+    with pytest.raises(AuthError, match="OPENROUTER_API_KEY"):
+        cheap.check()
+
+
+def test_any_other_name_is_a_model_of_the_default_endpoint(tmp_path: Path) -> None:
+    small, other = endpoint(tmp_path, "small"), endpoint(tmp_path, "library/other:7b")
+    assert (small.base_url, small.model, small.context_window) == ("http://localhost:11434/v1", "small", 9000)
+    assert (other.base_url, other.model, other.context_window) == (
+        "http://localhost:11434/v1",
+        "library/other:7b",
+        None,
+    )
+    named = 'model.name = "openai/gpt"\nmodel.base_url = "https://openrouter.ai/api/v1"\n[providers.openai]'
+    assert endpoint(tmp_path, "openai/gpt", named).base_url == "https://openrouter.ai/api/v1"
+    assert endpoint(tmp_path, "openai/other", named).base_url == "https://api.openai.com/v1"
+
+
+def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
+    loaded = load(tmp_path, FILE, OPENROUTER_API_KEY="sk-or-1")
+    sources = {key: source for key, source in loaded.sources.items() if key.startswith("providers.openrouter")}
+    assert sources == {
+        "providers.openrouter.models": "config.toml",
+        "providers.openrouter.headers": "config.toml",
+        "providers.openrouter.idle_timeout_s": "config.toml",
+        "providers.openrouter.api_key": "environment OPENROUTER_API_KEY",
+    }
+    assert loaded.value('models."work/large".name') == "large-2026"
+    assert "sk-or-1" in loaded.settings.secrets()
+    assert "sk-or-1" not in repr(loaded)
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[providers.mine]\n", "providers.mine has no base_url; set one. Without it there are the presets openai, "),
+        ("[providers.openai]\nbase_ulr = 1", "there is no setting providers.openai.base_ulr; did you mean "),
+        ('[providers.openai]\nproxy = "x"', 'providers.openai.proxy is "x"; expected an http or https URL'),
+        (
+            "[providers.openai]\nidle_timeout_s = 0",
+            "providers.openai.idle_timeout_s is 0; expected a number of seconds",
+        ),
+        ("[providers.openai]\napi_key = 7", "providers.openai.api_key is something else (not shown: it may be secret)"),
+        ('[providers.openai]\napi_key_command = "x"', 'providers.openai.api_key_command is "x"; expected a command as'),
+        ("providers = 3", "providers is 3; expected tables: [providers.NAME]"),
+        ("providers.openai = 3", "providers.openai is 3; expected a table: [providers.openai]"),
+        (
+            '[models."a/b"]\nthought_level = "x"',
+            'models."a/b".thought_level is "x"; expected "off", "low", "medium" or',
+        ),
+        ('[models.a]\nprovider = "gone"', 'models.a.provider is "gone"; add [providers.gone]'),
+        ("[models.a]\ncontext_window = 10", "models.a.context_window is 10; expected a whole number of tokens"),
+    ],
+)
+def test_an_error_in_a_named_table_names_table_key_and_value(tmp_path: Path, toml: str, words: str) -> None:
+    assert problem(tmp_path, toml).startswith(words)
+
+
+def test_a_command_gives_a_key_or_says_why_not() -> None:
+    python = sys.executable
+    assert key_from([python, "-c", "print('sk-1\\nmore')"]) == "sk-1"
+    with pytest.raises(ConfigError, match="ended with code 3: no such entry"):
+        key_from([python, "-c", "import sys; print('no such entry', file=sys.stderr); sys.exit(3)"])
+    with pytest.raises(ConfigError, match="printed no key"):
+        key_from([python, "-c", ""])
+    with pytest.raises(ConfigError, match="cannot be started: No such file"):
+        key_from(["/nowhere/at-all"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_value_of_a_preset_has_its_public_source(name: str) -> None:
+    preset = PRESETS[name]
+    facts = [getattr(preset, field) for field in preset.__dataclass_fields__]
+    for fact in facts:
+        assert fact is None or (isinstance(fact, Fact) and fact.source.startswith("https://"))
+    found = preset_at(preset.base_url.value)
+    assert found is not None
+    assert urlsplit(found.base_url.value).hostname == urlsplit(preset.base_url.value).hostname

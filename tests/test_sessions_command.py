@@ -1,0 +1,320 @@
+"""What a person does with old sessions on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+from datetime import datetime
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+
+import anyio
+import pytest
+
+from crow.cli import main
+from crow.cli.dates import ago_ms, day_ms
+from crow.cli.output import counted, on_one_line, safe, unique_prefixes
+from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Usage
+from crow.store import NewSession, SessionChanges
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import add, begin, result, said
+
+EVIL = "\x1b]0;owned\x07 title\twith `ticks`"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "CROW_MODEL", "CROW_LOG", "CROW_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("CROW_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def told(home: Path) -> Path:
+    """Two sessions with a call and a compaction each, one with a title that would steer a terminal."""
+    anyio.run(tell, home)
+    return home
+
+
+async def tell(home: Path) -> None:
+    store = await SqliteStore.open(home / "crow.db")
+    try:
+        for name, cwd, title in (("aaaa1111-one", "/one", "First"), ("aaaa2222-two", "/two", EVIL)):
+            await store.create_session(NewSession(id=name, cwd=cwd, model="m1", mode="ask", title=title))
+            user = await begin(store, name, f"look for the needle in {cwd}")
+            usage = Usage(input_tokens=1000, output_tokens=10, cached_tokens=500)
+            (asked,) = await store.append(
+                name,
+                leaf=user.id,
+                turn=1,
+                entries=[NewEntry(body=said("I look.", calls=1), model="m1", usage=usage, cost=0.5)],
+            )
+            text = "\n".join(f"line {number} ```" for number in range(40))
+            await add(
+                store,
+                name,
+                result(asked.id, text),
+                Reminder(text="secret reminder"),
+                Checkpoint(compaction_id="k", summary="All was found.", first_kept=None),
+                Assistant(text="Found.", message_id="a", thought="Hm."),
+                TurnEnd(stop="end_turn"),
+                release=True,
+            )
+        await store.update_session("aaaa2222-two", SessionChanges(alias="cli:default"))
+    finally:
+        await store.close()
+
+
+def crow(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What `crow sessions ...` prints when all is well."""
+    assert main(["sessions", *arguments]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one sentence of `crow sessions ...` that a user can act on."""
+    assert main(["sessions", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("crow: ")
+    assert err.count("\n") == 1
+    return err[len("crow: ") : -1]
+
+
+SEVERAL = """
+import json, sys
+from crow.cli import main
+for arguments in json.loads(sys.argv[1]):
+    assert main(["sessions", *arguments]) == 0
+    print("\f", flush=True)
+"""
+
+
+def on_terminal(*commands: tuple[str, ...], width: int) -> list[list[str]]:
+    """The lines of each command that a person sees on a terminal of that width."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": str(width)}
+    script = [sys.executable, "-c", SEVERAL, json.dumps(commands)]
+    process = subprocess.Popen(script, stdin=theirs, stdout=theirs, env=environment)
+    os.close(theirs)
+    data = b""
+    try:
+        while piece := os.read(ours, 65536):
+            data += piece
+    except OSError:  # the other end is closed: all was read
+        pass
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    pages = data.decode().replace("\r\n", "\n").split("\f\n")[:-1]
+    return [[line.rstrip() for line in page.splitlines()] for page in pages]
+
+
+def test_commands_before_there_is_a_database_say_so_and_make_none(home: Path, capfd: pytest.CaptureFixture[str]):
+    for arguments in ((), ("search", "x"), ("stats",), ("prune", "--older-than", "1d"), ("export", "--all")):
+        assert crow(capfd, *arguments) == ""
+    for arguments in (("show", "x"), ("delete", "x"), ("--continue",), ("backup", "x.db"), ("export", "x")):
+        assert refused(capfd, *arguments) == f"There are no sessions yet: {home / 'crow.db'} does not exist."
+    assert not home.exists()
+
+
+def test_search_prints_a_line_a_hit_or_json(told: Path, capfd: pytest.CaptureFixture[str]):
+    lines = [line.split("\t") for line in crow(capfd, "search", "the", "NEEDLE").splitlines()]
+    assert [(line[0], *line[2:]) for line in lines] == [
+        ("aaaa2222-two", "user", "look for the needle in /two"),
+        ("aaaa1111-one", "user", "look for the needle in /one"),
+    ]
+    (hit,) = map(
+        json.loads, crow(capfd, "search", "needle", "--cwd", "/one", "--json", "--since", "2020-01-01").splitlines()
+    )
+    assert (hit["session"], hit["kind"], hit["snippet"]) == ("aaaa1111-one", "user", "look for the needle in /one")
+    assert crow(capfd, "search", "needle", "--until", "2020-01-01") == ""
+    assert crow(capfd, "search", "needle", "--model", "other") == ""
+
+
+def test_stats_are_summed_by_what_is_asked(told: Path, capfd: pytest.CaptureFixture[str]):
+    assert crow(capfd, "stats", "--by", "model") == "m1\t2\t2000\t1000\t20\t1.0000\n"
+    rows = [json.loads(line) for line in crow(capfd, "stats", "--json").splitlines()]
+    assert sorted(row["session"] for row in rows) == ["aaaa1111-one", "aaaa2222-two"]
+    assert {key: rows[0][key] for key in ("tokens_in", "tokens_out", "tokens_cached", "cost", "requests")} == {
+        "tokens_in": 1000, "tokens_out": 10, "tokens_cached": 500, "cost": 0.5, "requests": 1,
+    }  # fmt: skip
+    assert refused(capfd, "stats", "--by", "week") == (
+        '--by is "week"; expected session, model or day, or some of them: model,day.'
+    )
+
+
+def test_the_newest_of_a_directory_is_named(told: Path, capfd: pytest.CaptureFixture[str]):
+    assert crow(capfd, "--continue", "--cwd", "/one") == "aaaa1111-one\n"
+    assert refused(capfd, "--continue", "--cwd", "/three") == (
+        'No session in /three. Run "crow sessions" to list those of other directories.'
+    )
+
+
+def test_a_session_is_shown_as_a_transcript(told: Path, capfd: pytest.CaptureFixture[str]):
+    text = crow(capfd, "show", "aaaa1")
+    assert text.startswith("# First\n\n- session: aaaa1111-one\n- directory: /one\n")
+    assert "\n\nlook for the needle in /one\n\n## m1\n\nI look.\n\n- **Read notes.txt** (done, 0.0 s)\n\n````\n" in text
+    assert "> All was found.\n" in text
+    assert text.endswith("## m1\n\nFound.\n\n")
+    for hidden in ("secret reminder", "Hm.", "line 30"):
+        assert hidden not in text
+    full = crow(capfd, "show", "--full", "aaaa1")
+    assert "> Hm.\n" in full
+    assert "line 39" in full
+    kinds = [json.loads(line)["kind"] for line in crow(capfd, "show", "aaaa1", "--json").splitlines()]
+    assert kinds == ["user", "assistant", "tool", "reminder", "checkpoint", "assistant", "turn_end"]
+    assert "\x1b" not in crow(capfd, "show", "cli:default")
+
+
+def test_nothing_stored_steers_a_terminal_and_tables_fit_its_width(told: Path):
+    commands = ((), ("search", "needle"), ("stats",), ("stats", "--by", "model,day"), ("show", "cli:default"))
+    for width in (80, 140):
+        listed, _, stats, *_ = pages = on_terminal(*commands, width=width)
+        for lines in pages:
+            assert all(len(line) <= width for line in lines), lines
+            assert not any("\x07" in line or "\x1b]" in line for line in lines)
+        assert {line.split()[0] for line in listed[2:]} == {"aaaa1111", "aaaa2222"}
+        assert [line.split() for line in (stats[0], stats[-1])] == [
+            ["Session", "Title", "Requests", "In", "Cached", "Out", "Cost", "$"],
+            ["Total", "2", "2,000", "1,000", "20", "1.0000"],
+        ]
+
+
+def test_archived_sessions_leave_the_list_and_come_back(told: Path, capfd: pytest.CaptureFixture[str]):
+    assert crow(capfd, "archive", "aaaa1") == 'aaaa1111-one "First": archived\n'
+    assert [line.split("\t")[0] for line in crow(capfd).splitlines()] == ["aaaa2222-two"]
+    assert [line.split("\t")[0] for line in crow(capfd, "--archived").splitlines()] == ["aaaa1111-one"]
+    assert json.loads(crow(capfd, "unarchive", "aaaa1", "--json")) == {
+        "id": "aaaa1111-one", "title": "First", "archived": False,
+    }  # fmt: skip
+    assert len(crow(capfd).splitlines()) == 2
+
+
+def test_an_export_is_imported_elsewhere_once(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "x.jsonl"
+    assert crow(capfd, "export", "--all", "-o", str(file)) == f"Wrote {file} ({file.stat().st_size:,} bytes).\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    data = file.read_bytes()
+    assert crow(capfd, "export", "aaaa1", "cli:default").encode() == data
+    assert refused(capfd, "export", "--all", "-o", str(file)) == (
+        f"{file} exists already. Name a file that does not, so that nothing is overwritten."
+    )
+    assert refused(capfd, "export") == "Name the sessions to export, or give --all."
+    monkeypatch.setenv("CROW_HOME", str(tmp_path / "elsewhere"))
+    assert crow(capfd, "import", str(file)) == (
+        "aaaa1111-one: imported with 7 entries\naaaa2222-two: imported with 7 entries\n"
+    )
+    assert crow(capfd, "import", str(file)) == (
+        "aaaa1111-one: is here already; left as it is\naaaa2222-two: is here already; left as it is\n"
+    )
+    assert crow(capfd, "export", "--all").encode() == file.read_bytes() == data
+    (row,) = map(json.loads, crow(capfd, "--cwd", "/two", "--json").splitlines())
+    assert (row["mode"], row["alias"], row["model"]) == ("ask", None, "")
+    (tmp_path / "notes.txt").write_text("# Notes\n")
+    assert refused(capfd, "import", str(tmp_path / "notes.txt")) == (
+        f'{tmp_path / "notes.txt"}, line 1: it is no crow export; expected {{"type":"crow","format":1}}.'
+        " Nothing was imported."
+    )
+    missing = tmp_path / "missing.jsonl"
+    assert refused(capfd, "import", str(missing)) == f"{missing} cannot be read: No such file or directory."
+
+
+def test_markdown_is_written_for_people(told: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    file = tmp_path / "x.md"
+    crow(capfd, "export", "--all", "--format", "markdown", "-o", str(file))
+    text = file.read_text()
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [
+        "# ␛]0;owned␇ title with `ticks`",
+        "# First",
+    ]
+    assert "line 39" in text
+
+
+def test_deleting_and_pruning_remove_what_they_name(told: Path, capfd: pytest.CaptureFixture[str]):
+    assert refused(capfd, "delete", "a1b2") == 'No session "a1b2". Run "crow sessions" to list them.'
+    assert refused(capfd, "delete", "aaaa") == (
+        '"aaaa" begins the ids of 2 sessions: aaaa2222-two, aaaa1111-one. Give more of the id.'
+    )
+    assert crow(capfd, "delete", "aaaa1") == 'aaaa1111-one "First": deleted\n'
+    assert crow(capfd, "prune", "--older-than", "30d", "--dry-run") == ""
+    listed = crow(capfd, "prune", "--older-than", "2999-01-01", "--dry-run")
+    assert listed.split("\t")[0] == "aaaa2222-two"
+    assert len(crow(capfd).splitlines()) == 1
+    assert crow(capfd, "prune", "--older-than", "2999-01-01") == listed
+    assert crow(capfd) == ""
+    assert refused(capfd, "prune", "--older-than", "soon") == (
+        '--older-than is "soon"; expected an age such as 12h, 30d, 8w, 6m or 2y, or a date such as 2026-11-01.'
+    )
+    assert crow(capfd, "vacuum").endswith(" MB now.\n")
+
+
+def test_a_backup_goes_to_a_file_or_into_a_directory(told: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    file = tmp_path / "b.db"
+    assert crow(capfd, "backup", str(file)).startswith(f"Wrote {file} (0.")
+    (tmp_path / "backups").mkdir()
+    done = json.loads(crow(capfd, "backup", str(tmp_path / "backups"), "--json"))
+    (made,) = (tmp_path / "backups").iterdir()
+    assert done == {"path": str(made), "bytes": made.stat().st_size, "sessions": 2, "entries": 14}
+
+
+NOW = datetime.fromisoformat("2026-03-31T12:00:00").astimezone()
+
+
+def local_ms(moment: str) -> int:
+    return round(datetime.fromisoformat(moment).astimezone().timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("age", "moment"),
+    [
+        ("12h", "2026-03-31T00:00"),
+        ("30d", "2026-03-01T12:00"),
+        ("2w", "2026-03-17T12:00"),
+        ("1m", "2026-02-28T12:00"),
+        ("1y", "2025-03-31T12:00"),
+        ("2026-01-02", "2026-01-02T00:00"),
+    ],
+)
+def test_ages_are_counted_from_now(age: str, moment: str):
+    off_ms = ago_ms("--older-than", age, now=NOW) - local_ms(moment)
+    assert abs(off_ms) <= 3_600_000, "a change to summer time is no matter"
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "-3d", "3 d", "9999999y", "99999y", "2026-13-01", "٣d"])
+def test_what_is_no_age_is_named(age: str):
+    with pytest.raises(ArgumentError) as named:
+        ago_ms("--older-than", age, now=NOW)
+    assert str(named.value).startswith(f'--older-than is "{age}"; expected an age such as 12h')
+
+
+def test_a_day_begins_at_midnight_here_and_ends_with_the_next():
+    begins, ends = day_ms("--since", "2026-11-01"), day_ms("--until", "2026-11-01", days_later=1)
+    assert (begins, ends) == (local_ms("2026-11-01T00:00"), local_ms("2026-11-02T00:00"))
+    assert day_ms("--until", "2026-11-01T10:00+00:00", days_later=1) == 1793527200000
+
+
+def test_text_is_made_harmless_and_ids_short():
+    assert safe("a\x1b[2J\nb\tc\r\x7f\x9b") == "a␛[2J\nb\tc␍␡\ufffd"
+    assert on_one_line(" a\n\tb \x00") == "a b ␀"
+    assert [counted(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
+        "1 entry", "2 entries", "1,000 sessions",
+    ]  # fmt: skip
+    assert unique_prefixes(["abc", "abcdefghij", "abcdefghijk", "b" * 40]) == {
+        "abc": "abc",
+        "abcdefghij": "abcdefghij",
+        "abcdefghijk": "abcdefghijk",
+        "b" * 40: "b" * 8,
+    }
