@@ -32,8 +32,8 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL)
 	@$(BIN)/crow demo
 
-test: $(READY) ## run the tests
-	$(BIN)/pytest
+test: $(READY) ## run the tests, on two cores
+	$(BIN)/pytest --numprocesses 2
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -20,14 +21,15 @@ import anyio
 from crow import __version__
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
+from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, ModelInfo
-from crow.settings import OFFLINE, Loaded, names_offered, target_of
+from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
 from crow.store import Store
-from crow.tools import Log, McpServer, Plan, Workspace
+from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 
 if TYPE_CHECKING:
     from crow.frontend.agent import Kit
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from crow.store.upkeep import Upkeep
     from crow.trace.record import Recorder
 
-__all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "upkeep_of"]
+__all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "server_from", "upkeep_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +126,9 @@ class Wiring:
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=self._settings.editor.terminals,
+            servers=tuple(
+                server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
+            ),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
@@ -153,6 +158,7 @@ class Wiring:
             templates=self._templates,
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
+                rules=user_rules(self._settings.permissions.allow, self._settings.permissions.deny),
                 compaction=CompactionSettings(
                     auto=compaction.auto,
                     threshold=compaction.threshold,
@@ -171,11 +177,19 @@ class Wiring:
         return DiskWorkspace(cwd, directories)
 
     def _open_toolbox(
-        self, workspace: Workspace, log: Log, plan: Plan, servers: Sequence[McpServer]
+        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
     ) -> AbstractAsyncContextManager[WaitableToolbox]:
-        from crow.tools.mcp_client import open_toolbox
+        from crow.tools.mcp_client import ToolSettings, open_toolbox
 
-        return open_toolbox(workspace, log, plan, servers, start_timeout_s=self._settings.limits.mcp_start_timeout_s)
+        limits = self._settings.limits
+        settings = ToolSettings(
+            start_timeout_s=limits.mcp_start_timeout_s,
+            call_timeout_s=limits.mcp_call_timeout_s,
+            offered=limits.offered_tools,
+            skill_folders=(self._loaded.paths.config_file.parent / "skills",),
+            fetches_private=self._settings.permissions.fetch_private,
+        )
+        return open_toolbox(workspace, ports, servers, settings)
 
     def _check(self, name: str) -> None:
         """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
@@ -252,6 +266,25 @@ def find_hooks(group: str) -> list[NamedHook]:
     from importlib.metadata import entry_points  # reads every installed package's metadata: only when it is needed
 
     return [(f"{point.name} ({point.value})", point.load) for point in entry_points(group=group)]
+
+
+def server_from(name: str, settings: McpServerSettings) -> McpServer:
+    """A server of the user's file."""
+    settings, problem = expanded(settings, os.environ)
+    read_only = settings.read_only
+    options = ServerOptions(
+        allow=settings.allow_tools,
+        deny=settings.deny_tools,
+        read_only=read_only if isinstance(read_only, tuple) else ("*",) if read_only else (),
+        start_timeout_s=settings.start_timeout_s,
+        call_timeout_s=settings.call_timeout_s,
+        problem=problem,
+    )
+    if settings.url is not None:
+        headers = tuple(settings.headers.items())
+        return HttpServer(name=name, url=settings.url, headers=headers, transport=settings.transport, options=options)
+    env = tuple(settings.env.items())
+    return StdioServer(name=name, command=settings.command or "", args=settings.args, env=env, options=options)
 
 
 class Imports:

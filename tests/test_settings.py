@@ -89,7 +89,7 @@ def test_a_flag_for_a_number_is_read_as_one(home: Path) -> None:
         ("model = 3", "model is 3; expected a table: [model]"),
         ("[model]\ncontxt_window = 3", "there is no setting model.contxt_window; did you mean model.context_window?"),
         ('[modle]\nname = "x"', "there is no setting modle.name; did you mean model.name?"),
-        ("[zzz]", "there is no setting zzz; there are models, providers, model.name, "),
+        ("[zzz]", "there is no setting zzz; there are models, providers, mcp_servers, model.name, "),
         ("name =", "not valid TOML: "),
     ],
 )

@@ -35,8 +35,8 @@ class Client(Protocol):
 
     async def ask(
         self, question: PermissionQuestion
-    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]:
-        """Ask the user. An editor that cannot ask, fails, or answers nonsense means `reject_once`."""
+    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask"]:
+        """Ask the user. An editor that answers nonsense means `reject_once`, one that fails `cannot_ask`."""
         ...
 
     @property

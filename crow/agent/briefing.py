@@ -14,7 +14,7 @@ from crow.agent.branch import Branch
 from crow.agent.prompt import MODES, ROLE, Facts, build_prompt, changes, facts_now, facts_told
 from crow.domain.entries import NewEntry, Note, Prompt, Remark
 from crow.domain.messages import ToolSpec
-from crow.tools import ServerStatus
+from crow.tools import ServerStatus, Skill
 
 __all__ = ["Briefing"]
 
@@ -33,11 +33,13 @@ class Briefing:
         self._checkpoint = self._branch.projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
-    async def begin_turn(self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus]) -> None:
+    async def begin_turn(
+        self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()
+    ) -> None:
         """Look around, and write a prompt entry if the newest one no longer fits."""
         row = self._branch.row
         self._tools = tuple(tools)
-        self._facts = await facts_now(row.cwd, row.mode, servers)
+        self._facts = await facts_now(row.cwd, row.mode, servers, skills)
         newest = self._branch.prompt
         if newest is None or (newest.cwd, newest.model, newest.tools) != (row.cwd, row.model, self._tools):
             await self._branch.record([*place_changed(newest, row.cwd), NewEntry(body=await self.fresh_prompt())])

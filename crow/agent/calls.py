@@ -2,7 +2,7 @@
 
 Strategy: every call is announced before anything runs. Calls that write files are barriers in call order; what stands
 between two barriers is asked about in call order and then runs at once. `started` is stored before a call runs, so
-that whatever may have touched the world is known after a crash. Knows tools, the user and the log as protocols only.
+that whatever may have touched the world is known after a crash. Knows tools, permissions and the log; not who is asked.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ from dataclasses import dataclass
 
 import anyio
 
-from crow.agent import Client, PermissionQuestion
+from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
-from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
-from crow.domain.entries import Assistant, CallRef, Entry, NewEntry, Started, ToolResult
+from crow.domain.entries import Assistant, CallRef, Entry, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
-from crow.store import SessionChanges
 from crow.tools import Offer, Outcome, Toolbox
 
 __all__ = ["Calls"]
 
-CLIENT_REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
 CANCELLED_SHOWN = "Cancelled."
 
 
@@ -46,20 +43,21 @@ class Calls:
     """
 
     def __init__(
-        self, branch: Branch, client: Client, toolbox: Toolbox, seen_by_model: Callable[[str, int], int]
+        self, branch: Branch, permissions: Permissions, toolbox: Toolbox, seen_by_model: Callable[[str, int], int]
     ) -> None:
         self.ran = False
         self.dismissed = False
         self._branch = branch
-        self._client = client
+        self._permissions = permissions
         self._toolbox = toolbox
         self._seen_by_model = seen_by_model
         self._beside = 1
         self._open: dict[CallRef, OpenCall] = {}
+        self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
 
-    async def run(self, entry: Entry, answer: Assistant) -> None:
-        """Run all calls of `answer`, which `entry` holds.
+    async def run(self, entry: Entry, answer: Assistant) -> tuple[tuple[ToolCall, ToolResult], ...]:
+        """Run all calls of `answer`, which `entry` holds; they and their results, in call order.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
@@ -70,7 +68,7 @@ class Calls:
             for call in group:
                 why = await self._allowed(call, look_again=wrote)
                 if self.dismissed:
-                    return
+                    return ()
                 if why is not None:
                     allowed.append((call, why))
             async with anyio.create_task_group() as tasks:
@@ -79,6 +77,8 @@ class Calls:
             if self._failure is not None:
                 raise self._failure
             wrote = wrote or any(call.offer.is_barrier for call in group)
+        results, self._results = self._results, {}
+        return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
 
     async def end_open(self) -> None:
         """Tell the client that announced calls without a result are over."""
@@ -108,42 +108,12 @@ class Calls:
         if offer.fault is not None:
             await self._answer(opened, Outcome(text=offer.fault, is_error=True))
             return None
-        row = self._branch.row
-        rules = [rule for value in row.permissions if (rule := rule_from(value)) is not None]
-        match decide(opened.call.name, offer, row.mode, rules):
-            case Allow(why=why):
-                return why
-            case Refuse(words=words):
-                await self._answer(opened, Outcome(text=words, is_error=True))
-                return None
-            case Ask():
-                return await self._ask(opened, offer)
-
-    async def _ask(self, opened: OpenCall, offer: Offer) -> str | None:
-        always = rule_for(opened.call.name, offer, allow=True)
-        answer = await self._client.ask(
-            PermissionQuestion(
-                call=opened.ref,
-                name=opened.call.name,
-                arguments=opened.call.arguments,
-                offer=offer,
-                always=rule_words(always),
-            )
-        )
-        if answer == "cancelled":
+        verdict = await self._permissions.judge(opened.ref, opened.call, offer)
+        if verdict.dismissed:
             self.dismissed = True
-            return None
-        if answer in ("allow_always", "reject_always"):
-            await self._remember(rule_for(opened.call.name, offer, allow=answer == "allow_always"))
-        if answer in ("allow_once", "allow_always"):
-            return f"{answer.replace('_', ' ')} by the user"
-        await self._answer(opened, Outcome(text=CLIENT_REJECTED, is_error=True))
-        return None
-
-    async def _remember(self, rule: Rule) -> None:
-        known = self._branch.row.permissions
-        if rule.as_json() not in known:
-            await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
+        elif verdict.why is None:
+            await self._answer(opened, Outcome(text=verdict.words, is_error=True))
+        return verdict.why
 
     async def _run_one(self, opened: OpenCall, why: str) -> None:
         try:
@@ -176,7 +146,12 @@ class Calls:
             raw_output=outcome.raw_output,
         )
         # no longer open once stored, even if a cancellation keeps the client from hearing of it as a result
-        await self._branch.record([NewEntry(body=result)])
+        entries = [NewEntry(body=result, usage=outcome.usage, cost=outcome.cost)]
+        if outcome.skill is not None:
+            name, text = outcome.skill
+            entries.append(NewEntry(body=Skill(name=name, text=text)))
+        await self._branch.record(entries)
+        self._results[opened.ref] = result
         self._open.pop(opened.ref, None)
 
 

@@ -1,15 +1,21 @@
 """Whether a call may run: one pure policy over mode, rules and what the call touches.
 
-Strategy: refusals first (a deny rule, plan mode), then what is free, then rules that the user gave with "always",
-then what the mode allows; whatever is left is asked. Everything outside the workspace is asked in every mode.
+Strategy: refusals first (a deny rule, plan mode), then what is free, then rules of the user, then what the mode
+allows; whatever is left is asked. Everything outside the workspace is asked in every mode, unless a rule names just
+that place. A rule speaks of a tool, or of a tool and an argument: paths by glob, command lines by their first words.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
+from crow.agent.command_words import mentions, simple_words
 from crow.domain.messages import JsonObject
 from crow.tools import Offer
 
@@ -25,27 +31,49 @@ __all__ = [
     "rule_for",
     "rule_from",
     "rule_words",
+    "user_rules",
 ]
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
+RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """An "always" answer. `argument` None covers every call of the tool."""
+    """What the user said once and for all. `tool` is a name, in a user's file also a glob of names.
+
+    `argument` None covers every call of the tool inside the workspace. Else it is the call's argument itself, or with
+    `is_pattern` the first words of a command line, a glob of paths, or a glob of what else the argument may be.
+    `is_users` tells a rule of the user's file from one of the session.
+    """
 
     tool: str
     argument: str | None
     allow: bool
+    is_pattern: bool = False
+    is_users: bool = False
 
     def as_json(self) -> JsonObject:
         """As it is kept in the session's row."""
-        return {"tool": self.tool, "argument": self.argument, "allow": self.allow}
+        plain = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
+        return plain | {"pattern": True} if self.is_pattern else plain
 
     def covers(self, name: str, offer: Offer) -> bool:
         """Whether the rule is about this call."""
-        return self.tool == name and (self.argument is None or self.argument == offer.argument)
+        if name != self.tool and not (self.is_users and fnmatchcase(name, self.tool)):
+            return False
+        if self.argument is None:
+            return not (self.allow and offer.outside)
+        if not self.is_pattern:
+            return self.argument == offer.argument
+        if offer.access == "execute" and offer.argument is not None:
+            return covers_command(self.argument, offer.argument, allow=self.allow)
+        if offer.paths:
+            matcher = path_matcher(self.argument, ignore_case=not self.allow)
+            return any(matcher.fullmatch(path) for path in offer.paths)
+        return offer.argument is not None and fnmatchcase(offer.argument, self.argument)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +100,25 @@ Decision: TypeAlias = Allow | Ask | Refuse
 
 def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decision:
     """The decision for a call of tool `name`; an unknown mode is as strict as `ask`."""
+    name = offer.tool or name
     covering = [rule for rule in rules if rule.covers(name, offer)]
     if any(not rule.allow for rule in covering):
-        return Refuse(words=f"The user has forbidden {name} for this session. Do it another way, or ask them.")
-    if mode == "plan" and offer.access in ("write", "execute", "fetch", "external"):
+        return Refuse(words=f"The user has forbidden this call of {name}. Do it another way, or ask them.")
+    is_harmless = offer.access in ("none", "read") or (offer.access == "external" and offer.is_read_only)
+    if mode == "plan" and not is_harmless:
         return Refuse(
             words=f"{name} is not available in plan mode: nothing may be changed or run. "
             "Read, search and write the plan; the user leaves plan mode when they agree with it."
         )
     if offer.access == "none":
         return Allow(why="touches only the session")
-    if offer.outside:
-        return Ask()
-    if offer.access == "read":
+    if offer.access == "read" and not offer.outside:
         return Allow(why="reads inside the workspace are free")
     if covering:
-        return Allow(why="always allowed by the user in this session")
+        users = any(rule.is_users for rule in covering)
+        return Allow(why="allowed by the user's rules" if users else "always allowed by the user in this session")
+    if offer.outside:
+        return Ask()
     if mode == "auto":
         return Allow(why="mode auto")
     if mode == "accept-edits" and offer.access == "write":
@@ -95,8 +126,59 @@ def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decisio
     return Ask()
 
 
+def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
+    """Whether a command line begins with the pattern's words, or for a denial mentions them anywhere."""
+    wanted = simple_words(pattern)
+    if wanted is None:
+        return not allow and pattern in line
+    if not allow:
+        return mentions(line, wanted)
+    words = simple_words(line)
+    return bool(wanted) and words is not None and words[: len(wanted)] == wanted
+
+
+@lru_cache(maxsize=256)
+def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
+    """A glob of paths as an expression. Without a slash it is about names anywhere; `**` spans directories; one that
+    ends in a slash covers what is below. A denial ignores case, as some disks do."""
+    pattern = os.path.expanduser(pattern)
+    if pattern.endswith("/"):
+        pattern += "**"
+    source = "" if "/" in pattern else "(?:.*/)?"
+    at = 0
+    while at < len(pattern):
+        if pattern.startswith("**/", at):
+            source, at = source + "(?:.*/)?", at + 3
+        elif pattern.startswith("**", at):
+            source, at = source + ".*", at + 2
+        elif pattern[at] == "*":
+            source, at = source + "[^/]*", at + 1
+        elif pattern[at] == "?":
+            source, at = source + "[^/]", at + 1
+        else:
+            source, at = source + re.escape(pattern[at]), at + 1
+    return re.compile(source, re.DOTALL | (re.IGNORECASE if ignore_case else 0))
+
+
+def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
+    """The rules of the user's file, such as `grep`, `shell(git status)` or `edit_file(docs/**)`."""
+    rules = []
+    for texts, allows in ((deny, False), (allow, True)):
+        for text in texts:
+            found = RULE.fullmatch(text.strip())
+            if found is not None:
+                tool, argument = found.groups()
+                rules.append(
+                    Rule(tool=tool, argument=argument, allow=allows, is_pattern=argument is not None, is_users=True)
+                )
+    return tuple(rules)
+
+
 def rule_for(name: str, offer: Offer, *, allow: bool) -> Rule:
-    """The rule that an "always" answer about this call makes."""
+    """The rule that an "always" answer about this call makes; of a file outside the workspace, about that file."""
+    name = offer.tool or name
+    if offer.outside and offer.paths and "*" not in offer.paths[0] and "?" not in offer.paths[0]:
+        return Rule(tool=name, argument=offer.paths[0], allow=allow, is_pattern=True)
     return Rule(tool=name, argument=offer.argument, allow=allow)
 
 
@@ -105,12 +187,13 @@ def rule_words(rule: Rule) -> str:
     if rule.argument is None:
         return f"every {rule.tool} call in this session"
     line = " ".join(rule.argument.split())
-    return f"`{line if len(line) <= 60 else line[:57] + '...'}` in this session"
+    shown = f"`{line if len(line) <= 60 else line[:57] + '...'}` in this session"
+    return f"{rule.tool} of {shown}" if rule.is_pattern else shown
 
 
 def rule_from(value: JsonObject) -> Rule | None:
     """Read a rule back from the row; None for anything that is not one."""
     tool, argument, allow = value.get("tool"), value.get("argument"), value.get("allow")
     if isinstance(tool, str) and isinstance(allow, bool) and (argument is None or isinstance(argument, str)):
-        return Rule(tool=tool, argument=argument, allow=allow)
+        return Rule(tool=tool, argument=argument, allow=allow, is_pattern=value.get("pattern") is True)
     return None

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
-from crow.tools import ServerStatus
+from crow.tools import ServerStatus, Skill
 
 __all__ = ["Facts", "build_prompt", "changes", "facts_now", "facts_told"]
 
@@ -60,6 +60,7 @@ class Facts:
     instructions: str
     mode: str
     servers: str
+    skills: str = ""
 
     def with_mode(self, mode: str) -> Facts:
         """The same facts in another permission mode."""
@@ -71,11 +72,12 @@ class Facts:
             "date": self.date,
             "mode": MODES.get(self.mode, self.mode),
             "servers": self.servers,
+            "skills": self.skills,
             "instructions": self.instructions,
         }
 
 
-async def facts_now(cwd: str, mode: str, servers: Sequence[ServerStatus]) -> Facts:
+async def facts_now(cwd: str, mode: str, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> Facts:
     """The facts at this moment; reads the AGENTS.md files from the root of the file tree down to `cwd`."""
     failed = [f"{server.name}: {server.detail}" for server in servers if server.state == "failed"]
     return Facts(
@@ -83,6 +85,7 @@ async def facts_now(cwd: str, mode: str, servers: Sequence[ServerStatus]) -> Fac
         instructions=await anyio.to_thread.run_sync(read_instructions, Path(cwd)),
         mode=mode,
         servers="These MCP servers are not available: " + "; ".join(failed) if failed else "",
+        skills="\n".join(f"- {skill.name}: {skill.description}" for skill in skills),
     )
 
 
@@ -110,6 +113,8 @@ async def build_prompt(
         f"Tools: {', '.join(tool.name for tool in tools)}",
     ]
     parts = [role, tagged("environment", "\n".join(lines)), tagged("date", facts.date)]
+    if facts.skills:
+        parts.append(tagged("skills", facts.skills))
     if facts.instructions:
         parts.append(tagged("instructions", facts.instructions))
     if extra:
@@ -124,7 +129,7 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
         match entry.body:
             case Prompt(system=system):
                 kept = {name: text for name, text in told.items() if name in ("mode", "servers")}
-                told = kept | sections_in(system, ("date", "instructions"))
+                told = kept | sections_in(system, ("date", "skills", "instructions"))
             case Reminder(text=text):
                 told |= sections_in(text)
             case _:
@@ -150,7 +155,9 @@ def tagged(name: str, text: str) -> str:
     return f"<{name}>\n{text}\n</{name}>"
 
 
-def sections_in(text: str, names: Sequence[str] = ("date", "instructions", "mode", "servers")) -> dict[str, str]:
+def sections_in(
+    text: str, names: Sequence[str] = ("date", "instructions", "mode", "servers", "skills")
+) -> dict[str, str]:
     found = {}
     for name in names:
         start = text.find(f"<{name}>\n")
@@ -169,7 +176,8 @@ def read_instructions(cwd: Path) -> str:
     for directory in reversed([cwd, *cwd.parents]):
         file = directory / INSTRUCTION_FILE
         try:
-            if not file.is_file():
+            # a link that leads elsewhere would send another file to the endpoint, unasked
+            if not file.is_file() or not file.resolve().is_relative_to(directory.resolve()):
                 continue
             with file.open("rb") as stream:
                 data = stream.read(INSTRUCTION_BYTES + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from crow.agent.branch import Branch
@@ -41,6 +42,16 @@ class BranchLog:
     def __init__(self, store: Store, branch: Branch) -> None:
         self._store = store
         self._branch = branch
+        self._others: dict[int, Branch] = {}
+
+    def adopt(self, assistant: int, branch: Branch) -> None:
+        """Calls of this answer belong to another branch: that of a sub-agent."""
+        self._others[assistant] = branch
+
+    def forget(self, assistants: Iterable[int]) -> None:
+        """No call of these answers runs any more."""
+        for assistant in assistants:
+            self._others.pop(assistant, None)
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
         """See :class:`crow.tools.Log`. With both, the places of `query` in that entry."""
@@ -77,7 +88,7 @@ class BranchLog:
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """See :class:`crow.tools.Log`."""
         _, assistant, index = call_id.split("_")
-        await self._branch.record(
+        await self._others.get(int(assistant), self._branch).record(
             [
                 NewEntry(
                     body=File(

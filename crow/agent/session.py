@@ -20,10 +20,13 @@ import anyio.abc
 import anyio.lowlevel
 
 from crow.agent import Client, commands, new_message_id
+from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
+from crow.agent.delegate import SubAgents
 from crow.agent.links import with_contents
+from crow.agent.permission import Rule
 from crow.agent.recall import BranchLog
 from crow.agent.templates import Template
 from crow.agent.turn import Turn
@@ -35,7 +38,7 @@ from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
 from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
-from crow.tools import Log, McpServer, Plan, ServerStatus, Toolbox, Workspace
+from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
 
 __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 
@@ -62,7 +65,7 @@ class OpenToolbox(Protocol):
     """Opens a session's tools; entered and left in the session's task."""
 
     def __call__(
-        self, workspace: Workspace, log: Log, plan: Plan, servers: Sequence[McpServer]
+        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
     ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
 
 
@@ -72,6 +75,7 @@ class SessionSettings:
 
     steps_per_turn: int
     compaction: CompactionSettings
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,8 @@ class Session:
         self._branch = Branch(adapters.store, client, tail)
         self._briefing = Briefing(self._branch)
         self._unstored = Unstored(adapters.store, self._branch)
+        self._delegate: SubAgents | None = None
+        self._permissions = Permissions(self._branch, client, adapters.settings.rules)
         self._named: set[str] = set()
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
@@ -170,8 +176,8 @@ class Session:
         """
         try:
             if commands.parse(waiter.text) is None:
-                parts = await with_contents(self._expanded(waiter), self._workspace)
-                waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
+                waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
+                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, new_message_id())
         except BaseException:
             self._queue.remove(waiter)
             raise
@@ -261,7 +267,7 @@ class Session:
 
         :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
         """
-        return (await self._gauge(self._info)).reading()
+        return (await self._gauge(self._branch, self._info)).reading()
 
     async def close(self) -> None:
         """Cancel, and wait until the session's task has ended."""
@@ -306,8 +312,7 @@ class Session:
             return
         try:
             await self._adapters.load()
-            log, plan = BranchLog(self._adapters.store, self._branch), CurrentPlan(self._branch)
-            async with self._adapters.open_toolbox(self._workspace, log, plan, self.servers) as self._toolbox:
+            async with self._adapters.open_toolbox(self._workspace, self._ports(), self.servers) as self._toolbox:
                 self._tools_there.set()
                 await self._tools_unwanted.wait()
         except Exception as error:
@@ -316,6 +321,21 @@ class Session:
             self._toolbox_failure = error  # raised by each turn that needs the tools
         finally:
             self._tools_there.set()
+
+    def _ports(self) -> Ports:
+        """What the tools may ask of the session."""
+        log = BranchLog(self._adapters.store, self._branch)
+        self._delegate = SubAgents(
+            store=self._adapters.store,
+            parent=self._branch,
+            client=self._client,
+            log=log,
+            permissions=self._permissions,
+            model=self._adapters.model,
+            compactor=self._make_compactor,
+            steps=self._adapters.settings.steps_per_turn,
+        )
+        return Ports(log=log, plan=CurrentPlan(self._branch), delegate=self._delegate, asker=self._client)
 
     async def _tools(self) -> WaitableToolbox:
         self._tools_wanted.set()
@@ -349,7 +369,8 @@ class Session:
                 await waiter.done.wait()
                 return
             try:
-                await self._adapters.store.renew_lease(self.id)
+                for session_id in (self.id, *(self._delegate.running if self._delegate is not None else ())):
+                    await self._adapters.store.renew_lease(session_id)
             except StoreError as error:
                 logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
@@ -397,7 +418,7 @@ class Session:
         text = parts_text(waiter.parts)
         if waiter.seq is None or len(text) <= SMALL_CHARS:
             return None
-        return (await self._gauge(self._info)).cut_prompt(text)
+        return (await self._gauge(self._branch, self._info)).cut_prompt(text)
 
     def _info(self) -> ModelInfo:
         return self._adapters.info(self._branch.row.model)
@@ -416,11 +437,11 @@ class Session:
         steps, most = self._adapters.settings.steps_per_turn, self._branch.row.config.get("max_turns")
         self._turn = Turn(
             self._branch,
-            self._client,
             compactor,
             toolbox,
             steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
             briefing=self._briefing,
+            permissions=self._permissions,
         )
         return await self._turn.run()
 
@@ -440,23 +461,23 @@ class Session:
         toolbox = await self._tools()
         await toolbox.wait_ready(SERVER_GRACE_S)
         await self._name_failed_servers(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers())
-        return await self._make_compactor(model), toolbox
+        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        return await self._make_compactor(self._branch, model, self._briefing), toolbox
 
-    async def _make_compactor(self, model: Model) -> Compactor:
+    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
         settings = self._compaction()
-        other = settings.compact_model if settings.compact_model != self._branch.row.model else ""
+        other = settings.compact_model if settings.compact_model != branch.row.model else ""
         helpers = Helpers(
-            fresh_prompt=self._briefing.fresh_prompt,
+            fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=self._adapters.hooks,
         )
-        return Compactor(await self._gauge(lambda: model.info), model, helpers)
+        return Compactor(await self._gauge(branch, lambda: model.info), model, helpers)
 
-    async def _gauge(self, info: Callable[[], ModelInfo]) -> Gauge:
+    async def _gauge(self, branch: Branch, info: Callable[[], ModelInfo]) -> Gauge:
         window = Window(self._adapters.store)
         await window.look_up(info())
-        return Gauge(self._branch, info, self._compaction(), window)
+        return Gauge(branch, info, self._compaction(), window)
 
     def _compaction(self) -> CompactionSettings:
         """As configured, unless the session was told otherwise."""
@@ -486,6 +507,7 @@ class Session:
             set_model=self.set_model,
             move=self._move,
             run_prompt=self._run_prompt,
+            toolbox=self._tools,
         )
         answer = await commands.answer(desk, typed)
         body = Command(text=waiter.text, answer=answer, message_id=new_message_id())

@@ -16,13 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from crow.agent import Client, new_message_id
+from crow.agent import new_message_id
+from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.calls import Calls
 from crow.agent.compaction import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
+from crow.agent.repetition import GIVE_UP, POINT_OUT, Repetition
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, User
 from crow.domain.errors import (
     ContextOverflow,
@@ -44,6 +46,10 @@ CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
 )
+REPEATED = (
+    "<reminder>You have called {name} {count} times with the same arguments and the same result. Calling it again will "
+    "not change that: use the result, try another way, or say what is in the way.</reminder>"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +66,19 @@ class Turn:
     def __init__(
         self,
         branch: Branch,
-        client: Client,
         compactor: Compactor,
         toolbox: Toolbox,
         *,
         steps: int,
         briefing: Briefing,
+        permissions: Permissions,
     ) -> None:
         self._branch = branch
         self._model = compactor.model
         self._compactor = compactor
         self._gauge = compactor.gauge
-        self._calls = Calls(branch, client, toolbox, self._seen_by_model)
+        self._calls = Calls(branch, permissions, toolbox, self._seen_by_model)
+        self._repetition = Repetition()
         self._draft: Draft | None = None
         self._steps = steps
         self._briefing = briefing
@@ -97,12 +104,26 @@ class Turn:
                 if self._steered and step.answer.finish != "refusal":
                     continue
                 return self._stop_reason(step.answer)
-            await self._calls.run(step.entry, step.answer)
+            self._repetition.add(await self._calls.run(step.entry, step.answer))
             if self._calls.dismissed:
                 return "cancelled"
-        text = f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
-        await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+            if self._repetition.count >= GIVE_UP:
+                what = f"{self._repetition.name} was called {self._repetition.count} times alike, with the same result"
+                return await self._stopped(f"Stopped: {what}. Say what should be done differently.")
+            await self._point_out()
+        return await self._stopped(
+            f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
+        )
+
+    async def _stopped(self, words: str) -> StopReason:
+        await self._branch.record([NewEntry(body=Remark(text=words, message_id=new_message_id()))])
         return "max_turn_requests"
+
+    async def _point_out(self) -> None:
+        """Tell the model that it repeats itself."""
+        if self._repetition.count in POINT_OUT:
+            text = REPEATED.format(name=self._repetition.name, count=self._repetition.count)
+            await self._branch.record([NewEntry(body=Reminder(text=text))])
 
     def _seen_by_model(self, text: str, beside: int) -> int:
         chars = self._gauge.cut_result(text, beside=beside)

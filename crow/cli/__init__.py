@@ -210,6 +210,8 @@ def _as_toml(value: object) -> str:
 
     if isinstance(value, SecretStr):
         return json.dumps(_masked(value.get_secret_value()), ensure_ascii=False)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_as_toml, value))}]"
     if isinstance(value, Mapping):
         pairs = (f"{json.dumps(str(name))} = {_as_toml(inner)}" for name, inner in value.items())
         return f"{{ {', '.join(pairs)} }}" if value else "{}"

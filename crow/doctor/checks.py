@@ -17,7 +17,7 @@ from typing import Literal
 
 import anyio
 
-from crow.app import NOTHING_CONFIGURED, open_store
+from crow.app import NOTHING_CONFIGURED, open_store, server_from
 from crow.domain.errors import AuthError, CrowError, ModelError, ModelTimeout, NetworkError
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.endpoints import endpoint_of, open_model
@@ -26,8 +26,8 @@ from crow.llm.chat_completions import ChatCompletions
 from crow.llm.offline import OfflineModel
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.store.sqlite import SqliteStore
-from crow.tools import StdioServer
-from crow.tools.mcp_client import open_toolbox
+from crow.tools import Ports, StdioServer
+from crow.tools.mcp_client import ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["Finding", "examine"]
@@ -253,10 +253,14 @@ class _NoLog:
 async def _tools(loaded: Loaded, servers: Sequence[StdioServer]) -> AsyncGenerator[Finding, None]:
     """The built-in tools and the MCP servers, each started once."""
     limit_s = loaded.settings.limits.mcp_start_timeout_s
+    configured = [server_from(name, each) for name, each in loaded.settings.mcp_servers.items() if each.enabled]
     nothing = _NoLog()
     try:
         async with open_toolbox(
-            DiskWorkspace(os.getcwd(), ()), nothing, nothing, servers, start_timeout_s=limit_s
+            DiskWorkspace(os.getcwd(), ()),
+            Ports(log=nothing, plan=nothing),
+            [*configured, *servers],
+            ToolSettings(start_timeout_s=limit_s),
         ) as toolbox:
             await toolbox.wait_ready(limit_s + 1)
             found = [Finding(check="tools", state="ok", words=f"{len(toolbox.specs())} tools can be offered")]

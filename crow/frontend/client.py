@@ -110,7 +110,7 @@ class SessionClient:
             answer = await self.request("session/request_permission", permission_params(self._session_id, question))
         except (RequestError, ConnectionError) as error:
             logger.warning("The editor could not ask for permission: %s", error)
-            return "reject_once"
+            return "cannot_ask"
         return permission_answer(answer)
 
     @property

@@ -7,7 +7,7 @@ that names the parameter, what `_meta` holds that crow does not know is left alo
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.frontend.params import mcp_servers_from
 from crow.store import SessionRow
-from crow.tools import McpServer
+from crow.tools import McpServer, StdioServer
 
-__all__ = ["NULLABLE", "Opening", "opening_from", "session_info"]
+__all__ = ["NULLABLE", "Opening", "opening_from", "session_info", "with_users_own"]
 
 NULLABLE = {"mcpServers": (), "additionalDirectories": ()}
 """Parameters for which null means their default; the SDK's models refuse it."""
@@ -52,6 +52,18 @@ def opening_from(params: Mapping[str, Any]) -> Opening:
         model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
         config=_system_prompt(meta.get("systemPrompt")) | _most_turns(options.get("maxTurns")),
     )
+
+
+def with_users_own(own: Sequence[McpServer], given: Sequence[McpServer]) -> tuple[McpServer, ...]:
+    """The user's servers, then those of the editor that are not the same; of two with one name both stay, as the
+    user's rules about a server of theirs must never hold for another."""
+    known = {(server.name, address(server)) for server in own}
+    return (*own, *(server for server in given if (server.name, address(server)) not in known))
+
+
+def address(server: McpServer) -> tuple[str, ...]:
+    """What tells whether two servers are the same one."""
+    return (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
 
 
 def existing_directory(name: str, path: object) -> str:

@@ -13,7 +13,9 @@ from crow.frontend.tool_calls import call_fields, diff_contents
 
 __all__ = ["PermissionAnswer", "permission_answer", "permission_params"]
 
-PermissionAnswer: TypeAlias = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
+PermissionAnswer: TypeAlias = Literal[
+    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask"
+]
 KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
 
 

@@ -27,14 +27,14 @@ from crow.agent.templates import Template
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import OptionsChanged
 from crow.frontend.client import SessionClient
-from crow.frontend.opening import Opening, session_info
+from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.server import Wire
 from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, Store, Tail
-from crow.tools import Workspace
+from crow.tools import McpServer, Workspace
 
 __all__ = ["Kit", "OpenSessions", "Opened"]
 
@@ -48,8 +48,8 @@ class Kit:
     `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
     nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
-    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals. `log_hint` says
-    where the log is.
+    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals. `servers` are
+    the user's own, for every session. `log_hint` says where the log is.
     """
 
     version: str
@@ -64,6 +64,7 @@ class Kit:
     auto_compact: bool
     editor_terminals: bool
     log_hint: str
+    servers: Sequence[McpServer] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +284,8 @@ class OpenSessions:
         in_terminals = self._kit.editor_terminals and self.caps.terminals
         if self.caps.reads_files or self.caps.writes_files or in_terminals:
             workspace = EditorWorkspace(workspace, row.id, client.request, self.caps, in_terminals=in_terminals)
-        session = Session(self._adapters, client, workspace, opening.servers, tail)
+        servers = with_users_own(self._kit.servers, opening.servers)
+        session = Session(self._adapters, client, workspace, servers, tail)
         opened = Opened(session=session, client=client)
         self._open[row.id] = opened
         self._tasks.start_soon(self._host, opened)

@@ -9,6 +9,7 @@ Knows two requests of the protocol; not which tool asks.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from acp import RequestError
 from crow.frontend.asking import Ask, refusal_words
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.terminal import EditorTerminals
-from crow.tools import FileStat, OnOutput, Workspace
+from crow.tools import Command, FileStat, OnOutput, Workspace
 
 __all__ = ["EditorWorkspace"]
 
@@ -125,6 +126,10 @@ class EditorWorkspace:
         if self._terminals is not None:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
+
+    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Command:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._disk.spawn(command, on_output)
 
     async def reap(self) -> None:
         """See :class:`crow.tools.Workspace`."""

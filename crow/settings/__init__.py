@@ -6,6 +6,7 @@ and show the words at the first prompt. Nothing in a workspace is ever read here
 
 from crow.settings.gather import Loaded, load_settings
 from crow.settings.paths import Paths
+from crow.settings.servers import McpServerSettings, expanded
 from crow.settings.target import Target, names_offered, target_of
 from crow.settings.values import (
     OFFLINE,
@@ -25,11 +26,13 @@ __all__ = [
     "LimitSettings",
     "Loaded",
     "LogSettings",
+    "McpServerSettings",
     "ModelSettings",
     "Paths",
     "PermissionSettings",
     "Settings",
     "Target",
+    "expanded",
     "load_settings",
     "names_offered",
     "target_of",

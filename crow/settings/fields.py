@@ -21,6 +21,7 @@ __all__ = [
     "Headers",
     "Key",
     "Price",
+    "Rules",
     "Seconds",
     "Section",
     "Switch",
@@ -67,6 +68,14 @@ Key = Annotated[
 Headers = Annotated[Mapping[str, str], Expect('a table of texts, such as { "X-Title" = "crow" }')]
 Body = Annotated[Mapping[str, Any], Expect("a table, such as { temperature = 0.2 }")]
 Thought = Annotated[Literal["off", "low", "medium", "high"] | None, Expect('"off", "low", "medium" or "high"')]
+Rule = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?-]{1,64}(\(.+\))?$")]
+Rules = Annotated[
+    tuple[Rule, ...],
+    Field(strict=False),
+    Expect(
+        'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
+    ),
+]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
 
 

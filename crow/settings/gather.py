@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from crow.domain.errors import ConfigError
 from crow.settings.fields import Expect, Given, Section, all_metadata
 from crow.settings.paths import Paths, find_paths
+from crow.settings.servers import fault_at
 from crow.settings.text import shown
 from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Settings
 
@@ -55,6 +56,8 @@ class Loaded:
         else:
             section, _, name = key.rpartition(".")
             value = getattr(getattr(self.settings, section) if section else self.settings, name)
+        if key == _SERVERS:
+            return {name: server.shown() for name, server in self.settings.mcp_servers.items()}
         if key.endswith(".headers") and isinstance(value, Mapping):
             return {name: SecretStr(str(text)) for name, text in value.items()}
         return SecretStr(value) if key.endswith(".api_key") and isinstance(value, str) else value
@@ -197,6 +200,9 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
     except ValidationError as error:
         # The error's own text shows values, secrets too.
         wrong = dict.fromkeys(_key_at(detail["loc"]) for detail in error.errors())
+        servers = dict.fromkeys(fault_at(detail["loc"]) for detail in error.errors() if detail["loc"][0] == _SERVERS)
+    if servers and isinstance(gathered[_SERVERS].value, Mapping):
+        raise ConfigError("\n".join(f"{gathered[_SERVERS].origin}: {fault}" for fault in servers))
     raise ConfigError(
         "\n".join(
             f"{gathered[key].origin}: {key} is {_shown_at(key, gathered[key].value)}; "
@@ -234,6 +240,7 @@ def _expectation(setting: FieldInfo) -> str:
     return next(item.words for item in all_metadata(setting) if isinstance(item, Expect))
 
 
+_SERVERS = "mcp_servers"
 _SECTIONS: Mapping[str, type[Section]] = {
     name: setting.annotation
     for name, setting in Settings.model_fields.items()

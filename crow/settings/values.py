@@ -19,6 +19,7 @@ from crow.settings.fields import (
     Headers,
     Key,
     Price,
+    Rules,
     Seconds,
     Section,
     Switch,
@@ -27,6 +28,7 @@ from crow.settings.fields import (
     Url,
     Window,
 )
+from crow.settings.servers import McpServerSettings
 
 __all__ = [
     "ABOUT_THE_ENDPOINT",
@@ -40,7 +42,6 @@ __all__ = [
     "ModelSettings",
     "PermissionSettings",
     "Section",
-    "Settings",
 ]
 
 OFFLINE = "offline"
@@ -159,6 +160,13 @@ class PermissionSettings(Section):
     mode: Annotated[
         Literal["ask", "accept-edits", "plan", "auto"], Expect('"ask", "accept-edits", "plan" or "auto"')
     ] = Field(default="ask", description="The mode in which a session starts.")
+    allow: Rules = Field(
+        default=(), description='What runs unasked: a tool, or one with an argument, such as "shell(git status)".'
+    )
+    deny: Rules = Field(default=(), description="What never runs, in any mode; stronger than every allow.")
+    fetch_private: Switch = Field(
+        default=False, description="Whether fetch may ask private addresses, such as those of this machine."
+    )
 
 
 class LimitSettings(Section):
@@ -168,6 +176,10 @@ class LimitSettings(Section):
         default=500, description="Model answers in one turn."
     )
     mcp_start_timeout_s: Seconds = Field(default=10.0, description="Seconds that an MCP server may take to start.")
+    mcp_call_timeout_s: Seconds = Field(default=600.0, description="Seconds that a call of an MCP tool may take.")
+    offered_tools: Annotated[int, Field(ge=0), Expect("a whole number, such as 100")] = Field(
+        default=100, description="Tools of MCP servers offered one by one; of more, the rest is found by find_tools."
+    )
     first_byte_timeout_s: Seconds = Field(default=300.0, description="Seconds until an answer begins.")
     idle_timeout_s: Seconds = Field(default=120.0, description="Seconds of silence within an answer.")
 
@@ -207,7 +219,13 @@ class Settings(Section):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    mcp_servers: Annotated[
+        Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
+        Expect("a table for each server: [mcp_servers.NAME] with command or url"),
+    ] = Field(default_factory=dict, description="MCP servers of every session, by name.")
 
     def secrets(self) -> tuple[str, ...]:
         """What must appear in no log, error or export."""
-        return (*self.model.secrets(), *(secret for each in self.providers.values() for secret in each.secrets()))
+        providers = (secret for each in self.providers.values() for secret in each.secrets())
+        servers = (secret for each in self.mcp_servers.values() for secret in each.secrets())
+        return (*self.model.secrets(), *providers, *servers)

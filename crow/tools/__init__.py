@@ -7,17 +7,21 @@ are wired by `crow.app` alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, PlanItem
-from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec
+from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 
 __all__ = [
     "Access",
+    "Asker",
+    "Command",
     "Delegate",
+    "Delegated",
     "FileStat",
     "HttpServer",
     "Log",
@@ -26,8 +30,12 @@ __all__ = [
     "OnOutput",
     "Outcome",
     "Plan",
+    "Ports",
+    "ServerOptions",
     "ServerStatus",
+    "Skill",
     "StdioServer",
+    "Task",
     "Toolbox",
     "Workspace",
 ]
@@ -40,6 +48,22 @@ OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What the user says of an MCP server. The patterns are globs over the server's own tool names.
+
+    `allow` empty: every tool; `deny` wins. Tools that match `read_only` may be asked for in plan mode. A timeout of
+    None is the general one. `problem`, when set, says why the server cannot be started as it is configured.
+    """
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+    start_timeout_s: float | None = None
+    call_timeout_s: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
     """An MCP server to start: `command` is an executable, `env` is added to a minimal environment."""
 
@@ -47,6 +71,7 @@ class StdioServer:
     command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    options: ServerOptions = ServerOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +82,7 @@ class HttpServer:
     url: str
     headers: tuple[tuple[str, str], ...] = ()
     transport: Literal["http", "sse"] = "http"
+    options: ServerOptions = ServerOptions()
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
@@ -77,23 +103,31 @@ class Offer:
     """A call about to run, looked at but not run.
 
     `outside` is true when a path it touches lies outside the workspace after resolving links. `argument` is what an
-    "always" answer would be about, beside the tool's name: the command line of `shell`, None elsewhere. `fault`, when
-    set, is the precise error for the model: the call must not run. `is_barrier`: it writes files, so
-    nothing may run beside it.
+    "always" answer would be about, beside the tool's name: the command line of `shell`, the URL of `fetch`, None where
+    it is the tool alone. `paths` are the names under which rules may speak of the file that it touches, links resolved:
+    the absolute one, and inside cwd the relative one. `tool` is whose rules hold, where it is not the name called.
+    `fault`, when set, is the precise error for the model: the call must not run. `is_barrier`: it writes files, so
+    nothing may run beside it. `is_read_only`: the user's file says so of this external tool. `asks_once`: one yes holds
+    for the session.
     """
 
     announcement: Announcement
     access: Access
     outside: bool = False
     argument: str | None = None
+    paths: tuple[str, ...] = ()
+    tool: str | None = None
     fault: str | None = None
     is_barrier: bool = False
+    is_read_only: bool = False
+    asks_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a call gave. `text` is whole (the agent cuts it for the model). `announcement` replaces the first one when
-    set (the diff as really applied)."""
+    set (the diff as really applied). `skill` is a skill's name and text, to be given to the model after the results.
+    `cost` is what models asked on the way took, in US dollars."""
 
     text: str
     is_error: bool = False
@@ -101,6 +135,19 @@ class Outcome:
     announcement: Announcement | None = None
     plan: tuple[PlanItem, ...] | None = None
     raw_output: JsonObject = field(default_factory=dict)
+    skill: tuple[str, str] | None = None
+    usage: Usage | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """A skill that may be loaded. `source` says where it comes from; one `of_workspace` needs the user's permission."""
+
+    name: str
+    description: str
+    source: str
+    of_workspace: bool = False
 
 
 class Toolbox(Protocol):
@@ -112,6 +159,14 @@ class Toolbox(Protocol):
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """The servers given for this session."""
+        ...
+
+    def skills(self) -> tuple[Skill, ...]:
+        """The skills that may be loaded, in a stable order."""
+        ...
+
+    async def restart(self, name: str | None = None) -> tuple[str, ...]:
+        """Start the server of this name again, or every one that is not ready; the names of those that were."""
         ...
 
     async def offer(self, call: ToolCall) -> Offer:
@@ -194,8 +249,29 @@ class Workspace(Protocol):
         """
         ...
 
+    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Command:
+        """Start a command as `run` does and leave it running; whoever asks must end it. :raises OSError:"""
+        ...
+
     async def reap(self) -> None:
         """Kill what is left of cancelled commands; called by the session's task; bounded to 3 s."""
+        ...
+
+
+class Command(Protocol):
+    """A command that runs in the background."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the signal that ended it, None while it runs."""
+        ...
+
+    async def wait(self) -> None:
+        """Until it has ended and its output was read."""
+        ...
+
+    async def end(self, grace_s: float) -> None:
+        """SIGTERM to the group, SIGKILL after `grace_s`; returns within 0.3 s after that."""
         ...
 
 
@@ -219,9 +295,63 @@ class Plan(Protocol):
         ...
 
 
-class Delegate(Protocol):
-    """Runs a sub-agent; the tool that uses it is `task`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Work for a sub-agent. `tools`: the names it may use, None for all but those that only the session has.
+    `resume` is the id of an earlier task whose conversation goes on."""
 
-    async def delegate(self, call_id: str, prompt: str, tools: Sequence[str] | None) -> str:
-        """Run `prompt` in a conversation of its own and return its last answer."""
+    title: str
+    prompt: str
+    tools: tuple[str, ...] | None = None
+    resume: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegated:
+    """How a task ended. `id` resumes it; `text` is the last answer, or what went wrong."""
+
+    id: str
+    text: str
+    is_error: bool = False
+    steps: int = 0
+    usage: Usage | None = None
+    cost: float | None = None
+
+
+class Delegate(Protocol):
+    """Runs sub-agents; the tool that uses it is `task`."""
+
+    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> Delegated:
+        """Run a task with the tools of `toolbox` in a conversation of its own, telling its progress.
+
+        :raises ~crow.domain.errors.ArgumentError: an unknown tool, or no such task.
+        """
         ...
+
+
+class Asker(Protocol):
+    """Hands questions of MCP servers to the user."""
+
+    @property
+    def elicits(self) -> frozenset[ElicitationKind]:
+        """The kinds of questions that can be asked."""
+        ...
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        """Ask. An editor that fails, or answers nonsense, dismisses the question."""
+        ...
+
+    async def elicited(self, question_id: str) -> None:
+        """What a question led to is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What tools may ask of the session. Without `delegate` there is no `task`; without `asker` questions of servers
+    are declined."""
+
+    log: Log
+    plan: Plan
+    delegate: Delegate | None = None
+    asker: Asker | None = None

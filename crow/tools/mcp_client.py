@@ -2,8 +2,8 @@
 
 Strategy: `open_toolbox` enters the built-in client in the session's task and gives every external server a task of its
 own; none is waited for, and closing waits for none longer than half a second. Names lead to servers: built-in ones
-are plain, external ones carry their server's prefix, so that nothing can stand in for a built-in tool. Looking at a
-call asks no server.
+are plain, external ones carry their server's prefix, so that nothing can stand in for a built-in tool. Beyond a bound,
+external tools are found by words. Looking at a call asks no server.
 """
 
 from __future__ import annotations
@@ -11,67 +11,140 @@ from __future__ import annotations
 import difflib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolCall, ToolSpec
-from crow.tools import Log, McpServer, Offer, OnOutput, Outcome, Plan, ServerStatus, Workspace, builtin
-from crow.tools.builtin.arguments import parse_foreign
-from crow.tools.mcp_connection import Connection, ExternalTool, OnChange
+from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
+from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
+from crow.tools.builtin.task import outcome_of_task, task_of
+from crow.tools.builtin.tool import Around
+from crow.tools.finding import CALL_TOOL, FIND_TOOLS, call_within, found_text, query_of
+from crow.tools.jobs import Jobs
+from crow.tools.mcp_connection import Connection, OnChange
+from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
+from crow.tools.skills import find_skills
 
-__all__ = ["McpToolbox", "open_toolbox"]
+__all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
-CALL_TIMEOUT_S = 600.0
 CLOSE_S = 0.5
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """What the configuration says about tools.
+
+    A server has `start_timeout_s` to answer, a call of its tools `call_timeout_s`. More external tools than `offered`
+    are found by `find_tools`. `skill_folders` are the user's own.
+    """
+
+    start_timeout_s: float = 10.0
+    call_timeout_s: float = 600.0
+    offered: int = 100
+    skill_folders: tuple[Path, ...] = ()
+    fetches_private: bool = False
 
 
 class McpToolbox:
     """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`."""
 
-    def __init__(self, workspace: Workspace, client: Client, connections: Sequence[Connection]) -> None:
-        self._workspace = workspace
+    def __init__(
+        self, around: Around, ports: Ports, client: Client, connections: Sequence[Connection], settings: ToolSettings
+    ) -> None:
+        self._around = around
+        self._ports = ports
         self._client = client
         self._connections = tuple(connections)
+        self._settings = settings
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
-        ready = (connection for connection in self._connections if connection.status.state == "ready")
-        return builtin.SPECS + tuple(tool.spec for connection in ready for tool in connection.tools)
+        absent = {"skill"} if not self._around.skills else set()
+        if self._ports.delegate is None:
+            absent.add("task")
+        own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
+        external, most = self._external(), self._settings.offered
+        if len(external) <= most:
+            return own + external
+        return (*own, FIND_TOOLS, CALL_TOOL, *external[:most])
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
         return tuple(connection.status for connection in self._connections)
 
+    def skills(self) -> tuple[Skill, ...]:
+        """See :meth:`crow.tools.Toolbox.skills`."""
+        return tuple(found.skill for found in self._around.skills)
+
     async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every server is ready or has failed, at most `timeout_s`."""
+        """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every
+        server that ever worked is ready or has failed."""
+        cwd = self._around.workspace.cwd
+        self._around.skills = await anyio.to_thread.run_sync(find_skills, self._settings.skill_folders, cwd)
+        revived = [connection for connection in self._connections if connection.revive()]
         with anyio.move_on_after(timeout_s):
             for connection in self._connections:
-                await connection.settled.wait()
+                if connection.was_ready or connection not in revived:
+                    await connection.settled.wait()
+
+    async def restart(self, name: str | None = None) -> tuple[str, ...]:
+        """See :meth:`crow.tools.Toolbox.restart`; returns when they are ready or have failed."""
+        chosen = [
+            connection
+            for connection in self._connections
+            if connection.name == name or (name is None and connection.status.state != "ready")
+        ]
+        for connection in chosen:
+            connection.restart()
+        for connection in chosen:
+            await connection.settled.wait()
+        return tuple(connection.name for connection in chosen)
 
     async def offer(self, call: ToolCall) -> Offer:
         """See :meth:`crow.tools.Toolbox.offer`."""
         if call.name in BUILTIN_NAMES:
-            return await builtin.offer(call, self._workspace)
+            return await builtin.offer(call, self._around)
+        if call.name == FIND_TOOLS.name:
+            return found_offer(call)
+        if call.name == CALL_TOOL.name:
+            return await self._offer_within(call)
         found = await self._find(call.name)
         title = call.name if found is None else f"{found[0].name}: {found[1].title}"
-        return Offer(announcement=Announcement(title=title), access="external", fault=self._fault(call, found))
+        return Offer(
+            announcement=Announcement(title=title),
+            access="external",
+            fault=self._fault(call, found),
+            is_read_only=found is not None and found[1].is_read_only,
+        )
 
     async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
+        if call.name == "task" and self._ports.delegate is not None:
+            return await self._delegate(call, call_id, on_output)
         if call.name in BUILTIN_NAMES:
             return await self._run_builtin(call, call_id, on_output)
+        try:
+            if call.name == FIND_TOOLS.name:
+                return Outcome(text=found_text(query_of(call), self._external()))
+            if call.name == CALL_TOOL.name:
+                call = call_within(call)
+        except ArgumentError as error:
+            return Outcome(text=str(error), is_error=True)
         found = await self._find(call.name)
         fault = self._fault(call, found)
         if found is None or fault is not None:
             return Outcome(text=fault or "", is_error=True)
         connection, tool = found
-        return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output)
+        return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
 
     async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
@@ -91,23 +164,49 @@ class McpToolbox:
             raise
         return builtin.from_result(result)
 
+    async def _delegate(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+        """Run a sub-agent in the caller's task, so that it has ended whenever the call has."""
+        assert self._ports.delegate is not None
+        try:
+            task = task_of(builtin.arguments_of(call))
+            return outcome_of_task(await self._ports.delegate.delegate(call_id, task, self, on_output))
+        except ArgumentError as error:
+            return Outcome(text=str(error), is_error=True)
+
+    async def _offer_within(self, call: ToolCall) -> Offer:
+        """The offer of the tool that `call_tool` is to call, under that tool's name."""
+        try:
+            inner = call_within(call)
+        except ArgumentError as error:
+            return Offer(announcement=Announcement(title=call.name), access="external", fault=str(error))
+        return replace(await self.offer(inner), tool=inner.name)
+
+    def _external(self) -> tuple[ToolSpec, ...]:
+        ready = (connection for connection in self._connections if connection.status.state == "ready")
+        return tuple(tool.spec for connection in ready for tool in connection.tools)
+
     async def _find(self, name: str) -> tuple[Connection, ExternalTool] | None:
-        """The server and tool of a name; one whose server is still starting is waited for."""
+        """The server and tool of a name; one whose server is still starting is waited for, one whose server has failed
+        starts it again."""
         for connection in self._connections:
             if name.startswith(f"{connection.prefix}__"):
-                await connection.settled.wait()
+                await connection.available()
                 for tool in connection.tools:
                     if tool.spec.name == name:
                         return connection, tool
         return None
 
     def _fault(self, call: ToolCall, found: tuple[Connection, ExternalTool] | None) -> str | None:
-        if call.fault is not None:
-            return call.fault
         if found is None:
             return self._unknown(call.name)
+        if call.fault is not None:
+            return with_expectation(call.fault, found[1].spec)
         if found[0].status.state == "failed":
             return f"MCP server {found[0].name} is not available: {found[0].status.detail}"
+        try:
+            parse(call.name, call.arguments)
+        except ArgumentError as error:
+            return with_expectation(f"{error}.", found[1].spec)
         try:
             parse_foreign(call.name, call.arguments)
         except ArgumentError as error:
@@ -124,35 +223,45 @@ class McpToolbox:
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
 
 
+def found_offer(call: ToolCall) -> Offer:
+    """The offer of a search for tools."""
+    try:
+        title, fault = f"Find tools: {query_of(call)}", None
+    except ArgumentError as error:
+        title, fault = call.name, str(error)
+    return Offer(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)
+
+
 @asynccontextmanager
 async def open_toolbox(
     workspace: Workspace,
-    log: Log,
-    plan: Plan,
+    ports: Ports,
     servers: Sequence[McpServer],
+    settings: ToolSettings | None = None,
     *,
-    start_timeout_s: float = 10.0,
-    call_timeout_s: float = CALL_TIMEOUT_S,
     on_change: OnChange | None = None,
 ) -> AsyncIterator[McpToolbox]:
     """The tools of a session. Enter and leave it in the session's task; leaving takes less than a second.
 
-    The servers start in the background, each with `start_timeout_s` to answer; see `McpToolbox.servers` for how they
-    fare and `on_change` to hear of it. A call of an external tool may take `call_timeout_s`.
+    The servers start in the background; see `McpToolbox.servers` for how they fare and `on_change` to hear of it.
     """
+    settings = settings or ToolSettings()
     names = prefixes([server.name for server in servers])
     connections = [
         Connection(
             server,
             prefix=prefix,
             cwd=workspace.cwd,
-            start_timeout_s=start_timeout_s,
-            call_timeout_s=call_timeout_s,
+            start_timeout_s=settings.start_timeout_s,
+            call_timeout_s=settings.call_timeout_s,
             on_change=on_change,
+            asker=ports.asker,
         )
         for server, prefix in zip(servers, names, strict=True)
     ]
-    server = builtin.build_server(workspace, log, plan)
+    around = Around(workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private)
+    around.skills = await anyio.to_thread.run_sync(find_skills, settings.skill_folders, workspace.cwd)
+    server = builtin.build_server(around, ports)
     failure: Exception | None = None
     async with Client(server, cache=None, raise_exceptions=True) as client:
         await client.list_tools()  # the client learns here that results need no validation
@@ -160,12 +269,13 @@ async def open_toolbox(
             for connection in connections:
                 tasks.start_soon(connection.serve)
             try:
-                yield McpToolbox(workspace, client, connections)
+                yield McpToolbox(around, ports, client, connections, settings)
             except Exception as error:  # noqa: BLE001 - raised below, outside the task groups that would wrap it
                 failure = error
             finally:
                 for connection in connections:
                     connection.stop()
+                tasks.start_soon(around.jobs.close)
                 tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
     if failure is not None:
         raise failure

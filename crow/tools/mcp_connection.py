@@ -1,9 +1,10 @@
-"""One external MCP server of a session: started, listed, called, and named when it fails.
+"""One external MCP server of a session: started, listed, called, named when it fails, and started again.
 
 Strategy: one task owns the library's client from entering to leaving it, as that demands; calls come from any task.
 The server gets one deadline for starting, whatever it does with it. The handshake that every server knows comes
 first, since the newer probe makes an old server cost ten seconds; only one that refuses it is asked the new way.
-Whatever a server provokes is its own failure, kept as a sentence.
+Whatever a server provokes is its own failure, kept as a sentence; at its next use it is started anew, at once after a
+good life, later and later after a bad one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,20 +23,22 @@ import anyio.to_thread
 import httpx2
 import mcp_types as mcp
 from mcp.client import Client
-from mcp.client.session import IncomingMessage
+from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import ProgressFnT
+from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from crow.domain.errors import ToolServerError
-from crow.domain.messages import ToolSpec
-from crow.tools import HttpServer, McpServer, OnOutput, Outcome, ServerStatus, StdioServer
-from crow.tools.mcp_names import tool_names
-from crow.tools.mcp_results import outcome_of, sentence
+from crow.tools import Asker, HttpServer, McpServer, OnOutput, Outcome, ServerStatus, StdioServer
+from crow.tools.mcp_elicitation import elicited
+from crow.tools.mcp_listing import ExternalTool, listed
+from crow.tools.mcp_results import outcome_of, progress_shown, sentence
+from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
 
-__all__ = ["Connection", "ExternalTool", "OnChange"]
+__all__ = ["Connection", "OnChange"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +47,11 @@ OnChange = Callable[[], Awaitable[None]]
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
-PAGES = 50
-DESCRIPTION_CHARS = 8_000
-PROGRESS_LINES = 100
-PROGRESS_EVERY_S = 0.1
+BACKOFF_S = 1.0
+BACKOFF_MOST_S = 300.0
+STEADY_S = 60.0
+LISTEN_AGAIN_S = 1.0
 REFUSED_HANDSHAKE = (mcp.METHOD_NOT_FOUND, mcp.UNSUPPORTED_PROTOCOL_VERSION)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalTool:
-    """A tool of a server: `name` is the server's own, `spec.name` the model's, `title` for people."""
-
-    name: str
-    title: str
-    spec: ToolSpec
 
 
 class Connection:
@@ -73,18 +66,23 @@ class Connection:
         start_timeout_s: float,
         call_timeout_s: float,
         on_change: OnChange | None,
+        asker: Asker | None = None,
     ) -> None:
         self.name = server.name
         self.prefix = prefix
         self.tools: tuple[ExternalTool, ...] = ()
         """The newest known tools, kept when the server is gone."""
         self.settled = anyio.Event()
-        """Set once the server is ready or has failed."""
+        """Set while the server is ready or has failed; another event with each start."""
+        self.was_ready = False
+        options = server.options
         self._server = server
+        self._options = options
         self._cwd = cwd
-        self._start_timeout_s = start_timeout_s
-        self._call_timeout_s = call_timeout_s
+        self._start_timeout_s = options.start_timeout_s or start_timeout_s
+        self._call_timeout_s = options.call_timeout_s or call_timeout_s
         self._on_change = on_change
+        self._asker = asker
         self._state: Literal["starting", "ready", "failed"] = "starting"
         self._detail = ""
         self._client: Client | None = None
@@ -92,6 +90,15 @@ class Connection:
         self._starting = anyio.CancelScope()
         self._stopping = anyio.Event()
         self._listing_changed = anyio.Event()
+        self._wanted = anyio.Event()
+        self._restarting = anyio.Event()
+        self._lost = anyio.Event()
+        self._lost_words = ""
+        self._calls: list[str] = []
+        self._asked = 0
+        self._failures = 0
+        self._ready_at = math.inf
+        self._retry_at = -math.inf
 
     @property
     def status(self) -> ServerStatus:
@@ -102,39 +109,78 @@ class Connection:
     def stop(self) -> None:
         """Let `serve` end; a server that is still starting is given up at once."""
         self._stopping.set()
+        self._wanted.set()
         if not self.settled.is_set():
             self._starting.cancel()
 
+    def revive(self, *, at_once: bool = False) -> bool:
+        """Start a failed server again, unless it failed too recently and not `at_once`; whether it is starting now."""
+        if self._state != "failed" or self._stopping.is_set():
+            return False
+        if not at_once and (self._options.problem or time.monotonic() < self._retry_at):
+            return False
+        self._state, self._detail = "starting", ""
+        self.settled = anyio.Event()
+        self._wanted.set()
+        return True
+
+    def restart(self) -> None:
+        """Start the server again, whatever it does now."""
+        if self._state == "ready":
+            self.settled = anyio.Event()
+            self._state = "starting"
+            self._restarting.set()
+        else:
+            self.revive(at_once=True)
+
+    async def available(self) -> bool:
+        """Whether the server is there for a call, once it has started; one that has failed is started again."""
+        await self.settled.wait()
+        if self.revive():
+            await self.settled.wait()
+        return self._state == "ready"
+
     async def serve(self) -> None:
         """Start the server and keep it until `stop`; never raises for what the server does."""
+        while not self._stopping.is_set():
+            self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
+            try:
+                await self._live()
+            except Exception as error:  # noqa: BLE001 - a stranger's failure, whatever it is, must stay the stranger's
+                await self._fail(self._words(error))
+                await self._wanted.wait()
+
+    async def _live(self) -> None:
+        """One life of the server. :raises Exception: it failed, in whatever way."""
+        if self._options.problem:
+            raise ToolServerError(self._options.problem)
+        self._ready_at = math.inf
         deadline = anyio.current_time() + self._start_timeout_s
         try:
-            try:
-                await self._serve("legacy", deadline)
-            except Exception as error:
-                if self.settled.is_set() or not refused_handshake(error):
-                    raise
-                await self._serve("auto", deadline)
-        except Exception as error:  # noqa: BLE001 - a stranger's failure, whatever it is, must stay the stranger's
-            await self._fail(self._words(error))
+            await self._serve("legacy", deadline)
+        except Exception as error:
+            if self.settled.is_set() or not refused_handshake(error):
+                raise
+            await self._serve("auto", deadline)
 
     async def _serve(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
         if self._stopping.is_set():
             raise ToolServerError("stopped")
         with anyio.CancelScope(deadline=deadline) as self._starting:
             async with AsyncExitStack() as stack:
-                transport = await self._open(stack)
                 client = Client(
-                    transport,
+                    sifted(await self._open(stack), self._dropped),
                     mode=mode,
                     cache=None,
                     read_timeout_seconds=self._call_timeout_s,
                     message_handler=self._hear,
+                    elicitation_callback=self._elicit,
                 )
                 await stack.enter_async_context(client)
                 self.tools = await self._list(client)
                 self._starting.deadline = math.inf
                 self._client = client
+                self.was_ready, self._ready_at = True, time.monotonic()
                 await self._settle("ready", "")
                 try:
                     await self._attend(client)
@@ -167,34 +213,69 @@ class Connection:
                 return streamable_http_client(self._server.url, http_client=http)
 
     async def _attend(self, client: Client) -> None:
-        """Keep the listing up to date until `stop`. :raises ToolServerError: the server ended."""
+        """Keep the listing up to date until `stop` or `restart`. :raises ToolServerError: the server ended."""
         closed = self._transport.closed if self._transport is not None else anyio.Event()
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            if listens(client):
+                tasks.start_soon(self._listen, client)
+            try:
+                await self._attend_until(closed, client)
+            except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _attend_until(self, closed: anyio.Event, client: Client) -> None:
         while True:
-            await first_of(self._stopping, closed, self._listing_changed)
-            if self._stopping.is_set():
+            await first_of(self._stopping, self._restarting, self._lost, closed, self._listing_changed)
+            if self._stopping.is_set() or self._restarting.is_set():
                 return
             if closed.is_set():
                 raise ToolServerError("it ended")
+            if self._lost.is_set():
+                raise ToolServerError(self._lost_words)
             self._listing_changed = anyio.Event()
             self.tools = await self._list(client)
             await self._settle("ready", "")
 
+    async def _listen(self, client: Client) -> None:
+        """Hear of changes of the listing from a server that speaks the newer protocol."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        self._listing_changed.set()
+            except SubscriptionLost:
+                await anyio.sleep(LISTEN_AGAIN_S)
+                self._listing_changed.set()  # it may have changed meanwhile
+            except (MCPError, TimeoutError, RuntimeError) as error:
+                logger.info("MCP server %s tells no changes: %s", self.name, sentence(error))
+                return
+            else:
+                return
+
+    async def _elicit(
+        self,
+        context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
+        params: mcp.ElicitRequestParams,
+    ) -> mcp.ElicitResult | mcp.ErrorData:
+        call_id = self._calls[0] if len(self._calls) == 1 else ""
+        self._asked += 1
+        return await elicited(self._asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
+
+    def _dropped(self, tool: str, fault: str) -> None:
+        logger.warning("MCP server %s: tool %s is left out: %s", self.name, tool, fault)
+
     async def _hear(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp.ToolListChangedNotification):
             self._listing_changed.set()
+        if isinstance(message, mcp.ElicitCompleteNotification) and self._asker is not None:
+            await self._asker.elicited(message.params.elicitation_id)
 
     async def _list(self, client: Client) -> tuple[ExternalTool, ...]:
-        tools: dict[str, mcp.Tool] = {}
-        cursor: str | None = None
-        for _ in range(PAGES):
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                tools.setdefault(tool.name, tool)
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        names = tool_names(self.prefix, tuple(tools))
-        return tuple(external(tool, name) for tool, name in zip(tools.values(), names, strict=True))
+        return await listed(client, self.prefix, self._options)
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
@@ -203,6 +284,11 @@ class Connection:
             await self._on_change()
 
     async def _fail(self, detail: str) -> None:
+        lived_s = time.monotonic() - self._ready_at
+        self._failures = 1 if lived_s > STEADY_S else self._failures + 1
+        spared = 1 if self.was_ready else 0  # the first death of a server that has worked costs no waiting
+        wait_s = 0.0 if self._failures <= spared else BACKOFF_S * 2.0 ** min(self._failures - 1 - spared, 20)
+        self._retry_at = time.monotonic() + min(wait_s, BACKOFF_MOST_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
         await self._settle("failed", detail)
@@ -215,19 +301,32 @@ class Connection:
             return transport.reason + said
         return sentence(error)
 
-    async def call(self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput) -> Outcome:
+    async def call(
+        self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
+    ) -> Outcome:
         """Call a tool; a failure is an outcome that names the server."""
-        await self.settled.wait()
+        await self.available()
         client = self._client
         if client is None:
             return self._failed(f"is not available: {self._detail or 'it was stopped'}")
+        self._calls.append(call_id)
         try:
             result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress_shown(on_output))
         except MCPError as error:
+            self._notice_loss(error)
             return self._failed(self._call_words(tool, error))
         except Exception as error:  # noqa: BLE001 - whatever a stranger's answer provokes in the library
             return self._failed(f"gave {tool.name} an answer that cannot be used: {sentence(error)}")
+        finally:
+            self._calls.remove(call_id)
         return outcome_of(result)
+
+    def _notice_loss(self, error: MCPError) -> None:
+        """An HTTP server has no process to watch: that it is gone, or has forgotten the session, shows at a call."""
+        gone = error.code == mcp.CONNECTION_CLOSED or error.message == "Session terminated"
+        if isinstance(self._server, HttpServer) and gone:
+            self._lost_words = sentence(error)
+            self._lost.set()
 
     def _call_words(self, tool: ExternalTool, error: MCPError) -> str:
         if error.code == mcp.REQUEST_TIMEOUT:
@@ -262,28 +361,7 @@ async def first_of(*events: anyio.Event) -> None:
             tasks.start_soon(wait, event)
 
 
-def external(tool: mcp.Tool, name: str) -> ExternalTool:
-    """A tool as the model gets it; providers want an object with properties even where there is no argument."""
-    schema = {"properties": {}, **tool.input_schema, "type": "object"}
-    description = (tool.description or tool.title or tool.name)[:DESCRIPTION_CHARS]
-    title = tool.title or (tool.annotations.title if tool.annotations else None) or tool.name
-    return ExternalTool(
-        name=tool.name, title=title, spec=ToolSpec(name=name, description=description, input_schema=schema)
-    )
-
-
-def progress_shown(on_output: OnOutput) -> ProgressFnT:
-    """Progress of a call as lines of output, the newest ones, at most ten times a second."""
-    lines: list[str] = []
-    shown_at = -math.inf
-
-    async def report(progress: float, total: float | None, message: str | None) -> None:
-        nonlocal shown_at
-        share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-        lines.append(f"{share} {message}" if message else share)
-        del lines[:-PROGRESS_LINES]
-        if time.monotonic() - shown_at >= PROGRESS_EVERY_S:
-            shown_at = time.monotonic()
-            await on_output("\n".join(lines))
-
-    return report
+def listens(client: Client) -> bool:
+    """Whether the server tells changes of its tools the newer way, on a stream of their own."""
+    tools = client.server_capabilities.tools
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)

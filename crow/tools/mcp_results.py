@@ -2,23 +2,28 @@
 
 Strategy: text stays text, pictures stay pictures, everything else becomes words that say what it is; structured
 content is shown where there is no text. Failures become one sentence that names the server, however deep the library
-buried them in exception groups. Pure.
+buried them in exception groups. Knows no connection.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
 
 import mcp_types as mcp
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
 from crow.domain.messages import Image
-from crow.tools import Outcome
+from crow.tools import OnOutput, Outcome
 
-__all__ = ["outcome_of", "sentence"]
+__all__ = ["outcome_of", "progress_shown", "sentence"]
 
 SENTENCE_CHARS = 300
+PROGRESS_LINES = 100
+PROGRESS_EVERY_S = 0.1
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
@@ -76,3 +81,20 @@ def sentence(error: BaseException) -> str:
         case _:
             words = " ".join(str(error).split()) or type(error).__name__
             return words if len(words) <= SENTENCE_CHARS else words[:SENTENCE_CHARS] + "…"
+
+
+def progress_shown(on_output: OnOutput) -> ProgressFnT:
+    """Progress of a call as lines of output, the newest ones, at most ten times a second."""
+    lines: list[str] = []
+    shown_at = -math.inf
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        nonlocal shown_at
+        share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
+        lines.append(f"{share} {message}" if message else share)
+        del lines[:-PROGRESS_LINES]
+        if time.monotonic() - shown_at >= PROGRESS_EVERY_S:
+            shown_at = time.monotonic()
+            await on_output("\n".join(lines))
+
+    return report

@@ -22,6 +22,7 @@ __all__ = ["Process", "start"]
 
 KILL_S = 0.3  # for the loop to hear of a killed child; only an unkillable one takes so long
 POLL_S = 0.01
+DRAIN_S = 0.2
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -98,6 +99,13 @@ class Process(asyncio.SubprocessProtocol):
                 with anyio.move_on_after(KILL_S, shield=True):
                     await self.exited.wait()
             self.close()
+
+    async def wait(self) -> None:
+        """Until the child has ended, and then for what it still had to say; one who holds its pipe open is not waited
+        for."""
+        await self.exited.wait()
+        with anyio.move_on_after(DRAIN_S):
+            await self.output_ended.wait()
 
     async def _wait_gone(self) -> None:
         await self.exited.wait()

@@ -14,7 +14,7 @@ import shutil
 import signal
 import stat as modes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -133,6 +133,16 @@ class DiskWorkspace:
         if timeout.cancelled_caught:
             return None, retained.text()
         return process.returncode, retained.text() + await self._end_background(process)
+
+    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Process:
+        """See :meth:`crow.tools.Workspace.spawn`."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return await start(
+            [self._shell, "-c", command],
+            cwd=self._cwd,
+            env=self._environment(),
+            on_output=lambda data: on_output(decoder.decode(data)),
+        )
 
     async def reap(self) -> None:
         """See :meth:`crow.tools.Workspace.reap`."""

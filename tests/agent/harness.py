@@ -20,7 +20,7 @@ from crow.domain.messages import Text, ToolCall, ToolSpec
 from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore
-from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus
+from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus, Skill
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
@@ -93,6 +93,13 @@ class Tools:
 
     def servers(self) -> tuple[ServerStatus, ...]:
         return self.statuses
+
+    def skills(self) -> tuple[Skill, ...]:
+        return ()
+
+    async def restart(self, name: str | None = None) -> tuple[str, ...]:
+        self.order.append(f"restart {name}")
+        return () if name is None else (name,)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Always ready."""

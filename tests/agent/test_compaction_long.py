@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.retention import retention
+from crow.agent.asking import Permissions
 from crow.agent.briefing import Briefing
 from crow.agent.turn import Turn
 from crow.domain.entries import Checkpoint, Mask, NewEntry
@@ -34,7 +35,7 @@ async def test_a_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost()
         sizes.append(compactor.gauge.used())
         if len(sizes) % 100 == 0:
             assert problems(request.messages) == []
-        calls = (call("read", call_id="again", path=f"/work/{len(sizes) % 50}.py"),)
+        calls = (call("read", "again", path=f"/work/{len(sizes) % 50}.py", line=len(sizes)),)
         return Say(text=["Done."]) if len(sizes) > STEPS else Say(text=[f"Step {len(sizes)}."], calls=calls)
 
     store, tools = MemoryStore(), Tools({"read": Tool("read", read)})
@@ -43,7 +44,8 @@ async def test_a_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost()
     briefing = Briefing(branch)
     await briefing.begin_turn(tools.specs(), ())
     compactor = compactor_on(branch, AnsweringModel(answer, INFO), fresh_prompt=briefing.fresh_prompt)
-    turn = Turn(branch, NoteTaker(), compactor, tools, steps=STEPS + 1, briefing=briefing)
+    permissions = Permissions(branch, NoteTaker())
+    turn = Turn(branch, compactor, tools, steps=STEPS + 1, briefing=briefing, permissions=permissions)
 
     assert await turn.run() == "end_turn"
     limits = compactor.gauge.limits()

@@ -127,7 +127,7 @@ async def test_results_of_one_step_share_the_room_whatever_their_script(tmp_path
     async def read(**_: object) -> str:
         return "值" * 20_000
 
-    calls = tuple(call("read", call_id=f"c{number}") for number in range(4))
+    calls = tuple(call("read", f"c{number}") for number in range(4))
     model = ScriptedModel(Say(calls=calls), Say(text=["done"]), info=TINY)
     async with opened(tmp_path, model, tools={"read": Tool("read", read)}) as run:
         await run.session.prompt(text("read"))

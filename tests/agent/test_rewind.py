@@ -126,7 +126,8 @@ async def test_a_file_that_others_changed_since_is_refused_and_the_others_are_pu
 
 
 async def test_a_file_that_others_changed_between_two_edits_is_refused(tmp_path: Path) -> None:
-    async with working(tmp_path, writes(a_txt="1"), writes(a_txt="3")) as run:
+    look = Say(calls=(call("read_file", path="a.txt"),))
+    async with working(tmp_path, writes(a_txt="1"), (look, *writes(a_txt="3"))) as run:
         await run.session.prompt(text("go"))
         (tmp_path / "a.txt").write_text("2, by hand")
         await run.session.prompt(text("go"))

@@ -17,7 +17,7 @@ from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 __all__ = ["Say", "ScriptedModel", "ScriptedStream", "call"]
 
 
-def call(name: str, call_id: str = "c1", **arguments: object) -> ToolCall:
+def call(name: str, call_id: str = "c1", /, **arguments: object) -> ToolCall:
     """A tool call with these arguments."""
     return ToolCall(id=call_id, name=name, arguments=json.dumps(arguments))
 

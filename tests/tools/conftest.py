@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
-from crow.tools import McpServer, Offer, Outcome, StdioServer
-from crow.tools.mcp_client import McpToolbox, open_toolbox
+from crow.tools import Asker, Delegate, McpServer, Offer, Outcome, Ports, ServerOptions, StdioServer
+from crow.tools.mcp_client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 
+OPTIONS = ServerOptions()
 SERVERS = Path(__file__).with_name("servers")
 
 
@@ -72,10 +74,16 @@ def call(tool: str, /, **arguments: object) -> ToolCall:
     return ToolCall(id="c", name=tool, arguments=json.dumps(arguments))
 
 
-def stdio(script: str, *args: str, name: str = "srv", env: tuple[tuple[str, str], ...] = ()) -> StdioServer:
+def stdio(
+    script: str,
+    *args: str,
+    name: str = "srv",
+    env: tuple[tuple[str, str], ...] = (),
+    options: ServerOptions = OPTIONS,
+) -> StdioServer:
     """One of the servers beside this file."""
     command = (sys.executable, "-I", "-S", str(SERVERS / script), *args)
-    return StdioServer(name=name, command=command[0], args=command[1:], env=env)
+    return StdioServer(name=name, command=command[0], args=command[1:], env=env, options=options)
 
 
 async def until_gone(pid: int) -> None:
@@ -108,9 +116,18 @@ def open_box(root: Path) -> OpenBox:
     """Opens a toolbox over the working directory, with the servers given."""
 
     @asynccontextmanager
-    async def opened(*servers: McpServer, plan: tuple[PlanItem, ...] = (), **options: object) -> AsyncIterator[Box]:
+    async def opened(
+        *servers: McpServer,
+        plan: tuple[PlanItem, ...] = (),
+        delegate: Delegate | None = None,
+        asker: Asker | None = None,
+        on_change: Callable[[], Awaitable[None]] | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[Box]:
+        """`settings` are those of `ToolSettings`."""
         log, workspace = RecordingLog(), DiskWorkspace(root)
-        async with open_toolbox(workspace, log, FixedPlan(*plan), servers, **options) as toolbox:
+        ports = Ports(log=log, plan=FixedPlan(*plan), delegate=delegate, asker=asker)
+        async with open_toolbox(workspace, ports, servers, ToolSettings(**settings), on_change=on_change) as toolbox:
             try:
                 yield Box(toolbox, log, workspace)
             finally:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 
 import pytest
 
 from crow.domain.entries import Announcement, Diff, Location
+from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
 from tests.tools.conftest import OpenBox
 
@@ -114,6 +116,7 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
             locations=(Location(path=str(root / "src" / "a.py"), line=10),),
         ),
         access="read",
+        paths=(str(root / "src" / "a.py"), "src/a.py"),
     )
     assert outside == Offer(
         announcement=Announcement(
@@ -121,6 +124,7 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
         ),
         access="read",
         outside=True,
+        paths=(str(tmp_path / "secret"),),
     )
 
 
@@ -138,7 +142,7 @@ async def test_writing_shows_the_diff_first_keeps_what_was_there_and_writes_exac
         created = await box.run("write_file", path="new/a.txt", content="one\r\ntwo")
         replaced = await box.run("write_file", path="new/a.txt", content="")
         changes = box.log.changes
-    assert offer == Offer(announcement=first, access="write", is_barrier=True)
+    assert offer == Offer(announcement=first, access="write", is_barrier=True, paths=(str(path), "new/a.txt"))
     assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
     assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
     assert replaced.announcement is not None
@@ -172,7 +176,9 @@ async def test_editing_shows_and_makes_the_same_change_and_keeps_bom_and_line_en
     )
     edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
     async with open_box() as box:
-        assert await box.offer("edit_file", **edit) == Offer(announcement=change, access="write", is_barrier=True)
+        assert await box.offer("edit_file", **edit) == Offer(
+            announcement=change, access="write", is_barrier=True, paths=(str(path), "a.py")
+        )
         outcome = await box.run("edit_file", **edit)
         changes = box.log.changes
     assert outcome == Outcome(text="Edited a.py in 1 place, at line 2.", announcement=change)
@@ -233,13 +239,17 @@ async def test_nothing_about_a_file_outside_reaches_the_model_before_it_may(
 
 async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_path: Path, root: Path):
     from crow.tools import builtin
+    from crow.tools.builtin.tool import Around
+    from crow.tools.jobs import Jobs
     from crow.tools.workspace import DiskWorkspace
     from tests.tools.conftest import call
 
     (root / "a.py").write_text("a\n")
     (tmp_path / "link").symlink_to(root)
     workspace = DiskWorkspace(tmp_path / "link")
-    offer = await builtin.offer(call("edit_file", path="a.py", old_text="a", new_text="b"), workspace)
+    offer = await builtin.offer(
+        call("edit_file", path="a.py", old_text="a", new_text="b"), Around(workspace=workspace, jobs=Jobs(workspace))
+    )
     assert offer.outside is False
     assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
@@ -251,3 +261,25 @@ async def test_editing_five_megabytes_takes_no_time_worth_a_word(open_box: OpenB
     async with open_box() as box:
         outcome = await box.run("edit_file", path="big.txt", old_text="needle", new_text="found")
     assert outcome.text == "Edited big.txt in 1 place, at line 50001."
+
+
+async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox, root: Path):
+    png = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+    (root / "a.png").write_bytes(png)
+    (root / "large.jpg").write_bytes(b"\xff\xd8\xff" + bytes(3_000_000))
+    (root / "wide.txt").write_bytes("déjà\nvu".encode("utf-16"))
+    (root / "wider.txt").write_bytes("déjà".encode("utf-32"))
+    (root / "half.txt").write_bytes("x".encode("utf-16") + b"!")
+    async with open_box() as box:
+        picture = await box.run("read_file", path="a.png")
+        said = {name: (await box.run("read_file", path=name)).text for name in ("large.jpg", "wide.txt", "wider.txt")}
+        assert (await box.run("read_file", path="half.txt")).is_error
+    assert picture == Outcome(
+        text="a.png is a picture, image/png, 16 bytes.",
+        images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
+    )
+    assert said == {
+        "large.jpg": "read_file: large.jpg is a picture of 3,000,003 bytes; at most 3,000,000 can be shown",
+        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: shell can change it, edit_file cannot]",
+        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: shell can change it, edit_file cannot]",
+    }

@@ -13,12 +13,15 @@ import pytest
 
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image, ToolCall
-from crow.tools import HttpServer, Offer, Outcome, ServerStatus, StdioServer, builtin
+from crow.tools import HttpServer, Offer, Outcome, Ports, ServerStatus, StdioServer, builtin
 from crow.tools.mcp_client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, stdio, until_gone
 
-BUILT_IN = ["read_file", "write_file", "edit_file", "list_files", "grep", "shell", "update_plan", "recall"]
+BUILT_IN = [
+    *("read_file", "write_file", "edit_file", "list_files", "grep", "shell", "shell_output", "shell_kill", "fetch"),
+    *("update_plan", "recall"),
+]
 
 
 def names(box: object) -> list[str]:
@@ -103,26 +106,58 @@ async def test_a_call_that_takes_too_long_is_an_error_in_words(open_box: OpenBox
         )
 
 
-async def test_a_server_that_dies_during_a_call_is_named_and_its_tools_are_withdrawn(open_box: OpenBox):
-    changed = anyio.Event()
+async def test_a_server_that_dies_during_a_call_is_named_and_started_again_at_its_next_use(open_box: OpenBox):
+    failed = anyio.Event()
+    listings: list[list[str]] = []
 
     async def on_change() -> None:
+        listings.append(names(box))
         if box.toolbox.servers()[0].state == "failed":
-            changed.set()
+            failed.set()
 
     async with open_box(stdio("tiny.py"), on_change=on_change) as box:
         await box.toolbox.wait_ready(10)
         outcome = await box.run("srv__die")
         with anyio.fail_after(5):
-            await changed.wait()
+            await failed.wait()
         detail = 'it ended with exit code 7; it last said "about to die"'
         assert outcome == Outcome(text=f"MCP server srv ended during die: {detail}", is_error=True)
         assert box.toolbox.servers() == (ServerStatus(name="srv", state="failed", detail=detail),)
-        assert names(box) == BUILT_IN
-        unavailable = f"MCP server srv is not available: {detail}"
-        assert (await box.offer("srv__echo")).fault == unavailable
-        assert await box.run("srv__echo") == Outcome(text=unavailable, is_error=True)
+        assert listings[-1] == BUILT_IN
         assert (await box.run("recall", query="x")).text == "query=x entry=None limit=20"
+        assert await box.run("srv__echo", text="again") == Outcome(text="you said again")
+        assert names(box) == listings[0]
+
+
+async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(open_box: OpenBox):
+    async with open_box(stdio("tiny.py")) as box:
+        await box.toolbox.wait_ready(10)
+        for _ in range(2):
+            assert (await box.run("srv__die")).text.startswith("MCP server srv ended during die")
+            with anyio.fail_after(5):
+                while box.toolbox.servers()[0].state == "ready":  # noqa: ASYNC110 - its end is noticed a moment later
+                    await anyio.sleep(0.005)
+        third = await box.offer("srv__echo", text="too soon")
+        assert third.fault == (
+            'MCP server srv is not available: it ended with exit code 7; it last said "about to die"'
+        )
+        assert await box.toolbox.restart("srv") == ("srv",)
+        assert await box.run("srv__echo", text="asked for") == Outcome(text="you said asked for")
+
+
+async def test_a_failed_server_is_tried_again_at_a_turns_start_without_delaying_it(open_box: OpenBox, tmp_path: Path):
+    late = tmp_path / "late"
+    server = StdioServer(name="late", command=str(late))
+    async with open_box(server) as box:
+        await box.toolbox.wait_ready(5)
+        assert box.toolbox.servers()[0].state == "failed"
+        command = stdio("tiny.py")
+        late.write_text(f"#!/bin/sh\nexec {command.command} {' '.join(command.args)}\n")
+        late.chmod(0o755)
+        await box.toolbox.wait_ready(5)
+        assert box.toolbox.servers()[0].state == "failed"  # one second must pass
+        assert await box.toolbox.restart() == ("late",)
+        assert box.toolbox.servers()[0].state == "ready"
 
 
 async def test_a_server_that_changes_its_tools_is_listed_again(open_box: OpenBox):
@@ -160,7 +195,8 @@ async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: O
         await until_gone(int((tmp_path / "pid").read_text()))
         assert (await box.run("update_plan", items=[])).is_error is False
         fault = (await box.offer("mute__tool")).fault
-    for name, word in (("nobody", "connect"), ("nobody-sse", "connect"), ("vague", "inputschema")):
+    assert statuses.pop("vague") == ("ready", "")  # but its one tool, which has no schema, is left out
+    for name, word in (("nobody", "connect"), ("nobody-sse", "connect")):
         state, detail = statuses.pop(name)
         assert state == "failed"
         assert word in detail.lower()
@@ -268,11 +304,15 @@ async def test_bad_calls_earn_precise_words_and_do_not_run(open_box: OpenBox):
             outcome = await box.toolbox.run(bad, "call_1_0", box.show)
             assert outcome == Outcome(text=offer.fault or "", is_error=True)
             faults[what] = offer.fault
+    takes = (
+        "Expected a JSON object with command (string), timeout_s (integer, optional), background (boolean, optional), "
+        "description (string, optional)."
+    )
     assert faults == {
         "no tool": 'No tool "read_fiel". Did you mean read_file? There are: ' + ", ".join(BUILT_IN) + ", srv__echo.",
-        "bad arguments": "shell: the arguments are []; expected a JSON object",
-        "fault of the stream": "The arguments broke off.",
-        "external": 'srv__echo: the arguments are "x"; expected a JSON object',
+        "bad arguments": f"shell: the arguments are []; expected a JSON object. {takes}",
+        "fault of the stream": f"The arguments broke off. {takes}",
+        "external": 'srv__echo: the arguments are "x"; expected a JSON object. srv__echo takes no arguments: {}.',
         "half a pair": "write_file: content holds half a surrogate pair, \\ud83d, at character 0; "
         "expected text that UTF-8 can hold",
         "half a pair outside": "srv__echo: the JSON text of the arguments holds half a surrogate pair, \\ud83d, "
@@ -285,7 +325,7 @@ async def test_a_bug_in_a_built_in_tool_is_raised_as_it_is(root: Path):
         async def recall(self, **_: object) -> str:
             raise ZeroDivisionError("a bug")
 
-    async with open_toolbox(DiskWorkspace(root), Broken(), FixedPlan(), []) as toolbox:
+    async with open_toolbox(DiskWorkspace(root), Ports(log=Broken(), plan=FixedPlan()), []) as toolbox:
 
         async def unwatched(_text: str) -> None: ...
 
@@ -315,6 +355,9 @@ async def test_built_in_tools_hold_the_loop_up_by_no_blocking_call(open_box: Ope
             assert (await box.run("shell", command="sleep 60 >/dev/null & echo hi")).text.startswith("hi")
 
 
+FORGETFUL: dict[str, bool] = {}
+
+
 class Http(BaseHTTPRequestHandler):
     """Streamable HTTP with plain JSON answers."""
 
@@ -335,6 +378,9 @@ class Http(BaseHTTPRequestHandler):
                 }
             case "tools/list":
                 result = {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]}
+            case _ if FORGETFUL.pop("session", None):
+                self.send_error(404)
+                return
             case _:
                 who = self.headers.get("Authorization")
                 result = {"content": [{"type": "text", "text": f"you are {who}"}]}
@@ -373,3 +419,14 @@ async def test_a_server_over_http_gets_its_headers(open_box: OpenBox):
             await box.toolbox.wait_ready(10)
             assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
             assert await box.run("web__whoami") == Outcome(text="you are Bearer t")
+
+
+async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_its_next_use(open_box: OpenBox):
+    with http_server() as url:
+        async with open_box(HttpServer(name="web", url=url)) as box:
+            await box.toolbox.wait_ready(10)
+            FORGETFUL["session"] = True
+            first = await box.run("web__whoami")
+            assert first.is_error
+            assert first.text.startswith("MCP server web ")
+            assert await box.run("web__whoami") == Outcome(text="you are None")

@@ -199,6 +199,7 @@ async def test_offers_of_searches_name_what_and_where(open_box: OpenBox, root: P
                 title="Search `foo` in src", kind="search", locations=(Location(path=str(root / "src")),)
             ),
             access="read",
+            paths=(str(root / "src"), "src"),
         )
         titles = [
             (offer.announcement.title, offer.outside)

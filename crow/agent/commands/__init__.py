@@ -15,6 +15,7 @@ from crow.agent.commands.desk import CommandSpec, Desk
 from crow.agent.commands.looking import LOOKING_COMMANDS
 from crow.agent.commands.naming import NAMING_COMMANDS
 from crow.agent.commands.places import PLACE_COMMANDS
+from crow.agent.commands.tools import TOOL_COMMANDS
 from crow.agent.commands.walk import WALK_COMMANDS
 from crow.domain.errors import ArgumentError
 
@@ -68,6 +69,7 @@ COMMANDS = (
     *PLACE_COMMANDS,
     *NAMING_COMMANDS,
     *CONTEXT_COMMANDS,
+    *TOOL_COMMANDS,
     *CHOOSING_COMMANDS,
     *LOOKING_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),

@@ -16,7 +16,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction import Compactor
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
-from crow.tools import Workspace
+from crow.tools import Toolbox, Workspace
 
 __all__ = ["CommandSpec", "Desk", "FollowUp", "Handler"]
 
@@ -29,8 +29,9 @@ class Desk:
     """What commands may use, for one command. `models` are the names offered.
 
     `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
-    `set_mode` and `set_model` change the row and tell the client. `move` stands the session on another entry (None:
-    before all); `run_prompt` stores a prompt under the leaf and answers it. A handler may leave a `follow_up`.
+    `toolbox` opens the session's tools. `set_mode` and `set_model` change the row and tell the client. `move` stands
+    the session on another entry (None: before all); `run_prompt` stores a prompt under the leaf and answers it. A
+    handler may leave a `follow_up`.
     """
 
     branch: Branch
@@ -43,6 +44,7 @@ class Desk:
     set_model: Callable[[str], Awaitable[None]]
     move: Callable[[int | None, str], Awaitable[None]]
     run_prompt: Callable[[User], Awaitable[StopReason]]
+    toolbox: Callable[[], Awaitable[Toolbox]]
     follow_up: FollowUp | None = None
 
 

@@ -17,15 +17,19 @@ from mcp.server.lowlevel import Server
 
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
-from crow.tools import Log, Offer, Outcome, Plan, Workspace
-from crow.tools.builtin.arguments import check, parse
+from crow.domain.messages import Image, ToolCall, ToolSpec
+from crow.tools import Offer, Outcome, Ports
+from crow.tools.builtin.arguments import check, parse, with_expectation
+from crow.tools.builtin.background import SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.edit import EDIT_FILE
+from crow.tools.builtin.fetch import FETCH
 from crow.tools.builtin.files import READ_FILE, WRITE_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
 from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL
-from crow.tools.builtin.tool import Builtin, Running, system_words
+from crow.tools.builtin.skill import SKILL
+from crow.tools.builtin.task import TASK
+from crow.tools.builtin.tool import Around, Builtin, Running, system_words
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 
@@ -33,7 +37,11 @@ META = "crow"
 CALL_ID = "crow/call_id"
 
 TOOLS: Mapping[str, Builtin] = {
-    tool.spec.name: tool for tool in (READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, GREP, SHELL, UPDATE_PLAN, RECALL)
+    tool.spec.name: tool
+    for tool in (
+        *(READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, GREP, SHELL, SHELL_OUTPUT, SHELL_KILL, FETCH),
+        *(UPDATE_PLAN, RECALL, SKILL, TASK),
+    )
 }
 
 SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
@@ -46,13 +54,13 @@ LISTING = mcp.ListToolsResult(
 )
 
 
-async def offer(call: ToolCall, workspace: Workspace) -> Offer:
+async def offer(call: ToolCall, around: Around) -> Offer:
     """Look at a call of a built-in tool; a bad one has its fault in the offer."""
     tool = TOOLS[call.name]
     try:
-        return await tool.look(workspace, arguments_of(call))
+        return await tool.look(around, arguments_of(call))
     except ArgumentError as error:
-        fault = named(call.name, str(error)) if call.fault is None else call.fault
+        fault = named(call.name, str(error)) if call.fault is None else with_expectation(call.fault, tool.spec)
     except OSError as error:
         fault = system_words(call.name, error)
     announcement = Announcement(title=call.name, kind=tool.kind)
@@ -66,12 +74,17 @@ def meta_for(call_id: str) -> mcp.RequestParamsMeta:
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The checked arguments of a built-in call. :raises ~crow.domain.errors.ArgumentError: they cannot be used."""
+    spec = TOOLS[call.name].spec
     if call.fault is not None:
-        raise ArgumentError(call.fault)
-    return check(call.name, TOOLS[call.name].spec.input_schema, parse(call.name, call.arguments))
+        raise ArgumentError(with_expectation(call.fault, spec))
+    try:
+        given = parse(call.name, call.arguments)
+    except ArgumentError as error:
+        raise ArgumentError(with_expectation(f"{error}.", spec)) from None
+    return check(call.name, spec.input_schema, given)
 
 
-def build_server(workspace: Workspace, log: Log, plan: Plan) -> Server[Any]:
+def build_server(around: Around, ports: Ports) -> Server[Any]:
     """An MCP server with the built-in tools, for one session."""
 
     async def list_tools(
@@ -84,7 +97,7 @@ def build_server(workspace: Workspace, log: Log, plan: Plan) -> Server[Any]:
             await context.session.report_progress(float(len(text)), message=text)
 
         call_id = str((context.meta or {}).get(CALL_ID, ""))
-        running = Running(workspace=workspace, log=log, plan=plan, call_id=call_id, on_output=on_output)
+        running = Running(around=around, log=ports.log, plan=ports.plan, call_id=call_id, on_output=on_output)
         return to_result(await run(params.name, params.arguments or {}, running))
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
@@ -110,20 +123,22 @@ def named(tool: str, words: str) -> str:
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
     """An outcome as MCP carries it. `_meta["crow"]` holds `announcement` and `plan` (null if there is none) with the
-    fields of their classes, and `raw_output`."""
+    fields of their classes, `raw_output` and `skill`."""
     meta = {
         "announcement": None if outcome.announcement is None else asdict(outcome.announcement),
         "plan": None if outcome.plan is None else [asdict(item) for item in outcome.plan],
         "raw_output": dict(outcome.raw_output),
+        "skill": outcome.skill,
     }
+    images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
     return mcp.CallToolResult(
-        content=[mcp.TextContent(text=outcome.text)], is_error=outcome.is_error, _meta={META: meta}
+        content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}
     )
 
 
 def from_result(result: mcp.CallToolResult) -> Outcome:
     """The outcome in a result of the built-in server."""
-    (block,) = result.content
+    block, *images = result.content
     assert isinstance(block, mcp.TextContent)
     meta: Mapping[str, Any] = (result.meta or {})[META]
     plan = meta["plan"]
@@ -133,6 +148,10 @@ def from_result(result: mcp.CallToolResult) -> Outcome:
         announcement=announcement_from(meta["announcement"]),
         plan=None if plan is None else tuple(PlanItem(**item) for item in plan),
         raw_output=meta["raw_output"],
+        images=tuple(
+            Image(data=image.data, mime_type=image.mime_type) for image in images if isinstance(image, mcp.ImageContent)
+        ),
+        skill=None if meta["skill"] is None else tuple(meta["skill"]),
     )
 
 

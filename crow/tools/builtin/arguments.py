@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import ToolSpec
 
-__all__ = ["check", "parse", "parse_foreign"]
+__all__ = ["check", "parse", "parse_foreign", "with_expectation"]
 
 SHOWN_CHARS = 80
 
@@ -39,6 +40,26 @@ def parse_foreign(tool: str, text: str) -> dict[str, Any]:
     value = parse(tool, text)
     check_encodable(tool, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
     return value
+
+
+def with_expectation(fault: str, spec: ToolSpec) -> str:
+    """The fault of a call that could not be read, with what its tool takes."""
+    properties, required = spec.input_schema.get("properties"), spec.input_schema.get("required")
+    if not isinstance(properties, Mapping) or not properties:
+        return f"{fault} {spec.name} takes no arguments: {{}}."
+    needed = required if isinstance(required, list | tuple) else ()
+    names = ", ".join(
+        f"{name} ({kind_of(schema)}{'' if name in needed else ', optional'})" for name, schema in properties.items()
+    )
+    return f"{fault} Expected a JSON object with {names}."
+
+
+def kind_of(schema: object) -> str:
+    """What a property takes, in a word or two."""
+    if not isinstance(schema, Mapping):
+        return "any value"
+    kind = schema.get("type", "any value")
+    return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,22 +12,32 @@ from pathlib import Path
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.tools import Offer, Outcome, Workspace
+from crow.tools import Offer, Outcome
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, change, regular_file
 from crow.tools.builtin.replace import Replaced, replace
-from crow.tools.builtin.tool import Arguments, Builtin, Running, shown_name, shown_path, system_words
+from crow.tools.builtin.tool import (
+    Arguments,
+    Around,
+    Builtin,
+    Running,
+    path_names,
+    shown_name,
+    shown_path,
+    system_words,
+)
 
 __all__ = ["EDIT_FILE"]
 
 
-async def look_at_edit(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_edit(around: Around, args: Arguments) -> Offer:
+    workspace = around.workspace
     path = workspace.resolve(args["path"])
     shown, name = shown_path(workspace, path), shown_name(workspace, path)
     outside = not workspace.contains(path)
     diffs: tuple[Diff, ...] = ()
     line, fault = None, None
     try:
-        before, replaced = await planned(workspace, path, args)
+        before, replaced = await planned(around, path, args)
         diffs, line = (Diff(path=shown, old_text=before, new_text=replaced.text),), replaced.line
     except (ArgumentError, OSError) as error:
         # of a file outside nothing may reach the model before the user agreed, not even that it lacks some text
@@ -39,6 +49,7 @@ async def look_at_edit(workspace: Workspace, args: Arguments) -> Offer:
         ),
         access="write",
         outside=outside,
+        paths=path_names(workspace, path),
         fault=fault,
         is_barrier=True,
     )
@@ -46,7 +57,7 @@ async def look_at_edit(workspace: Workspace, args: Arguments) -> Offer:
 
 async def run_edit(running: Running, args: Arguments) -> Outcome:
     path = running.workspace.resolve(args["path"])
-    before, replaced = await planned(running.workspace, path, args)
+    before, replaced = await planned(running.around, path, args)
     name = shown_name(running.workspace, path)
     places = "1 place" if replaced.count == 1 else f"{replaced.count} places"
     remark = f" ({replaced.remark})" if replaced.remark else ""
@@ -54,17 +65,19 @@ async def run_edit(running: Running, args: Arguments) -> Outcome:
     return await change(running, path, before, replaced.text, title=f"Edit {name}", done=done, line=replaced.line)
 
 
-async def planned(workspace: Workspace, path: Path, args: Arguments) -> tuple[str, Replaced]:
+async def planned(around: Around, path: Path, args: Arguments) -> tuple[str, Replaced]:
     """The file's text and what it would become.
 
     :raises ~crow.domain.errors.ArgumentError: it cannot be edited so.
     :raises OSError: it cannot be read.
     """
+    workspace = around.workspace
     name = shown_name(workspace, path)
     stat = await regular_file("edit_file", workspace, path)
     if stat.size > WHOLE_BYTES:
         raise ArgumentError(f"edit_file: {name} holds {stat.size:,} bytes, more than {WHOLE_BYTES:,}; use shell")
     text = await workspace.read_text(path)
+    around.seen.check(path, text, tool="edit_file", name=name)
     if "�" in text:
         check_utf8(name, await workspace.read_bytes(path))
     mark = "\ufeff" if text.startswith("\ufeff") else ""

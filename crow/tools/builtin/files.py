@@ -7,6 +7,8 @@ says of a file outside the workspace is its name alone: nothing about it reaches
 
 from __future__ import annotations
 
+import base64
+import codecs
 import difflib
 import os
 from pathlib import Path
@@ -15,9 +17,9 @@ import anyio.to_thread
 
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolSpec
+from crow.domain.messages import Image, ToolSpec
 from crow.tools import FileStat, Offer, Outcome, Workspace
-from crow.tools.builtin.tool import Arguments, Builtin, Running, shown_name, shown_path
+from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 
 __all__ = ["READ_FILE", "WRITE_FILE", "change", "missing", "regular_file"]
 
@@ -26,11 +28,27 @@ WINDOW_CHARS = 50_000
 LINE_CHARS = 2_000
 WHOLE_BYTES = 32_000_000
 SNIFFED_CHARS = 8_192
+SNIFFED_BYTES = 16
+PICTURE_BYTES = 3_000_000
+PICTURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"RIFF", "image/webp"),
+)
+WIDE = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 NAMES_LOOKED_AT = 10_000
 THREAD_CHARS = 262_144
 
 
-async def look_at_read(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_read(around: Around, args: Arguments) -> Offer:
+    workspace = around.workspace
     path = workspace.resolve(args["path"])
     line, limit = args.get("line"), args.get("limit")
     lines = ""
@@ -45,6 +63,7 @@ async def look_at_read(workspace: Workspace, args: Arguments) -> Offer:
         ),
         access="read",
         outside=not workspace.contains(path),
+        paths=path_names(workspace, path),
     )
 
 
@@ -53,16 +72,53 @@ async def run_read(running: Running, args: Arguments) -> Outcome:
     path = workspace.resolve(args["path"])
     name = shown_name(workspace, path)
     stat = await regular_file("read_file", workspace, path)
+    picture = picture_type(await workspace.read_bytes(path, SNIFFED_BYTES))
+    if picture is not None:
+        return await read_picture(workspace, path, stat, picture)
     if stat.size > WHOLE_BYTES:
         text = (await workspace.read_bytes(path, WHOLE_BYTES)).decode("utf-8", "replace")
     else:
         text = await workspace.read_text(path)
+        running.around.seen.note(path, text)
+        if text.startswith(("\ufffd\ufffd", "\0\0\ufffd\ufffd")):  # what UTF-16 and 32 begin with is no UTF-8
+            text = wide_text(await workspace.read_bytes(path)) or text
     if is_binary(text):
         raise ArgumentError(f"read_file: {name} is binary ({stat.size:,} bytes); only text can be read")
     window = (name, text, args.get("line", 1), args.get("limit", WINDOW_LINES), stat.size > WHOLE_BYTES)
     if len(text) < THREAD_CHARS:
         return Outcome(text=numbered(*window))
     return Outcome(text=await anyio.to_thread.run_sync(numbered, *window))
+
+
+def picture_type(head: bytes) -> str | None:
+    """The media type of a picture that models take, by how its file begins; None for anything else."""
+    for start, media in PICTURES:
+        if head.startswith(start) and (media != "image/webp" or head[8:12] == b"WEBP"):
+            return media
+    return None
+
+
+async def read_picture(workspace: Workspace, path: Path, stat: FileStat, media: str) -> Outcome:
+    """A picture as the model sees it. :raises ~crow.domain.errors.ArgumentError: it is too large."""
+    name = shown_name(workspace, path)
+    if stat.size > PICTURE_BYTES:
+        raise ArgumentError(
+            f"read_file: {name} is a picture of {stat.size:,} bytes; at most {PICTURE_BYTES:,} can be shown"
+        )
+    data = base64.b64encode(await workspace.read_bytes(path)).decode("ascii")
+    words = f"{name} is a picture, {media}, {stat.size:,} bytes."
+    return Outcome(text=words, images=(Image(data=data, mime_type=media),))
+
+
+def wide_text(data: bytes) -> str | None:
+    """The text of a file that begins with a byte order mark of UTF-16 or UTF-32, None if it is none."""
+    for mark, encoding in WIDE:
+        if data.startswith(mark):
+            try:
+                return data.decode(encoding) + f"\n[the file is {encoding}: shell can change it, edit_file cannot]"
+            except UnicodeDecodeError:
+                return None
+    return None
 
 
 def is_binary(text: str) -> bool:
@@ -149,12 +205,15 @@ def names_in(directory: Path) -> list[str] | None:
         return None
 
 
-async def look_at_write(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_write(around: Around, args: Arguments) -> Offer:
+    workspace = around.workspace
     path = workspace.resolve(args["path"])
     outside = not workspace.contains(path)
     stat = await workspace.stat(path)
     fault = None if outside else unwritable(workspace, stat)
     before = await workspace.read_text(path) if stat.kind == "file" and stat.size <= WHOLE_BYTES else None
+    if fault is None and not outside:
+        fault = stale(around, path, before)
     shown = shown_path(workspace, path)
     return Offer(
         announcement=Announcement(
@@ -165,9 +224,21 @@ async def look_at_write(workspace: Workspace, args: Arguments) -> Offer:
         ),
         access="write",
         outside=outside,
+        paths=path_names(workspace, path),
         fault=fault,
         is_barrier=True,
     )
+
+
+def stale(around: Around, path: Path, text: str | None) -> str | None:
+    """Why a file may not be replaced by a model that knows another text of it, None if it may."""
+    if text is None:  # removed since: what is written then replaces nothing
+        return None
+    try:
+        around.seen.check(path, text, tool="write_file", name=shown_name(around.workspace, path))
+    except ArgumentError as error:
+        return str(error)
+    return None
 
 
 def unwritable(workspace: Workspace, stat: FileStat) -> str | None:
@@ -189,6 +260,8 @@ async def run_write(running: Running, args: Arguments) -> Outcome:
     if fault is not None:
         raise ArgumentError(fault)
     before = await workspace.read_text(path) if stat.kind == "file" else None
+    if before is not None:
+        running.around.seen.check(path, before, tool="write_file", name=shown_name(workspace, path))
     content: str = args["content"]
     name = shown_name(workspace, path)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
@@ -209,6 +282,7 @@ async def change(
             on_disk = before.encode("utf-8", "replace")
     await running.log.before_change(running.call_id, path, on_disk, after.encode("utf-8"))
     held = await workspace.write_text(path, after)
+    running.around.seen.note(path, held)
     shown = shown_path(workspace, path)
     if held != after:
         done += " The editor changed it on saving; read it again before the next edit."
@@ -229,7 +303,8 @@ READ_FILE = Builtin(
     spec=ToolSpec(
         name="read_file",
         description=(
-            "Read a text file. Each line is shown behind its number and a tab, which are not part of the file. At most "
+            "Read a text file, or look at a picture. Each line is shown behind its number and a tab, which are not "
+            "part of the file. At most "
             f"{WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters at once; a closing remark says how to go on."
         ),
         input_schema={

@@ -62,7 +62,7 @@ def replace(text: str, old: str, new: str, *, every: bool, name: str) -> Replace
 
 def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
     """Old and new text as given, then with the line ends of a file that has CRLF."""
-    if "\r\n" not in text or "\r" in old:
+    if "\r" not in text or "\r\n" not in text or "\r" in old:
         return [(old, new)]
     with_crlf = (old.replace("\n", "\r\n"), re.sub(r"\r?\n", "\r\n", new))
     return [with_crlf, (old, new)] if "\n" in old else [(old, with_crlf[1])]

@@ -24,7 +24,7 @@ from crow.domain.messages import ToolSpec
 from crow.tools import Offer, Outcome, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import missing
-from crow.tools.builtin.tool import Arguments, Builtin, Running, shown_name, shown_path
+from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 
 __all__ = ["GREP", "LIST_FILES"]
 
@@ -38,7 +38,8 @@ GIT_FILES = (
 )
 
 
-async def look_at_list(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_list(around: Around, args: Arguments) -> Offer:
+    workspace = around.workspace
     path = workspace.resolve(args.get("path") or ".")
     pattern = args.get("pattern")
     what = f"files matching {pattern}" if pattern else "files"
@@ -46,8 +47,9 @@ async def look_at_list(workspace: Workspace, args: Arguments) -> Offer:
     return looked(workspace, path, f"List {what}{within(name)}")
 
 
-async def look_at_grep(workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_grep(around: Around, args: Arguments) -> Offer:
     compiled(args)
+    workspace = around.workspace
     path = workspace.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
     return looked(workspace, path, f"Search `{args['pattern']}`{within(name)}")
@@ -58,6 +60,7 @@ def looked(workspace: Workspace, path: Path, title: str) -> Offer:
         announcement=Announcement(title=title, kind="search", locations=(Location(path=shown_path(workspace, path)),)),
         access="read",
         outside=not workspace.contains(path),
+        paths=path_names(workspace, path),
     )
 
 

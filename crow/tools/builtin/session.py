@@ -10,8 +10,8 @@ from typing import get_args, get_type_hints
 from crow.domain.entries import Announcement, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.tools import Offer, Outcome, Workspace
-from crow.tools.builtin.tool import Arguments, Builtin, Running
+from crow.tools import Offer, Outcome
+from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 
 __all__ = ["RECALL", "UPDATE_PLAN"]
 
@@ -20,7 +20,7 @@ MAX_ITEMS = 100
 FIELDS = get_type_hints(PlanItem)
 
 
-async def look_at_plan(_workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_plan(_around: Around, args: Arguments) -> Offer:
     return Offer(announcement=Announcement(title=f"Plan: {progress(items_of(args))}", kind="think"), access="none")
 
 
@@ -41,7 +41,7 @@ def progress(items: tuple[PlanItem, ...]) -> str:
     return f"{sum(item.status == 'completed' for item in items)} of {len(items)} done"
 
 
-async def look_at_recall(_workspace: Workspace, args: Arguments) -> Offer:
+async def look_at_recall(_around: Around, args: Arguments) -> Offer:
     about(args)
     title = f"Recall entry {args['entry']}" if "entry" in args else f"Recall `{args['query']}`"
     return Offer(announcement=Announcement(title=title, kind="think"), access="none")

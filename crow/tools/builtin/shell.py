@@ -11,8 +11,9 @@ import signal
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.tools import Offer, Outcome, Workspace
-from crow.tools.builtin.tool import Arguments, Builtin, Running
+from crow.tools import Offer, Outcome
+from crow.tools.builtin.background import started_words
+from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 
 __all__ = ["SHELL"]
 
@@ -21,7 +22,7 @@ MAX_TIMEOUT_S = 3_600
 TITLE_CHARS = 300
 
 
-async def look(_workspace: Workspace, args: Arguments) -> Offer:
+async def look(_around: Around, args: Arguments) -> Offer:
     command: str = args["command"]
     title = " ".join(command.split())
     return Offer(
@@ -37,6 +38,8 @@ async def look(_workspace: Workspace, args: Arguments) -> Offer:
 async def run(running: Running, args: Arguments) -> Outcome:
     timeout_s: int = args.get("timeout_s", DEFAULT_TIMEOUT_S)
     try:
+        if args.get("background", False):
+            return await started_words(running, args["command"])
         code, output = await running.workspace.run(args["command"], timeout_s=timeout_s, on_output=running.on_output)
     except ValueError:
         raise ArgumentError("shell: command holds a NUL character; expected a command line") from None
@@ -67,8 +70,8 @@ SHELL = Builtin(
         name="shell",
         description=(
             "Run a command line with bash in the working directory. There is no terminal and no input, each call "
-            "starts anew, and what it leaves in the background is ended with it. Gives output and errors as they "
-            "came, and the exit code if it is not 0."
+            "starts anew, and what it leaves in the background is ended with it; for a server or a watcher set "
+            "background. Gives output and errors as they came, and the exit code if it is not 0."
         ),
         input_schema={
             "type": "object",
@@ -79,6 +82,10 @@ SHELL = Builtin(
                     "minimum": 1,
                     "maximum": MAX_TIMEOUT_S,
                     "description": f"Seconds after which it is ended. Default {DEFAULT_TIMEOUT_S}.",
+                },
+                "background": {
+                    "type": "boolean",
+                    "description": "Start it and go on: shell_output and shell_kill look after it. No timeout then.",
                 },
                 "description": {"type": "string", "description": "What it is for, in a few words."},
             },

@@ -8,29 +8,48 @@ anything; running reaches the world through the workspace and the session throug
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from crow.domain.entries import CallKind
 from crow.domain.messages import ToolSpec
 from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
+from crow.tools.jobs import Jobs
+from crow.tools.seen import Seen
+from crow.tools.skills import FoundSkill
 
-__all__ = ["Arguments", "Builtin", "Running", "shown_name", "shown_path", "system_words"]
+__all__ = ["Arguments", "Around", "Builtin", "Running", "path_names", "shown_name", "shown_path", "system_words"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 """Checked against the tool's schema; optional ones may be absent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Around:
+    """What the tools of a session share: the world, and what they remember of it. `skills` may be found anew."""
+
+    workspace: Workspace
+    jobs: Jobs
+    seen: Seen = field(default_factory=Seen)
+    skills: tuple[FoundSkill, ...] = ()
+    fetches_private: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """What a running call reaches: the world, the session, and whoever watches."""
 
-    workspace: Workspace
+    around: Around
     log: Log
     plan: Plan
     call_id: str
     on_output: OnOutput
+
+    @property
+    def workspace(self) -> Workspace:
+        """The files and processes."""
+        return self.around.workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +62,7 @@ class Builtin:
     spec: ToolSpec
     kind: CallKind
     access: Access
-    look: Callable[[Workspace, Arguments], Awaitable[Offer]]
+    look: Callable[[Around, Arguments], Awaitable[Offer]]
     run: Callable[[Running, Arguments], Awaitable[Outcome]]
     is_barrier: bool = False
 
@@ -64,3 +83,9 @@ def shown_name(workspace: Workspace, path: Path) -> str:
     """A resolved path for words and titles: relative to cwd where it lies below it."""
     root = workspace.resolve(".")
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def path_names(workspace: Workspace, path: Path) -> tuple[str, ...]:
+    """A resolved path as rules may name it: absolute, and below cwd also relative to it."""
+    name = shown_name(workspace, path)
+    return (str(path),) if name == str(path) else (str(path), name)

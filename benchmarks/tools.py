@@ -1,0 +1,200 @@
+"""What tools cost: `make bench`, or `python -m benchmarks.tools [--files N]`.
+
+Strategy: each row runs what a session runs (the toolbox over a real directory; for steps a real session on SQLite with
+a model that answers at once) many times, and gives the median and the worst. Where a limit is given it is what the
+median should stay below on a quiet machine; a floor is the same work done without crow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from crow.agent.compaction import CompactionSettings
+from crow.agent.session import Adapters, Session, SessionSettings
+from crow.domain.messages import Text, ToolCall
+from crow.store import NewSession
+from crow.store.sqlite import SqliteStore
+from crow.tools import Ports
+from crow.tools.mcp_client import McpToolbox, open_toolbox
+from crow.tools.workspace import DiskWorkspace
+from tests.agent.harness import NoteTaker
+from tests.support.scripted_model import Say, ScriptedModel
+from tests.tools.conftest import FixedPlan
+
+__all__: Sequence[str] = ()
+
+STEPS = 200
+LINES = 120_000
+
+
+class NoLog:
+    """A log port that keeps nothing."""
+
+    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
+        """Nothing is known."""
+        return f"{query} {entry} {limit}"
+
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
+        """Nothing is kept."""
+
+
+def call(tool: str, /, **arguments: object) -> ToolCall:
+    return ToolCall(id="c", name=tool, arguments=json.dumps(arguments))
+
+
+def row(what: str, times: Sequence[float], limit_ms: float | None, floor_ms: float | None = None) -> None:
+    """Print a line; times in seconds."""
+    median, worst = statistics.median(times) * 1e3, max(times) * 1e3
+    limit = "" if limit_ms is None else f"{limit_ms:g}"
+    floor = "" if floor_ms is None else f"{floor_ms:.1f}"
+    print(f"  {what:<52}{median:>11.2f}{worst:>11.2f}{limit:>9}{floor:>11}")
+
+
+async def timed(times: int, work: Callable[[], Awaitable[object]]) -> list[float]:
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        await work()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+async def unwatched(_text: str) -> None:
+    """Nobody looks."""
+
+
+@asynccontextmanager
+async def toolbox(root: Path) -> AsyncIterator[McpToolbox]:
+    workspace = DiskWorkspace(root)
+    async with open_toolbox(workspace, Ports(log=NoLog(), plan=FixedPlan()), ()) as box:
+        yield box
+        await workspace.reap()
+
+
+async def steps(name: str, step: Callable[[int], ToolCall], limit_ms: float) -> None:
+    """A durable step beyond the model: the turn with them, less the same turn without; each step is another."""
+    taken = {}
+    for count in (0, STEPS):
+        model = ScriptedModel(*(Say(calls=(step(index),)) for index in range(count)), Say(text=["ok"]))
+        with tempfile.TemporaryDirectory() as directory:
+            (Path(directory) / "a.txt").write_text("one\n" * 100)
+            taken[count] = await turn(Path(directory), model)
+    row(f"a step with {name}, durable, mean of {STEPS}", [(taken[STEPS] - taken[0]) / STEPS], limit_ms)
+
+
+async def turn(root: Path, model: ScriptedModel) -> float:
+    async def load() -> None: ...
+
+    async def chosen(_: str) -> ScriptedModel:
+        return model
+
+    store = await SqliteStore.open(root / "crow.db")
+    await store.create_session(NewSession(id="s", cwd=str(root), model="m", mode="auto"))
+    adapters = Adapters(
+        store=store,
+        load=load,
+        model=chosen,
+        info=lambda _: model.info,
+        open_toolbox=open_toolbox,
+        settings=SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionSettings(auto=False)),
+    )
+    session = Session(adapters, NoteTaker(), DiskWorkspace(root), (), await store.open_session("s"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(session.run)
+        began = time.perf_counter()
+        await session.prompt((Text(text="go"),))
+        took = time.perf_counter() - began
+        await session.close()
+    await store.close()
+    return took
+
+
+def printed(*argv: str, cwd: str) -> tuple[float, int]:
+    """How long a program takes by itself, in seconds, and how many bytes it prints."""
+    began = time.perf_counter()
+    done = subprocess.run(argv, cwd=cwd, check=False, capture_output=True)
+    return time.perf_counter() - began, len(done.stdout)
+
+
+async def small_calls() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        async with toolbox(Path(directory)) as box:
+            plan = call("update_plan", items=[{"content": "a", "status": "pending"}])
+            row("an in-process MCP call", await timed(2_000, lambda: box.run(plan, "call_1_0", unwatched)), 0.2)
+
+            async def four() -> None:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(4):
+                        tasks.start_soon(box.run, call("shell", command="sleep 1"), "call_1_0", unwatched)
+
+            row("four times `sleep 1` at once", await timed(3, four), 1_100)
+            (Path(directory) / "many").write_text("a line of many, which go on and on until there are enough\n" * LINES)
+            floor_s, size = printed("cat", "many", cwd=directory)
+            flood = call("shell", command="cat many")
+            taken = await timed(7, lambda: box.run(flood, "call_1_0", unwatched))
+            row(f"a command that prints {size / 1e6:.1f} MB", taken, 100, floor_s * 1e3)
+
+
+async def large_edit() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        text = "".join(f"line {number} of a long file\n" for number in range(190_000))
+        (root / "a.txt").write_text(text)
+        words = ["line 100000 of a", "line 100000 OF A"]
+        async with toolbox(root) as box:
+
+            async def edit() -> None:
+                edit = call("edit_file", path="a.txt", old_text=words[0], new_text=words[1])
+                assert not (await box.run(edit, "call_1_0", unwatched)).is_error
+                words.reverse()
+
+            row(f"edit_file on {len(text) / 1e6:.1f} MB", await timed(15, edit), 50)
+
+
+async def search(files: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        for number in range(files):
+            place = root / f"d{number % 250}" / f"e{number % 17}"
+            place.mkdir(parents=True, exist_ok=True)
+            needle = "the needle\n" if number % 1_000 == 0 else ""
+            (place / f"f{number}.txt").write_text("some words in a line\n" * 20 + needle)
+        floor_ms = None
+        if ripgrep := shutil.which("rg"):
+            floor_ms = printed(ripgrep, "--line-number", "the needle", cwd=directory)[0] * 1e3
+        async with toolbox(root) as box:
+            grep = call("grep", pattern="the needle")
+            row(
+                f"grep over {files:,} files",
+                await timed(3, lambda: box.run(grep, "call_1_0", unwatched)),
+                None,
+                floor_ms,
+            )
+
+
+async def main(files: int) -> None:
+    print(f"{'tools (ms)':<54}{'median':>11}{'worst':>11}{'limit':>9}{'floor':>11}")
+    await steps("read_file", lambda index: call("read_file", path="a.txt", limit=index + 1), 5)
+    await steps("shell", lambda index: call("shell", command=f"echo {index}"), 8)
+    await small_calls()
+    await large_edit()
+    await search(files)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="benchmarks.tools")
+    parser.add_argument("--files", type=int, default=50_000, help="how many files grep searches")
+    asyncio.run(main(parser.parse_args(sys.argv[1:]).files))

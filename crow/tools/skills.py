@@ -1,0 +1,120 @@
+"""Skills: folders with a SKILL.md that says how to do something.
+
+Strategy: the user's own folders come first, then those of the workspace, which are data of strangers until the user
+says otherwise. Only name and description are read beforehand; both are made one harmless line. Links that lead out
+of the folder's root, devices and giants are passed over. Knows no tool and no permission.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crow.tools import Skill
+
+__all__ = ["FoundSkill", "find_skills", "read_skill"]
+
+WORKSPACE_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
+FILE = "SKILL.md"
+FILE_BYTES = 256 * 1024
+HEAD_BYTES = 16 * 1024
+MOST_SKILLS = 200
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DESCRIPTION_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSkill:
+    """A skill and the resolved path of its file; `root` is the folder of folders that it was found in."""
+
+    skill: Skill
+    path: Path
+    root: Path
+
+
+def find_skills(user_folders: Sequence[Path], cwd: Path) -> tuple[FoundSkill, ...]:
+    """All skills, by name; of two with one name the first counts, so that a workspace replaces none of the user's."""
+    found: dict[str, FoundSkill] = {}
+    places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in WORKSPACE_FOLDERS]
+    for folder, of_workspace in places:
+        for skill in skills_in(folder, of_workspace=of_workspace):
+            if len(found) < MOST_SKILLS:
+                found.setdefault(skill.skill.name, skill)
+    return tuple(found[name] for name in sorted(found))
+
+
+def read_skill(found: FoundSkill) -> str:
+    """The skill's text without its front matter. :raises OSError: it cannot be read any more."""
+    text = bounded_text(found.path, FILE_BYTES)
+    return text[front_matter(text)[1] :].strip()
+
+
+def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
+    root = Path(os.path.realpath(folder))
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry, _ in zip(entries, range(10 * MOST_SKILLS), strict=False))
+    except OSError:
+        return
+    for name in names:
+        path = Path(os.path.realpath(root / name / FILE))
+        if of_workspace and not path.is_relative_to(root):
+            continue
+        try:
+            head = bounded_text(path, HEAD_BYTES)
+        except OSError:
+            continue
+        fields = front_matter(head)[0]
+        called = fields.get("name", name)
+        if NAME.fullmatch(called):
+            skill = Skill(
+                name=called,
+                description=one_line(fields.get("description", "")),
+                source=str(path),
+                of_workspace=of_workspace,
+            )
+            yield FoundSkill(skill=skill, path=path, root=root)
+
+
+def bounded_text(path: Path, limit: int) -> str:
+    """The beginning of a regular file. :raises OSError: there is none, or it is something else."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(limit).decode("utf-8", "replace")
+
+
+def front_matter(text: str) -> tuple[dict[str, str], int]:
+    """The `key: value` lines between the two `---`, folded values joined, and where the text after them begins."""
+    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
+    if not lines or lines[0].strip() != "---":
+        return {}, 0
+    end = next((index for index, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if end is None:
+        return {}, 0
+    fields: dict[str, str] = {}
+    key = ""
+    for line in lines[1:end]:
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == name and name:
+            key = name
+            fields[key] = "" if value.strip() in ("|", ">", "|-", ">-") else unquoted(value.strip())
+        elif key and line[:1].isspace():
+            fields[key] = f"{fields[key]} {line.strip()}".strip()
+    offset = len(text) - len(text.removeprefix("\ufeff"))
+    return fields, offset + sum(map(len, lines[: end + 1]))
+
+
+def unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+
+
+def one_line(text: str) -> str:
+    """A description that can close no section and open no line."""
+    plain = " ".join("".join(char for char in text if char.isprintable() or char.isspace()).split())
+    return plain.replace("<", "‹").replace(">", "›")[:DESCRIPTION_CHARS]

@@ -1,0 +1,89 @@
+"""What one step does is what its calls do one after the other, in call order."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.domain.entries import ToolResult
+from crow.domain.messages import ToolCall
+from tests.agent.harness import text
+from tests.agent.test_delegate import Casting, running
+from tests.support.scripted_model import Say, call
+
+START = "one\n"
+
+
+@dataclass(frozen=True)
+class Edit:
+    old: str
+    new: str
+
+    def call(self, call_id: str) -> ToolCall:
+        return call("edit_file", call_id, path="a.txt", old_text=self.old, new_text=self.new)
+
+    def then(self, held: str) -> tuple[str, bool]:
+        done = self.old != self.new and held.count(self.old) == 1
+        return (held.replace(self.old, self.new) if done else held), not done
+
+
+@dataclass(frozen=True)
+class Write:
+    content: str
+
+    def call(self, call_id: str) -> ToolCall:
+        return call("write_file", call_id, path="a.txt", content=self.content)
+
+    def then(self, held: str) -> tuple[str, bool]:
+        return self.content, False
+
+
+@dataclass(frozen=True)
+class Show:
+    """A command that prints the file as it is when it runs."""
+
+    def call(self, call_id: str) -> ToolCall:
+        return call("shell", call_id, command="cat a.txt")
+
+    def then(self, held: str) -> tuple[str, bool]:
+        return held, False
+
+
+WORDS = st.sampled_from(["one", "two", "three"])
+STEPS = st.lists(
+    st.one_of(st.builds(Edit, WORDS, WORDS), st.builds(Write, WORDS.map(lambda word: f"{word}\n")), st.builds(Show)),
+    min_size=2,
+    max_size=5,
+)
+
+
+async def done_in_one_step(root: Path, actions: Sequence[Edit | Write | Show]) -> tuple[str, list[ToolResult]]:
+    (root / "work").mkdir()
+    (root / "work" / "a.txt").write_text(START)
+    calls = tuple(action.call(f"c{index}") for index, action in enumerate(actions))
+    async with running(root, Casting(go=[Say(calls=calls), Say(text=["ok"])]), mode="auto") as run:
+        await run.session.prompt(text("go"))
+        results = sorted(run.client.stored(ToolResult), key=lambda result: result.call.index)
+    return (root / "work" / "a.txt").read_text(), results
+
+
+@settings(max_examples=12, deadline=None)
+@given(STEPS)
+def test_edits_writes_and_commands_of_one_step_give_what_call_order_says(actions: list[Edit | Write | Show]) -> None:
+    held, expected = START, []
+    for action in actions:
+        held, failed = action.then(held)
+        expected.append((held.removesuffix("\n") if isinstance(action, Show) else None, failed))
+    with tempfile.TemporaryDirectory() as directory:
+        at_last, results = asyncio.run(done_in_one_step(Path(directory), actions))
+    got = [
+        (result.text if isinstance(action, Show) else None, result.is_error)
+        for action, result in zip(actions, results, strict=True)
+    ]
+    assert (at_last, got) == (held, expected)

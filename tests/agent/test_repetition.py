@@ -1,0 +1,68 @@
+"""A model that goes round in circles is told, and in the end stopped; one that gets on is left alone."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from crow.domain.entries import Remark, Reminder
+from tests.agent.harness import Tool, opened, text
+from tests.support.scripted_model import Say, ScriptedModel, call
+
+
+def looks(*steps: str) -> ScriptedModel:
+    return ScriptedModel(
+        *(Say(calls=(call(name, f"c{index}"),)) for index, name in enumerate(steps)), Say(text=["done"])
+    )
+
+
+async def same() -> str:
+    return "nothing new"
+
+
+def pointed_out(log: list[object]) -> list[str]:
+    return [body.text for body in log if isinstance(body, Reminder) and "the same result" in body.text]
+
+
+async def test_the_same_call_with_the_same_result_is_pointed_out_the_third_time(tmp_path: Path) -> None:
+    async with opened(tmp_path, looks(*["look"] * 3), tools={"look": Tool("read", same)}) as run:
+        assert await run.session.prompt(text("go")) == "end_turn"
+        words = pointed_out([entry.body for entry in await run.log()])
+    assert len(words) == 1
+    assert "You have called look 3 times with the same arguments and the same result." in words[0]
+
+
+async def test_after_thirty_times_the_turn_ends_with_words(tmp_path: Path) -> None:
+    async with opened(tmp_path, looks(*["look"] * 40), tools={"look": Tool("read", same)}) as run:
+        assert await run.session.prompt(text("go")) == "max_turn_requests"
+        (told,) = run.client.stored(Remark)
+        assert len(run.tools.order) == 2 * 30
+    assert told.text == (
+        "Stopped: look was called 30 times alike, with the same result. Say what should be done differently."
+    )
+
+
+async def test_twenty_calls_that_differ_in_result_are_fine(tmp_path: Path) -> None:
+    numbers = count()
+
+    async def differs() -> str:
+        return f"{next(numbers)}"
+
+    async with opened(tmp_path, looks(*["look"] * 20), tools={"look": Tool("read", differs)}) as run:
+        assert await run.session.prompt(text("go")) == "end_turn"
+        assert pointed_out([entry.body for entry in await run.log()]) == []
+
+
+async def test_a_circle_of_two_calls_is_noticed_and_repeating_one_between_changes_is_not(tmp_path: Path) -> None:
+    numbers = count()
+
+    async def differs() -> str:
+        return f"{next(numbers)}"
+
+    tools = {"a": Tool("read", same), "b": Tool("read", same), "new": Tool("read", differs)}
+    async with opened(tmp_path / "1", looks(*["a", "b"] * 4), tools=tools) as run:
+        await run.session.prompt(text("go"))
+        assert len(pointed_out([entry.body for entry in await run.log()])) >= 1
+    async with opened(tmp_path / "2", looks(*["a", "new"] * 6), tools=tools) as run:
+        await run.session.prompt(text("go"))
+        assert pointed_out([entry.body for entry in await run.log()]) == []

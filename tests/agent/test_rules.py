@@ -1,0 +1,160 @@
+"""Rules of the user: what they cover, what they do not, and that a denial wins."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crow.agent.command_words import mentions, simple_words
+from crow.agent.permission import MODES, Allow, Ask, Refuse, decide, rule_for, user_rules
+from crow.domain.entries import Announcement
+from crow.tools import Access, Offer
+
+SHOWN = Announcement(title="t")
+
+
+def command(line: str) -> Offer:
+    return Offer(announcement=SHOWN, access="execute", argument=line)
+
+
+def file(*names: str, access: Access = "write", outside: bool = False) -> Offer:
+    return Offer(announcement=SHOWN, access=access, paths=names, outside=outside)
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("git status", True),
+        ("  git   status  --short", True),
+        ("git 'status' \"src/a b.py\"", True),
+        ("git status; rm -rf x", False),
+        ("git status && rm x", False),
+        ("git status & rm x", False),
+        ("git status | sh", False),
+        ("git status\nrm x", False),
+        ("git status\r\nrm x", False),
+        ("git status > ~/.bashrc", False),
+        ("git status < x", False),
+        ("git status $(rm x)", False),
+        ("git status `rm x`", False),
+        ('git status "$(rm x)"', False),
+        ('git status "`rm x`"', False),
+        ("git status $HOME", False),
+        ("git status *", False),
+        ("git status {a,b}", False),
+        ("git status 'half", False),
+        ("git status \\\nx", False),
+        ("git status # all of it", False),
+        ("git\u00a0status", False),
+        ("git  statusx", False),
+        ("git stat'us'", True),
+        ("GIT_PAGER=sh git status", False),
+        ("sudo git status", False),
+        ("git", False),
+        ("", False),
+    ],
+)
+def test_an_allowed_command_covers_one_plain_command_that_begins_so(line: str, allowed: bool) -> None:
+    decision = decide("shell", command(line), "ask", user_rules(["shell(git status)"], []))
+    assert isinstance(decision, Allow if allowed else Ask)
+
+
+@pytest.mark.parametrize(
+    ("line", "denied"),
+    [
+        ("git push", True),
+        ("cd x && git push --force", True),
+        ("/usr/bin/git push", True),
+        ("echo $(git push)", True),
+        ("sh -c 'git push'", True),
+        ("g'i't pu\\sh", True),
+        ("true\ngit   push", True),
+        ("git pull", False),
+        ("git status pushes", False),
+    ],
+)
+def test_a_denied_command_is_denied_wherever_it_stands(line: str, denied: bool) -> None:
+    rules = user_rules(["shell"], ["shell(git push)"])
+    assert isinstance(decide("shell", command(line), "auto", rules), Refuse if denied else Allow)
+
+
+@given(st.text(alphabet=";&|<>()$`\n\\'\"*?[]{}#~! ab=-/", max_size=30))
+def test_what_counts_as_a_simple_command_is_read_alike_by_a_shell(line: str) -> None:
+    words = simple_words(line)
+    if words is not None:
+        assert list(words) == shlex.split(line, comments=False)
+        assert not set(line) & set(";&|<>()`$\n") or any(quote in line for quote in "'\"")
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,5}", fullmatch=True), min_size=1, max_size=4), st.text(max_size=10))
+def test_words_that_stand_in_a_line_are_found_whatever_surrounds_them(words: list[str], around: str) -> None:
+    assert mentions(f"{around}; {' '.join(words)} ;{around}", words)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "covered"),
+    [
+        ("docs/**", "docs/a/b.md", True),
+        ("docs/**", "src/docs/a.md", False),
+        ("docs/", "docs/a.md", True),
+        ("docs/*.md", "docs/a/b.md", False),
+        ("*.md", "deep/down/a.md", True),
+        ("**/test_*.py", "test_a.py", True),
+        ("**/test_*.py", "x/y/test_a.py", True),
+        ("/srv/**", "/srv/x", True),
+        ("a?c", "x/abc", True),
+        ("docs/**", "docs/../src/a", True),  # paths come resolved: this one names a directory called ".."
+        (".env", "a/.env\n", False),
+        ("a+(b)", "a+(b)", True),
+    ],
+)
+def test_globs_of_paths(pattern: str, path: str, covered: bool) -> None:
+    rules = user_rules([f"edit_file({pattern})"], [])
+    decision = decide("edit_file", file(path), "ask", rules)
+    assert isinstance(decision, Allow) is covered
+
+
+def test_a_denial_of_a_path_holds_in_every_mode_and_in_every_case() -> None:
+    rules = user_rules(["read_file"], ["read_file(.env)"])
+    for mode in MODES:
+        for name in (".env", "deep/.ENV"):
+            assert isinstance(decide("read_file", file(f"/w/{name}", name, access="read"), mode, rules), Refuse)
+    assert isinstance(decide("read_file", file("/w/env", "env", access="read"), "ask", rules), Allow)
+
+
+def test_outside_the_workspace_only_a_rule_that_names_the_place_allows() -> None:
+    there = file("/srv/notes/a", access="read", outside=True)
+    assert decide("read_file", there, "auto", user_rules(["read_file"], [])) == Ask()
+    assert isinstance(decide("read_file", there, "ask", user_rules(["read_file(/srv/notes/**)"], [])), Allow)
+    assert isinstance(decide("read_file", there, "ask", user_rules([], ["read_file"])), Refuse)
+
+
+def test_an_always_answer_about_a_file_outside_is_about_that_file() -> None:
+    rule = rule_for("read_file", file("/srv/a", access="read", outside=True), allow=True)
+    assert isinstance(decide("read_file", file("/srv/a", access="read", outside=True), "ask", [rule]), Allow)
+    assert decide("read_file", file("/srv/b", access="read", outside=True), "ask", [rule]) == Ask()
+
+
+def test_a_rule_may_name_tools_by_a_glob_and_urls_too() -> None:
+    external = Offer(announcement=SHOWN, access="external")
+    assert isinstance(decide("github__get", external, "ask", user_rules(["github__get*"], [])), Allow)
+    assert decide("gitlab__get", external, "ask", user_rules(["github__get*"], [])) == Ask()
+    rules = user_rules(["fetch(https://docs.python.org/*)"], [])
+    page = Offer(announcement=SHOWN, access="fetch", argument="https://docs.python.org/3/")
+    trap = Offer(announcement=SHOWN, access="fetch", argument="https://docs.python.org.evil.example/3/")
+    assert isinstance(decide("fetch", page, "ask", rules), Allow)
+    assert decide("fetch", trap, "ask", rules) == Ask()
+
+
+def test_a_tool_called_through_another_is_judged_by_its_own_name() -> None:
+    inner = Offer(announcement=SHOWN, access="external", tool="db__drop")
+    assert isinstance(decide("call_tool", inner, "auto", user_rules(["call_tool"], ["db__drop"])), Refuse)
+    assert rule_for("call_tool", inner, allow=True).tool == "db__drop"
+
+
+def test_in_plan_mode_an_external_tool_may_be_asked_for_if_the_users_file_says_that_it_only_reads() -> None:
+    assert decide("db__get", Offer(announcement=SHOWN, access="external", is_read_only=True), "plan", ()) == Ask()
+    assert isinstance(decide("db__get", Offer(announcement=SHOWN, access="external"), "plan", ()), Refuse)

@@ -1,0 +1,148 @@
+"""Tools in the real process: servers of the user's file, their questions, an editor that cannot ask, rules, tasks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.stdio.conftest import StartCrow
+from tests.support import fake_endpoint as fake
+from tests.support.acp_client import RpcError
+from tests.support.fake_endpoint import FakeEndpoint
+
+SERVERS = Path(__file__).parents[1] / "tools" / "servers"
+
+
+def configured(home: Path, toml: str) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(toml, "utf-8")
+
+
+def server(script: str, argument: str) -> str:
+    return f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / script}", "{argument}"]\n'
+
+
+def shown(updates: list[dict[str, Any]]) -> str:
+    """All text of the agent."""
+    return "".join(update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk")
+
+
+def ended(updates: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Status and text of the calls that ended."""
+    return [
+        (update["status"], "".join(part["content"].get("text", "") for part in update.get("content", ())))
+        for update in updates
+        if update["sessionUpdate"] in ("tool_call", "tool_call_update") and update["status"] in ("completed", "failed")
+    ]
+
+
+async def test_a_server_of_the_users_file_asks_the_user_through_the_editor(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, f'[mcp_servers.nest]\n{server("various.py", "asks")}[permissions]\nallow = ["nest__*"]\n')
+    asked: list[dict[str, Any]] = []
+
+    def answer(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+    endpoint.script(fake.calls(("nest__ask", {})), fake.text("Thanks."))
+    async with crow(endpoint=endpoint, answers={"elicitation/create": answer}) as agent:
+        await agent.initialize(elicitation={"form": {}})
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "/mcp"))["stopReason"] == "end_turn"
+        await agent.prompt(session, "go")
+        updates = agent.updates(session)
+    (question,) = asked
+    assert (question["message"], question["mode"]) == ("nest: Who are you?", "form")
+    assert question["toolCallId"] in {update.get("toolCallId") for update in updates}
+    assert ended(updates) == [("completed", '{"action": "accept", "content": {"name": "Ada"}}')]
+    assert "- **nest**: " in shown(updates)
+
+
+async def test_a_server_that_is_missing_is_named_harms_nothing_and_is_started_by_mcp_restart(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    late = tmp_path / "late"
+    configured(home, f'[mcp_servers.late]\ncommand = "{late}"\n')
+    endpoint.script(fake.text("Without it."), fake.text("With it."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        assert f"MCP server late is not available: No such file or directory: {late}" in shown(agent.updates(session))
+        late.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {SERVERS / 'tiny.py'}\n")
+        late.chmod(0o755)
+        await agent.prompt(session, "/mcp restart late")
+        assert shown(agent.updates(session)).endswith("Started again: late.\n\n- **late**: ready, 13 tools")
+        await agent.prompt(session, "go on")
+    offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in endpoint.asked]
+    assert ["late__echo" in names for names in offered] == [False, True]
+
+
+async def test_an_editor_that_cannot_ask_means_no_with_words(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    def refuse(_params: dict[str, Any]) -> Any:
+        raise RpcError(-32601, "Method not found")
+
+    endpoint.script(fake.calls(("shell", {"command": "touch made"})), fake.text("I could not."))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": refuse}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        ((status, words),) = ended(agent.updates(session))
+    assert status == "failed"
+    assert "their editor cannot ask for it" in words
+    assert "[permissions]" in words
+    assert not (place / "made").exists()
+
+
+async def test_rules_of_the_users_file_allow_and_deny_without_a_question(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[permissions]\nallow = ["shell(echo)"]\ndeny = ["read_file(README.md)"]\n')
+    steps = [
+        ("shell", {"command": "echo hi"}),
+        ("shell", {"command": "echo hi > made"}),
+        ("read_file", {"path": "./sub/../README.md"}),
+    ]
+    endpoint.script(fake.calls(*steps), fake.text("ok"))
+    asked: list[str] = []
+
+    def reject(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["title"])
+        return {"outcome": {"outcome": "selected", "optionId": "reject_once"}}
+
+    async with crow(endpoint=endpoint, answers={"session/request_permission": reject}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        statuses = sorted(status for status, _ in ended(agent.updates(session)))
+    assert asked == ["echo hi > made"]
+    assert statuses == ["completed", "failed", "failed"]
+    assert not (place / "made").exists()
+
+
+async def test_a_task_is_one_call_of_its_session_and_its_calls_are_calls_of_it_too(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    endpoint.script(
+        fake.calls(("task", {"description": "Read", "prompt": "Read README.md."})),
+        fake.calls(("read_file", {"path": "README.md"}), prefix="sub"),
+        fake.text("It is about a nest."),
+        fake.text("A nest."),
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        updates = agent.updates(session)
+        titles = [update["title"] for update in updates if update["sessionUpdate"] == "tool_call"]
+        listed = await agent.request("session/list", {})
+        told = shown(updates)
+    assert titles == ["Task: Read", "Read README.md"]
+    assert [entry["sessionId"] for entry in listed["sessions"]] == [session]
+    assert told == "A nest."
+    assert "It is about a nest." in [text for _, text in ended(updates)][-1]

@@ -1,0 +1,109 @@
+"""An MCP server over standard streams that does what few do; the first argument says what.
+
+`asks`: its tool puts a question to the user. `faulty`: one tool of two cannot be offered. `many`: a hundred tools.
+`listens`: it speaks only the newer protocol, and its tool adds another one.
+"""
+
+import json
+import os
+import sys
+import threading
+
+how = sys.argv[1]
+ANY = {"type": "object"}
+TOOLS = {
+    "asks": [{"name": "ask", "inputSchema": ANY}, {"name": "visit", "inputSchema": ANY}],
+    "faulty": [
+        {"name": "bad type", "inputSchema": {"type": "object", "properties": {"a": {"type": "strng"}}}},
+        {"name": "no schema"},
+        {"name": "good", "inputSchema": {"properties": {"a": {"type": ["string", "null"]}}}},
+        {"name": "bad list", "inputSchema": {"type": "object", "required": "a"}},
+        {"name": "odd output", "inputSchema": ANY, "outputSchema": "none"},
+    ],
+    "many": [
+        {
+            "name": f"get_{thing}",
+            "description": f"Get one {thing}.",
+            "inputSchema": {"type": "object", "required": ["id"]},
+        }
+        for thing in ("weather", "invoice", *(f"thing{number}" for number in range(98)))
+    ],
+    "listens": [{"name": "more", "inputSchema": ANY}],
+}[how]
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+answers = {}
+answered = threading.Event()
+listener = None
+
+
+def send(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def told(words):
+    return {"content": [{"type": "text", "text": words}], "resultType": "complete"}
+
+
+def call(name, arguments):
+    match name:
+        case "ask":
+            question = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
+        case "visit":
+            question = {"mode": "url", "message": "Sign in.", "url": "https://example.com/", "elicitationId": "e7"}
+        case "more":
+            TOOLS.append({"name": "extra", "inputSchema": ANY})
+            meta = {SUBSCRIPTION: listener}
+            send({"method": "notifications/tools/list_changed", "params": {"_meta": meta}})
+            return told("there are more now")
+        case _:
+            return told(f"{name} {json.dumps(arguments)} {os.environ.get('TOKEN', '')}".strip())
+    send({"id": "q1", "method": "elicitation/create", "params": question})
+    answered.wait(30)
+    answered.clear()
+    return told(json.dumps(answers["q1"], sort_keys=True))
+
+
+def answer(message):
+    global listener
+    params = message.get("params") or {}
+    cache = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
+    match message["method"]:
+        case "initialize" if how != "listens":
+            version = params["protocolVersion"]
+            capabilities = {"tools": {"listChanged": True}}
+            return {
+                "protocolVersion": version,
+                "capabilities": capabilities,
+                "serverInfo": {"name": "v", "version": "1"},
+            }
+        case "server/discover" if how == "listens":
+            return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {"listChanged": True}}, **cache}
+        case "subscriptions/listen" if how == "listens":
+            listener = message["id"]
+            wanted = {"_meta": {SUBSCRIPTION: listener}, "notifications": {"toolsListChanged": True}}
+            send({"method": "notifications/subscriptions/acknowledged", "params": wanted})
+            return ...
+        case "tools/list":
+            return {"tools": TOOLS, **(cache if how == "listens" else {})}
+        case "tools/call":
+            return call(params["name"], params.get("arguments"))
+    return None
+
+
+def handle(message):
+    result = answer(message)
+    if result is None:
+        send({"id": message["id"], "error": {"code": -32601, "message": "no such method"}})
+    elif result is not ...:
+        send({"id": message["id"], "result": result})
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if "method" not in message:
+        answers[message["id"]] = message.get("result")
+        answered.set()
+    elif "id" in message:
+        threading.Thread(target=handle, args=(message,), daemon=True).start()

@@ -1,0 +1,206 @@
+"""`fetch`: text of the web, and the places that it must not be led to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from crow.domain.entries import Announcement
+from crow.domain.messages import Image
+from crow.tools import Offer, Outcome
+from crow.tools.page import page_text
+from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
+from tests.tools.conftest import OpenBox
+
+PAGE = "<!doctype html><title>Nests</title><p>Twigs &amp; <b>string</b>.</p>"
+
+
+class Web(BaseHTTPRequestHandler):
+    """A few documents."""
+
+    def do_GET(self) -> None:
+        match self.path:
+            case "/page":
+                self._give(200, "text/html; charset=utf-8", PAGE.encode())
+            case "/latin":
+                self._give(200, "text/plain; charset=iso-8859-1", "déjà".encode("latin-1"))
+            case "/json":
+                self._give(200, "application/json", b'{"a":[1]}')
+            case "/gone":
+                self._give(404, "text/plain", b"no such page")
+            case "/picture":
+                self._give(200, "image/png", b"\x89PNG")
+            case "/program":
+                self._give(200, "application/octet-stream", b"\0\1\2")
+            case "/large":
+                self._give(200, "text/plain", b"x" * (MOST_BYTES + 100))
+            case "/host":
+                self._give(200, "text/plain", self.headers["Host"].encode())
+            case "/near":
+                self._move("/page")
+            case "/far":
+                self._move("http://other.example/page")
+            case "/inside":
+                self._move("http://169.254.169.254/latest/meta-data/")
+            case "/round":
+                self._move("/round")
+
+    def _give(self, status: int, media: str, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", media)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with suppress(ConnectionError):  # the client may have enough
+            self.wfile.write(data)
+
+    def _move(self, where: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", where)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def web() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            said = {
+                name: await box.run("fetch", url=f"{url}/{name}")
+                for name in ("page", "latin", "json", "gone", "picture", "program", "near", "round", "host")
+            }
+            large = await box.run("fetch", url=f"{url}/large")
+    texts = {name: (outcome.text.replace(url, "URL"), outcome.is_error) for name, outcome in said.items()}
+    assert texts == {
+        "page": ("Nests\n\nTwigs & string.", False),
+        "latin": ("déjà", False),
+        "json": ('{\n "a": [\n  1\n ]\n}', False),
+        "gone": ("[HTTP status 404]\nno such page", True),
+        "picture": ("(a picture)", False),
+        "program": (
+            "fetch: URL/program is application/octet-stream (3 bytes); only text and pictures can be read",
+            True,
+        ),
+        "near": ("Nests\n\nTwigs & string.", False),
+        "round": ("fetch: URL/round was redirected more than 5 times", True),
+        "host": (url.removeprefix("http://"), False),
+    }
+    assert said["picture"].images == (Image(data="iVBORw==", mime_type="image/png"),)
+    assert said["near"].raw_output == {"url": f"{url}/page", "status": 200, "media_type": "text/html"}
+    assert large.text.endswith(f"x\n[the first {MOST_BYTES:,} bytes end here]")
+
+
+async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox):
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            far = await box.run("fetch", url=f"{url}/far")
+            inside = await box.run("fetch", url=f"{url}/inside")
+    assert far.text.endswith("is redirected to another host: http://other.example/page. Fetch that, if it is wanted.")
+    assert "http://169.254.169.254/latest/meta-data/" in inside.text
+
+
+async def test_private_addresses_are_refused_unless_the_user_allows_them(open_box: OpenBox):
+    with web() as url:
+        async with open_box() as box:
+            refused = [
+                (await box.run("fetch", url=place)).text
+                for place in (
+                    f"{url}/page",
+                    url.replace("127.0.0.1", "localhost") + "/page",
+                    url.replace("127.0.0.1", "2130706433") + "/page",
+                    "http://[::1]:9/",
+                    "http://[::ffff:10.0.0.1]/",
+                    "http://0.0.0.0/",
+                )
+            ]
+    assert ["a private address; the user can allow those" in words for words in refused] == [True] * 6
+
+
+async def test_an_offer_names_the_plain_url_for_rules(open_box: OpenBox):
+    async with open_box() as box:
+        offer = await box.offer("fetch", url=" https://EXAMPLE.com:443#top ")
+        bad = [
+            (await box.offer("fetch", url=url)).fault
+            for url in (
+                "ftp://a/b",
+                "https://user:pw@host/",
+                "file:///etc/passwd",
+                "https://",
+                "nonsense",
+                "http://a:x/",
+            )
+        ]
+    assert offer == Offer(
+        announcement=Announcement(title="Fetch https://example.com/", kind="fetch"),
+        access="fetch",
+        argument="https://example.com/",
+    )
+    assert [fault is not None and fault.startswith("fetch: url is ") for fault in bad] == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("::", False),
+        ("::ffff:127.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False),
+    ],
+)
+def test_an_address_is_judged_with_what_it_wraps(address: str, public: bool):
+    assert is_public(address) is public
+
+
+def test_a_redirect_stays_in_place_or_goes_to_encryption():
+    here = plain_url("http://a.example/x")
+    assert is_same_place(here, plain_url("https://a.example/y"))
+    assert not is_same_place(here, plain_url("http://a.example:8080/"))
+    assert not is_same_place(plain_url("https://a.example"), here)
+    assert not is_same_place(here, plain_url("http://b.example/x"))
+
+
+def test_a_page_is_shown_as_a_reader_sees_it():
+    html = """<html><head><title> A  page </title><style>p {}</style><script>steal()</script></head><body>
+      <nav><ul><li><a href="https://a.example/">One</a></li><li>Two</li></ul></nav>
+      <h2>Part</h2><p>Some   <i>words</i><br>and more.</p>
+      <pre>  kept
+    as is</pre><table><tr><td>1</td><td>2</td></tr></table><script>x</body></html>"""
+    assert page_text(html) == (
+        "A page\n\n- One (https://a.example/)\n- Two\n\n## Part\n\nSome words\nand more.\n\n"
+        "```\n  kept\n    as is\n```\n\n | 1 | 2"
+    )
+
+
+async def test_a_host_that_does_not_exist_and_one_that_does_not_answer_are_errors_in_words(open_box: OpenBox):
+    async with open_box(fetches_private=True) as box:
+        missing = await box.run("fetch", url="http://no-such-host.invalid/")
+        closed = await box.run("fetch", url="http://127.0.0.1:1/")
+    assert missing == Outcome(text="fetch: there is no host no-such-host.invalid", is_error=True)
+    assert closed.is_error
+    assert closed.text.startswith("fetch: http://127.0.0.1:1/: ")

@@ -1,0 +1,167 @@
+"""What MCP servers may do beyond answering: ask the user, change, offer too much, be configured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
+from crow.domain.entries import Announcement, CallRef
+from crow.domain.messages import ToolCall
+from crow.tools import Offer, Outcome, ServerOptions, ServerStatus
+from crow.tools.mcp_sieve import schema_fault
+from tests.tools.conftest import Box, OpenBox, call, stdio
+
+QUESTION = FormQuestion(
+    message="srv: Who are you?",
+    schema={"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    call=CallRef(assistant=7, index=0),
+)
+
+
+class User:
+    """Answers questions; keeps them."""
+
+    def __init__(self, answer: ElicitationAnswer, *kinds: ElicitationKind) -> None:
+        self.elicits = frozenset(kinds)
+        self.questions: list[Elicitation] = []
+        self._answer = answer
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        self.questions.append(question)
+        return self._answer
+
+    async def elicited(self, question_id: str) -> None: ...
+
+
+def names(box: Box) -> list[str]:
+    return [spec.name for spec in box.toolbox.specs() if "__" in spec.name]
+
+
+async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_box: OpenBox):
+    user = User(ElicitationAnswer(action="accept", content={"name": "Ada"}), "form", "url")
+    async with open_box(stdio("various.py", "asks"), asker=user) as box:
+        form = await box.run("srv__ask")
+        visit = await box.run("srv__visit")
+    assert json.loads(form.text) == {"action": "accept", "content": {"name": "Ada"}}
+    assert json.loads(visit.text) == {"action": "accept"}
+    assert user.questions == [
+        QUESTION,
+        UrlQuestion(message="srv: Sign in.", url="https://example.com/", id="e7", call=CallRef(assistant=7, index=0)),
+    ]
+
+
+async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox):
+    user = User(ElicitationAnswer(action="accept"), "form")
+    async with open_box(stdio("various.py", "asks"), asker=user) as box:
+        assert json.loads((await box.run("srv__visit")).text) == {"action": "decline"}
+    async with open_box(stdio("various.py", "asks")) as box:
+        assert json.loads((await box.run("srv__ask")).text) == {"action": "decline"}
+    assert user.questions == []
+
+
+async def test_a_change_of_tools_is_heard_of_over_the_newer_protocol_too(open_box: OpenBox):
+    changed = anyio.Event()
+
+    async def on_change() -> None:
+        if len(names(box)) == 2:
+            changed.set()
+
+    async with open_box(stdio("various.py", "listens"), on_change=on_change) as box:
+        assert (await box.run("srv__more")).text == "there are more now"
+        with anyio.fail_after(10):
+            await changed.wait()
+        assert names(box) == ["srv__more", "srv__extra"]
+
+
+async def test_a_tool_with_a_faulty_schema_costs_its_server_nothing_else(open_box: OpenBox):
+    async with open_box(stdio("various.py", "faulty")) as box:
+        await box.toolbox.wait_ready(10)
+        assert box.toolbox.servers() == (ServerStatus(name="srv", state="ready", tools=2),)
+        assert names(box) == ["srv__good", "srv__odd_output"]
+        assert await box.run("srv__good", a=None) == Outcome(text='good {"a": null}')
+        assert await box.run("srv__odd_output") == Outcome(text="odd output {}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": []},
+        {"properties": {"a": "string"}},
+        {"items": "x"},
+        {"enum": "a"},
+        {"anyOf": {}},
+        {"type": ["string", 3]},
+        {"$defs": {"x": {"type": "nothing"}}},
+        None,
+    ],
+)
+def test_what_a_provider_would_refuse_is_found_in_a_schema(schema: object):
+    assert schema_fault(schema) is not None
+
+
+def test_what_json_schema_allows_is_let_pass():
+    assert (
+        schema_fault({"type": "object", "properties": {"a": True, "b": {"items": [{"type": "null"}, False]}}}) is None
+    )
+
+
+async def test_of_too_many_tools_the_rest_is_found_and_called_under_its_own_name(open_box: OpenBox):
+    async with open_box(stdio("various.py", "many"), offered=3) as box:
+        await box.toolbox.wait_ready(10)
+        offered = [spec.name for spec in box.toolbox.specs()][-5:]
+        found = await box.run("find_tools", query="invoice")
+        nothing = await box.run("find_tools", query="zebra")
+        inner = ToolCall(id="c", name="call_tool", arguments='{"name": "srv__get_thing9", "arguments": {"id": 4}}')
+        offer = await box.toolbox.offer(inner)
+        called = await box.toolbox.run(inner, "call_1_0", box.show)
+        own = await box.offer("call_tool", name="shell", arguments={"command": "true"})
+        direct = await box.run("srv__get_thing9", id=5)
+    assert offered == ["find_tools", "call_tool", "srv__get_weather", "srv__get_invoice", "srv__get_thing0"]
+    assert found.text.startswith("srv__get_invoice: Get one invoice.\n{")
+    assert '"required": ["id"]' in found.text
+    assert nothing.text == 'None of 100 tools fits "zebra". They are of these servers: srv.'
+    assert offer == Offer(announcement=Announcement(title="srv: get_thing9"), access="external", tool="srv__get_thing9")
+    assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
+    assert own.fault == "call_tool: shell is no tool of an MCP server; call it by itself"
+
+
+async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_long_they_may_take(open_box: OpenBox):
+    options = ServerOptions(allow=("get_thing?",), deny=("*3",), read_only=("get_thing1",), call_timeout_s=5)
+    async with open_box(stdio("various.py", "many", options=options, env=(("TOKEN", "t"),))) as box:
+        await box.toolbox.wait_ready(10)
+        assert names(box) == [f"srv__get_thing{number}" for number in (0, 1, 2, 4, 5, 6, 7, 8, 9)]
+        assert (await box.offer("srv__get_thing1")).is_read_only
+        assert not (await box.offer("srv__get_thing2")).is_read_only
+        assert (await box.offer("srv__get_invoice")).fault is not None
+        assert (await box.run("srv__get_thing1")).text == "get_thing1 {} t"
+
+
+async def test_a_server_that_cannot_be_started_as_configured_says_so(open_box: OpenBox):
+    options = ServerOptions(problem="environment variable TOKEN is not set")
+    async with open_box(stdio("tiny.py", options=options)) as box:
+        await box.toolbox.wait_ready(5)
+        assert box.toolbox.servers() == (
+            ServerStatus(name="srv", state="failed", detail="environment variable TOKEN is not set"),
+        )
+
+
+async def test_a_stuck_call_of_one_server_is_no_matter_of_the_others(open_box: OpenBox, tmp_path: Path):
+    slow = ServerOptions(call_timeout_s=0.2)
+    async with open_box(stdio("tiny.py", name="slow", options=slow), stdio("tiny.py", name="quick")) as box:
+        await box.toolbox.wait_ready(10)
+        said = {}
+
+        async def keep(name: str) -> None:
+            said[name] = await box.toolbox.run(call(name, text="hi"), "call_1_0", box.show)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep, "slow__wait")
+            tasks.start_soon(keep, "quick__echo")
+    assert said == {
+        "slow__wait": Outcome(text="MCP server slow did not answer wait within 0.2 s", is_error=True),
+        "quick__echo": Outcome(text="you said hi"),
+    }
