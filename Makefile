@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas interop interop-gateway soak soak-store soak-parser bench build clean
+.PHONY: help setup run test check format schemas interop interop-sdk interop-gateway soak soak-store soak-parser soak-wire bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,14 @@ format: $(READY) ## put every file into the one format
 schemas: $(READY) ## write the generated files below schemas/ anew
 	$(BIN)/python schemas/generate.py
 
-interop: interop-gateway ## try crow with published programs of others, on the loopback
+interop: interop-sdk interop-gateway ## try crow with published programs of others, on the loopback
+
+# The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
+interop-sdk: $(READY)
+	@mkdir -p build/interop
+	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
+	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
 
 # The LiteLLM proxy, in a virtual environment of its own.
 GATEWAY := .venv-interop
@@ -62,7 +69,7 @@ $(GATEWAY)/.ready:
 interop-gateway: $(READY) $(GATEWAY)/.ready
 	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
 
-soak: soak-store soak-parser ## what takes minutes: kills at every statement, mutated streams by the hundred thousand
+soak: soak-store soak-parser soak-wire ## what takes minutes: kills at every statement, mutated streams, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -70,6 +77,10 @@ soak-store: $(READY)
 
 soak-parser: $(READY)
 	$(BIN)/python -m tests.soak.parser
+
+# SOAK_MESSAGES hostile messages (50000), SOAK_SECONDS of fuzzing (30).
+soak-wire: $(READY)
+	$(BIN)/pytest -s tests/soak/soak_wire.py
 
 bench: $(READY) ## print the figures of every benchmark
 	@for file in benchmarks/[a-z]*.py; do \

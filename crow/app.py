@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import anyio
+
 from crow import __version__
+from crow.agent.commands import COMMANDS
 from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
 from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
-from crow.domain.errors import AuthError
+from crow.agent.templates import Template, read_templates
+from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, ModelInfo
 from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
@@ -31,8 +36,15 @@ if TYPE_CHECKING:
     from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
     from crow.store.upkeep import Upkeep
+    from crow.trace.record import Recorder
 
 __all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "server_from", "upkeep_of"]
+
+logger = logging.getLogger(__name__)
+
+MODELS_WAIT_S = 10.0
+MOST_MODELS = 200
+"""More than that is no choice, and the list goes to the client with every change."""
 
 NOTHING_CONFIGURED = (
     "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
@@ -60,13 +72,28 @@ async def serve(loaded: Loaded) -> int:
     from crow.frontend.server import serve as serve_connection
     from crow.frontend.transport import StdioTransport, claim_stdio
 
-    with claim_stdio() as (source, sink):
+    with claim_stdio() as (source, sink), recorder(loaded) as observe:
         wiring = Wiring(loaded)
         agent = AcpAgent(wiring.kit())
-        await serve_connection(StdioTransport(source, sink), agent, agent.warm)
+        await serve_connection(StdioTransport(source, sink, observe=observe), agent, agent.warm)
         await wiring.close()
     gc.freeze()  # else the interpreter's last collection walks all that was imported: 250 ms of an exit
     return 0
+
+
+@contextmanager
+def recorder(loaded: Loaded) -> Iterator[Recorder | None]:
+    """What records the connection, where CROW_TRACE asks for it."""
+    if loaded.paths.trace is None:
+        yield None
+        return
+    from crow.trace.record import Recorder
+
+    made = Recorder(loaded.paths.trace, loaded.settings.secrets())
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 class Wiring:
@@ -79,12 +106,14 @@ class Wiring:
         self._models: dict[str, Model] = {}
         self._imports = Imports()
         self._hooks = Hooks(find_hooks)
+        # The configured models, the default first; those that the endpoint tells of come behind them.
+        self._offered = list(names_offered(self._settings))
 
     def kit(self) -> Kit:
         """What the front end needs."""
         from crow.frontend.agent import Kit
 
-        models = names_offered(self._settings)
+        models = tuple(self._offered)
         return Kit(
             version=__version__,
             open_store=self._open_store,
@@ -92,13 +121,21 @@ class Wiring:
             workspace=self._workspace,
             check=lambda: self._check(models[0] if models else ""),
             warm_up=self._imports.load,
+            more_models=self._more_models,
             models=models,
             mode=self._settings.permissions.mode,
+            auto_compact=self._settings.compaction.auto,
+            editor_terminals=self._settings.editor.terminals,
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
             ),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
+
+    def _templates(self) -> tuple[Template, ...]:
+        """The user's own commands, as they are now."""
+        taken = [spec.name for spec in COMMANDS]
+        return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -117,7 +154,8 @@ class Wiring:
             model=self._model,
             info=self._info,
             open_toolbox=self._open_toolbox,
-            models=names_offered(self._settings),
+            models=self._offered,
+            templates=self._templates,
             settings=SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 rules=user_rules(self._settings.permissions.allow, self._settings.permissions.deny),
@@ -181,6 +219,35 @@ class Wiring:
         if name not in self._models:
             self._models[name] = await self._make_model(name)
         return self._models[name]
+
+    async def _more_models(self) -> tuple[str, ...]:
+        """What the default model's endpoint says it serves; nothing where it does not say so soon."""
+        name = self._offered[0] if self._offered else OFFLINE
+        if name == OFFLINE:
+            return ()
+        try:
+            with anyio.fail_after(MODELS_WAIT_S):
+                model = await open_model(target_of(name, self._settings), self._store)
+                try:
+                    told = await model.models()
+                finally:
+                    await model.close()
+        except (CrowError, TimeoutError) as error:
+            logger.info("The endpoint's models are not known: %s", error)
+            return ()
+        names = [self._named_at(name, each.name) for each in told[:MOST_MODELS]]
+        self._offered += [each for each in dict.fromkeys(names) if each and each not in self._offered]
+        return tuple(self._offered)
+
+    def _named_at(self, default: str, model: str) -> str:
+        """How a model of the default's endpoint is called here; empty if nothing names it."""
+        there = target_of(default, self._settings).base_url
+        provider, _, _ = default.partition("/")
+        for name in (model, f"{provider}/{model}"):
+            target = target_of(name, self._settings)
+            if (target.base_url, target.model) == (there, model):
+                return name
+        return ""
 
     async def _make_model(self, name: str) -> Model:
         if name == OFFLINE:

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import anyio
@@ -25,13 +25,15 @@ from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
 from crow.agent.delegate import SubAgents
+from crow.agent.links import with_contents
 from crow.agent.permission import Rule
 from crow.agent.recall import BranchLog
+from crow.agent.templates import Template
 from crow.agent.turn import Turn
 from crow.agent.unstored import RETRY_S, Unstored
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, StoreError
-from crow.domain.events import ModeChanged, TitleChanged
+from crow.domain.events import ContextMeasured, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
 from crow.llm import Model, ModelInfo
@@ -88,6 +90,7 @@ class Adapters:
     open_toolbox: OpenToolbox
     settings: SessionSettings
     models: Sequence[str] = ()
+    templates: Callable[[], Sequence[Template]] = tuple
     hooks: Hooks = field(default_factory=Hooks)
 
 
@@ -95,8 +98,8 @@ class Adapters:
 class Waiter:
     """A prompt that somebody waits for: in the inbox once `seq` is set."""
 
+    parts: Sequence[Part]
     text: str
-    parts: Sequence[Part] = ()
     seq: int | None = None
     stored: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -154,18 +157,27 @@ class Session:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
 
-    async def prompt(self, parts: Sequence[Part]) -> StopReason:
-        """Queue a prompt and wait for its turn to end.
+    def submit(self, parts: Sequence[Part]) -> Waiter:
+        """Queue a prompt, at once, so that a cancel just behind it finds it; `answer` waits for its turn to end.
 
-        :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
+        :raises ~crow.domain.errors.CrowError: the session is closed.
         """
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
-        waiter = Waiter(text=parts[0].text.strip() if parts and isinstance(parts[0], Text) else "", parts=parts)
-        self._queue.append(waiter)  # before the first await, so that a cancel just behind this prompt finds it
+        text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
+        waiter = Waiter(parts=parts, text=text)
+        self._queue.append(waiter)
+        return waiter
+
+    async def answer(self, waiter: Waiter) -> StopReason:
+        """Store a submitted prompt and wait for its turn to end.
+
+        :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
+        """
         try:
             if commands.parse(waiter.text) is None:
-                waiter.seq = await self._adapters.store.enqueue(self.id, parts, new_message_id())
+                waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
+                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, new_message_id())
         except BaseException:
             self._queue.remove(waiter)
             raise
@@ -176,6 +188,48 @@ class Session:
         if waiter.error is not None:
             raise waiter.error
         return waiter.stop
+
+    async def prompt(self, parts: Sequence[Part]) -> StopReason:
+        """`submit` and `answer`."""
+        return await self.answer(self.submit(parts))
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """End one submitted prompt as `cancelled`; those before and behind it stay."""
+        waiter.cancelled = True
+        if self._queue and self._queue[0] is waiter:
+            if self._scope is not None:
+                self._scope.cancel()
+        else:  # answered now; what the user said is stored when its turn has come
+            waiter.stop = "cancelled"
+            waiter.done.set()
+
+    def _expanded(self, waiter: Waiter) -> Sequence[Part]:
+        """The parts, with one of the user's own commands replaced by the prompt that it stands for."""
+        if not waiter.text.startswith("/"):
+            return waiter.parts
+        name, *rest = waiter.text[1:].split(maxsplit=1)
+        for template in self._adapters.templates():
+            if template.name == name:
+                return (Text(text=template.prompt(rest[0] if rest else "")), *waiter.parts[1:])
+        return waiter.parts
+
+    async def steer(self, parts: Sequence[Part]) -> bool:
+        """Give the running turn a further prompt, which the model sees at its next step; False when no turn runs.
+
+        It is in the inbox when this returns. A turn that ends before the model saw it keeps it in the history.
+        """
+        if self._turn is None:
+            return False
+        message_id = new_message_id()
+        parts = await with_contents(parts, self._workspace)
+        await self._adapters.store.enqueue(self.id, parts, message_id)
+        if self._turn is None:  # it ended meanwhile: the sender prompts anew
+            for waiting in await self._adapters.store.queued(self.id):
+                if waiting.message_id == message_id:
+                    await self._adapters.store.drop_prompt(self.id, waiting.seq)
+            return False
+        self._turn.steer(User(parts=tuple(parts), message_id=message_id))
+        return True
 
     def cancel(self) -> None:
         """End the running turn and those that wait, as `cancelled`; without effect when idle."""
@@ -199,6 +253,21 @@ class Session:
         """Change the model from the next turn on; stored with the session."""
         if name != self._branch.row.model:
             await self._branch.change(SessionChanges(model=name))
+        await self._branch.publish(OptionsChanged())
+
+    async def set_option(self, name: str, value: str | bool) -> None:
+        """Set an entry of the session's configuration; stored with the session, in force from the next turn on."""
+        config = self._branch.row.config
+        if config.get(name) != value:
+            await self._branch.change(SessionChanges(config={**config, name: value}))
+        await self._branch.publish(OptionsChanged())
+
+    async def measured(self) -> ContextMeasured:
+        """How full the context is, without loading anything.
+
+        :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
+        """
+        return (await self._gauge(self._branch, self._info)).reading()
 
     async def close(self) -> None:
         """Cancel, and wait until the session's task has ended."""
@@ -349,10 +418,10 @@ class Session:
         text = parts_text(waiter.parts)
         if waiter.seq is None or len(text) <= SMALL_CHARS:
             return None
-        name, settings = self._branch.row.model, self._adapters.settings.compaction
-        window = Window(self._adapters.store)
-        await window.look_up(self._adapters.info(name))
-        return Gauge(self._branch, lambda: self._adapters.info(name), settings, window).cut_prompt(text)
+        return (await self._gauge(self._branch, self._info)).cut_prompt(text)
+
+    def _info(self) -> ModelInfo:
+        return self._adapters.info(self._branch.row.model)
 
     async def _begin(self, moved: bool) -> None:
         row = self._branch.row
@@ -365,11 +434,12 @@ class Session:
 
     async def _run_turn(self) -> StopReason:
         compactor, toolbox = await self._prepare()
+        steps, most = self._adapters.settings.steps_per_turn, self._branch.row.config.get("max_turns")
         self._turn = Turn(
             self._branch,
             compactor,
             toolbox,
-            steps=self._adapters.settings.steps_per_turn,
+            steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
             briefing=self._briefing,
             permissions=self._permissions,
         )
@@ -395,16 +465,24 @@ class Session:
         return await self._make_compactor(self._branch, model, self._briefing), toolbox
 
     async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
-        settings = self._adapters.settings.compaction
-        window = Window(self._adapters.store)
-        await window.look_up(model.info)
+        settings = self._compaction()
         other = settings.compact_model if settings.compact_model != branch.row.model else ""
         helpers = Helpers(
             fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=self._adapters.hooks,
         )
-        return Compactor(Gauge(branch, lambda: model.info, settings, window), model, helpers)
+        return Compactor(await self._gauge(branch, lambda: model.info), model, helpers)
+
+    async def _gauge(self, branch: Branch, info: Callable[[], ModelInfo]) -> Gauge:
+        window = Window(self._adapters.store)
+        await window.look_up(info())
+        return Gauge(branch, info, self._compaction(), window)
+
+    def _compaction(self) -> CompactionSettings:
+        """As configured, unless the session was told otherwise."""
+        settings, auto = self._adapters.settings.compaction, self._branch.row.config.get("auto_compact")
+        return replace(settings, auto=auto) if isinstance(auto, bool) else settings
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
         """Tell the user once of each server that failed."""
@@ -439,8 +517,9 @@ class Session:
 
     async def _end(self, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end and give the turn back, whatever happens meanwhile."""
-        turn = self._turn
-        self._unstored.keep([*(turn.leftover() if turn is not None else ()), NewEntry(body=end)])
+        turn, self._turn = self._turn, None
+        left = [*turn.leftover(), *turn.unseen()] if turn is not None else []
+        self._unstored.keep([*left, NewEntry(body=end)])
         if turn is not None:
             with anyio.move_on_after(END_S, shield=True):
                 await turn.end_open()

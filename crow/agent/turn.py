@@ -25,7 +25,7 @@ from crow.agent.compaction import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
 from crow.agent.repetition import GIVE_UP, POINT_OUT, Repetition
-from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason
+from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, User
 from crow.domain.errors import (
     ContextOverflow,
     ModelTimeout,
@@ -82,6 +82,11 @@ class Turn:
         self._draft: Draft | None = None
         self._steps = steps
         self._briefing = briefing
+        self._steered: list[User] = []
+
+    def steer(self, prompt: User) -> None:
+        """Let the model see a further prompt of the user at its next step."""
+        self._steered.append(prompt)
 
     async def run(self) -> StopReason:
         """Work until the model calls no tool.
@@ -91,10 +96,13 @@ class Turn:
         :raises ~crow.domain.errors.StoreError: a step could not be stored.
         """
         for _ in range(self._steps):
+            await self._take_steering()
             await self._compactor.make_room()
             await self._remind()
             step = await self._ask()
             if not step.answer.calls:
+                if self._steered and step.answer.finish != "refusal":
+                    continue
                 return self._stop_reason(step.answer)
             self._repetition.add(await self._calls.run(step.entry, step.answer))
             if self._calls.dismissed:
@@ -131,6 +139,15 @@ class Turn:
         if draft is None or not (draft.text or draft.thought):
             return []
         return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
+
+    async def _take_steering(self) -> None:
+        if self._steered:
+            await self._branch.record(self.unseen())
+
+    def unseen(self) -> list[NewEntry]:
+        """What the user said meanwhile and the model has not seen; storing it takes it out of the inbox."""
+        steered, self._steered = self._steered, []
+        return [NewEntry(body=prompt) for prompt in steered]
 
     async def _remind(self) -> None:
         due = self._briefing.reminder()

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crow import __version__
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
-    command: str | None = options.command
+    command: str | None = "login" if options.setup else options.command
     if command is None:
         if sys.stdin is None or sys.stdin.isatty():
             parser.print_help()
@@ -56,6 +57,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         epilog="Without a command, and with stdin not a terminal, crow serves the protocol: what an editor starts.",
     )
     parser.add_argument("--version", action="version", version=f"crow {__version__}")
+    parser.add_argument("--setup", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     settings = argparse.ArgumentParser(add_help=False)
@@ -64,7 +66,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     settings.add_argument("--mode", metavar="MODE", help="ask, accept-edits, plan or auto")
     settings.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
 
-    commands.add_parser("acp", parents=[settings], help="serve the Agent Client Protocol on stdin and stdout")
+    acp = commands.add_parser("acp", parents=[settings], help="serve the Agent Client Protocol on stdin and stdout")
+    # Editors append this to the command line that they start crow with, wherever that ends.
+    acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
+    commands.add_parser("login", help="ask for endpoint, key and model, try them, and keep them")
     commands.add_parser("demo", help="show what crow does, in a scratch directory")
     sessions = commands.add_parser("sessions", help="list, search, show, export, back up and remove sessions")
     if "sessions" in arguments:  # a dozen commands of its own: not for an editor to wait for
@@ -78,6 +83,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     models.add_argument("provider", nargs="?", help="a [providers.NAME]; without it, the endpoint in use")
     models.add_argument("--json", action="store_true", help="one JSON object a line")
     commands.add_parser("config", parents=[settings], help="print the settings in effect, and where each came from")
+    trace = commands.add_parser("trace", help="read a recording of an ACP connection (CROW_TRACE=FILE makes one)")
+    trace.add_argument("action", choices=["show", "check"], help="show it, or say what the protocol does not allow")
+    trace.add_argument("file", metavar="FILE", type=Path, help="one JSON object a line, of crow or of any agent")
     return parser
 
 
@@ -115,6 +123,32 @@ def _acp(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
         return _fail(f"internal error: {kind}: {error}; the log {loaded.paths.log_file} says more", 1)
+
+
+def _login(options: argparse.Namespace) -> int:
+    from crow.login import log_in
+
+    return asyncio.run(log_in(_load(options)))
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from crow.trace.recording import read_recording
+
+    if options.action == "show":
+        from crow.trace.show import shown
+
+        for line in shown(read_recording(options.file)):
+            print(line)
+        return 0
+    from crow.trace.check import check
+
+    verdict = check(read_recording(options.file))
+    for fault in verdict.faults:
+        print(fault)
+    if verdict.unanswered:
+        print(f"(not answered when the recording ended: {', '.join(verdict.unanswered)})")
+    print(f"{verdict.messages} messages, {len(verdict.faults)} faults")
+    return 1 if verdict.faults else 0
 
 
 def _demo(_options: argparse.Namespace) -> int:
@@ -189,4 +223,13 @@ def _masked(secret: str) -> str:
     return f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
 
 
-_COMMANDS = {"acp": _acp, "demo": _demo, "sessions": _sessions, "config": _config, "doctor": _doctor, "models": _models}
+_COMMANDS = {
+    "acp": _acp,
+    "login": _login,
+    "trace": _trace,
+    "demo": _demo,
+    "sessions": _sessions,
+    "config": _config,
+    "doctor": _doctor,
+    "models": _models,
+}

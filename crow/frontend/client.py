@@ -51,7 +51,6 @@ class SessionClient:
         self._caps = caps
         self._live = Live(caps, cwd=cwd)
         self._options = options
-        self._caps = caps
         self._known = asyncio.Event()
         self._gate = asyncio.Lock()
         self._told = 0

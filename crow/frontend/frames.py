@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 __all__ = [
+    "INVALID_REQUEST",
     "MAX_DEPTH",
     "MAX_LINE_BYTES",
     "Fault",

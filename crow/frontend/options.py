@@ -1,13 +1,13 @@
 """Permission modes and config options, as the client chooses among them.
 
-Strategy: the mode is shown twice, as `modes` and as an option of category "mode", since clients read one or the
-other; every answer carries the complete list. Values come back as text and are checked here. Knows what can be
-chosen, not what it does.
+Strategy: an option's id is the name under which the session keeps it. The mode is shown twice, as `modes` and as an
+option of category "mode", since clients read one or the other; every answer carries the complete list. Values come
+back as text and are checked here. Knows what can be chosen, not what it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,12 +47,24 @@ MODES: tuple[Mode, ...] = (
 )
 
 
+THOUGHT_LEVELS: Mapping[str, str] = {
+    "": "As the endpoint decides",
+    "off": "Off",
+    "low": "Low",
+    "medium": "Medium",
+    "high": "High",
+}
+"""How hard a reasoning model thinks: the value that endpoints know, and its name; empty sends none."""
+
+DEFAULT_LEVEL = "default"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """A checked value of `session/set_config_option`."""
 
-    option: Literal["mode", "model"]
-    value: str
+    option: Literal["mode", "model", "thought_level", "auto_compact"]
+    value: str | bool
 
 
 def mode_state(current: str) -> dict[str, Any]:
@@ -63,10 +75,12 @@ def mode_state(current: str) -> dict[str, Any]:
     }
 
 
-def config_options(*, mode: str, model: str, models: Sequence[str]) -> list[dict[str, Any]]:
-    """The complete `configOptions`. The current model is offered also where `models` does not name it; without any
-    model there is no option for it."""
-    options = [
+def config_options(
+    *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
+) -> list[dict[str, Any]]:
+    """The complete `configOptions`; `config` is the session's, `booleans` whether the client takes such options. The
+    current model is offered also where `models` does not name it; without any model there is no option for it."""
+    options: list[dict[str, Any]] = [
         {
             "id": "mode",
             "name": "Mode",
@@ -88,6 +102,28 @@ def config_options(*, mode: str, model: str, models: Sequence[str]) -> list[dict
                 "type": "select",
                 "currentValue": model or names[0],
                 "options": [{"value": name, "name": name} for name in names],
+            }
+        )
+    level = config.get("thought_level")
+    options.append(
+        {
+            "id": "thought_level",
+            "name": "Thought level",
+            "description": "How hard the model thinks, where its endpoint lets crow choose",
+            "category": "thought_level",
+            "type": "select",
+            "currentValue": level if level and level in THOUGHT_LEVELS else DEFAULT_LEVEL,
+            "options": [{"value": one or DEFAULT_LEVEL, "name": name} for one, name in THOUGHT_LEVELS.items()],
+        }
+    )
+    if booleans:
+        options.append(
+            {
+                "id": "auto_compact",
+                "name": "Compact by itself",
+                "description": "Summarise older messages when the context window fills up; nothing is deleted",
+                "type": "boolean",
+                "currentValue": config.get("auto_compact") is not False,
             }
         )
     return options
@@ -112,8 +148,18 @@ def option_chosen(option: object, value: object, *, model: str, models: Sequence
                 return Choice(option="model", value=value)
             choices = f"choose one of {', '.join(names)}" if names else "no model is configured; set CROW_MODEL"
             raise ArgumentError(f"No model {_shown(value)}; {choices}.")
+        case "thought_level":
+            levels = [level or DEFAULT_LEVEL for level in THOUGHT_LEVELS]
+            if value in levels:
+                return Choice(option="thought_level", value="" if value == DEFAULT_LEVEL else str(value))
+            raise ArgumentError(f"No thought level {_shown(value)}; choose one of {', '.join(levels)}.")
+        case "auto_compact":
+            if not isinstance(value, bool):
+                raise ArgumentError(f"auto_compact is {_shown(value)}; expected true or false.")
+            return Choice(option="auto_compact", value=value)
         case _:
-            raise ArgumentError(f"No config option {_shown(option)}; there are mode and model.")
+            options = "mode, model, thought_level and auto_compact"
+            raise ArgumentError(f"No config option {_shown(option)}; there are {options}.")
 
 
 def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:

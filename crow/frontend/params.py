@@ -26,6 +26,7 @@ class ClientCapabilities:
     terminals: bool = False
     terminal_output: bool = False
     terminal_auth: bool = False
+    terminal_auth_by_meta: bool = False
     notices: bool = False
     compaction: bool = False
     boolean_options: bool = False
@@ -44,6 +45,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         terminals=given.get("terminal") is True,
         terminal_output=meta.get("terminal_output") is True,
         terminal_auth=_object(given, "auth").get("terminal") is True or meta.get("terminal-auth") is True,
+        terminal_auth_by_meta=meta.get("terminal-auth") is True,
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),

@@ -17,9 +17,9 @@ import anyio
 import anyio.abc
 from acp.connection import Connection
 
-from crow.frontend.frames import Message
+from crow.frontend.frames import INVALID_REQUEST, Fault, Message, RequestId
 
-__all__ = ["Handler", "Wire", "serve"]
+__all__ = ["Handler", "RequestParams", "Wire", "serve"]
 
 CLOSE_S = 0.8
 
@@ -33,14 +33,26 @@ class Transport(Protocol):
     def stop(self) -> None: ...
 
 
+class RequestParams(dict[str, Any]):
+    """The parameters of a request, with its id: of a request, the SDK's connection hands on nothing else."""
+
+    __slots__ = ("request_id",)
+
+    def __init__(self, params: dict[str, Any], request_id: RequestId) -> None:
+        super().__init__(params)
+        self.request_id = request_id
+
+
 class Wire:
-    """The transport as the connection and the method table share it: it knows when a response has left.
+    """The transport as the connection and the method table share it: it knows which requests are open, and when a
+    response has left.
 
     A request's handler and the sending of its response run in one task, which names the response here.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._open: set[RequestId] = set()
         self._after: dict[asyncio.Task[Any] | None, list[Callable[[], None]]] = {}
         self._asking: dict[asyncio.Task[Any] | None, int | str] = {}
 
@@ -57,14 +69,26 @@ class Wire:
         self._transport.stop()
 
     async def receive(self) -> Message | None:
-        """See the SDK's `Transport`."""
-        return await self._transport.receive()
+        """See the SDK's `Transport`. A request under an id that still waits for its answer is refused under none:
+        two answers to one id could not be told apart."""
+        while True:
+            message = await self._transport.receive()
+            if message is None or "method" not in message or "id" not in message:
+                return message
+            request_id = message["id"]
+            if request_id not in self._open:
+                self._open.add(request_id)
+                return message | {"params": RequestParams(message["params"], request_id)}
+            words = "The request's id is that of another request, which is not answered yet; give each its own."
+            await self._transport.send(Fault(code=INVALID_REQUEST, words=words).response())
 
     async def send(self, message: Message) -> None:
         """See the SDK's `Transport`."""
         task = asyncio.current_task()
         if "method" in message and "id" in message:
             self._asking[task] = message["id"]
+        elif "method" not in message:
+            self._open.discard(message["id"])
         await self._transport.send(message)
         if "method" not in message:
             for action in self._after.pop(task, ()):

@@ -9,21 +9,20 @@ Knows two requests of the protocol; not which tool asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 from acp import RequestError
 
+from crow.frontend.asking import Ask, refusal_words
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.terminal import EditorTerminals
 from crow.tools import Command, FileStat, OnOutput, Workspace
 
-__all__ = ["Ask", "EditorWorkspace"]
-
-Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Sends a request to the editor and gives its result. Raises RequestError for its error, ConnectionError without it."""
+__all__ = ["EditorWorkspace"]
 
 EDITOR_TIMEOUT_S = 30.0
 METHOD_NOT_FOUND = -32601
@@ -34,7 +33,8 @@ _REFUSAL = re.compile(
 
 
 class EditorWorkspace:
-    """See :class:`crow.tools.Workspace`. `disk` is the workspace without the editor."""
+    """See :class:`crow.tools.Workspace`. `disk` is the workspace without the editor; `in_terminals`: commands run in
+    the editor's terminals, if it has any."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class EditorWorkspace:
         caps: ClientCapabilities,
         *,
         timeout_s: float = EDITOR_TIMEOUT_S,
+        in_terminals: bool = False,
     ) -> None:
         self._disk = disk
         self._session_id = session_id
@@ -51,6 +52,7 @@ class EditorWorkspace:
         self._reads = caps.reads_files
         self._writes = caps.writes_files
         self._timeout_s = timeout_s
+        self._terminals = EditorTerminals(session_id, ask) if in_terminals and caps.terminals else None
 
     @property
     def cwd(self) -> Path:
@@ -98,7 +100,7 @@ class EditorWorkspace:
             await self._request("fs/write_text_file", path, content=text)
             written = True
         except RequestError as error:
-            raise PermissionError(f"The editor did not write {path}: {_words(error)}") from error
+            raise PermissionError(f"The editor did not write {path}: {refusal_words(error)}") from error
         except TimeoutError as error:
             words = f"The editor did not answer the request to write {path} within {self._timeout_s:g} s"
             raise TimeoutError(f"{words}; whether it was written is not known.") from error
@@ -121,6 +123,8 @@ class EditorWorkspace:
 
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
+        if self._terminals is not None:
+            return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
 
     async def spawn(self, command: str, on_output: Callable[[str], None]) -> Command:
@@ -129,6 +133,8 @@ class EditorWorkspace:
 
     async def reap(self) -> None:
         """See :class:`crow.tools.Workspace`."""
+        if self._terminals is not None:
+            await self._terminals.reap()
         await self._disk.reap()
 
     async def _after_write(self, path: Path, text: str) -> str:
@@ -147,7 +153,7 @@ class EditorWorkspace:
         try:
             answer = await self._request("fs/read_text_file", path)
         except RequestError as error:
-            words = _words(error)
+            words = refusal_words(error)
             if _REFUSAL.search(words):
                 raise PermissionError(f"The editor did not give {path}: {words}") from error
             self._reads = self._reads and error.code != METHOD_NOT_FOUND
@@ -180,15 +186,6 @@ def _decoded(content: bytes) -> str | None:
         return content.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _words(error: RequestError) -> str:
-    """What the editor says: some put the sentence into `data`, under a message that says nothing."""
-    match error.data:
-        case {"details": str(words)} | {"error": str(words)} | str(words) if words:
-            return words
-        case _:
-            return str(error)
 
 
 def _make_parents(directory: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from crow.settings.target import Target, names_offered, target_of
 from crow.settings.values import (
     OFFLINE,
     CompactionSettings,
+    EditorSettings,
     LimitSettings,
     LogSettings,
     ModelSettings,
@@ -21,6 +22,7 @@ from crow.settings.values import (
 __all__ = [
     "OFFLINE",
     "CompactionSettings",
+    "EditorSettings",
     "LimitSettings",
     "Loaded",
     "LogSettings",

@@ -16,12 +16,13 @@ __all__ = ["Paths", "find_paths"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, of which none need exist."""
+    """Absolute paths, of which none need exist. `trace`: where to record the connection; None for nowhere."""
 
     config_file: Path
     data_dir: Path
     database: Path
     log_file: Path
+    trace: Path | None = None
 
 
 def find_paths(env: Mapping[str, str]) -> Paths:
@@ -40,6 +41,7 @@ def find_paths(env: Mapping[str, str]) -> Paths:
         data_dir=data_dir,
         database=data_dir / "crow.db",
         log_file=log_dir / "crow.log",
+        trace=_absolute(env["CROW_TRACE"]) if env.get("CROW_TRACE") else None,
     )
 
 

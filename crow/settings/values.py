@@ -35,6 +35,7 @@ __all__ = [
     "ABOUT_THE_MODEL",
     "OFFLINE",
     "CompactionSettings",
+    "EditorSettings",
     "Expect",
     "LimitSettings",
     "LogSettings",
@@ -183,6 +184,14 @@ class LimitSettings(Section):
     idle_timeout_s: Seconds = Field(default=120.0, description="Seconds of silence within an answer.")
 
 
+class EditorSettings(Section):
+    """What is left to the editor."""
+
+    terminals: Switch = Field(
+        default=False, description="Whether commands run in the editor's terminals, where it has any."
+    )
+
+
 class LogSettings(Section):
     """The log file."""
 
@@ -208,6 +217,7 @@ class Settings(Section):
     compaction: CompactionSettings = Field(default_factory=CompactionSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
+    editor: EditorSettings = Field(default_factory=EditorSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],

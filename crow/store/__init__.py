@@ -298,7 +298,8 @@ class Store(Protocol):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        """Append a chain under `leaf` and make its last the new leaf; removes the draft; counts usage into the row.
+        """Append a chain under `leaf` and make its last the new leaf; removes the draft; counts usage into the row. A
+        user entry takes the prompt of its message id out of the inbox.
 
         `release` gives the turn back (state idle). May be empty together with `release`.
 

@@ -96,10 +96,16 @@ def append(
     release: bool,
     now_ms: int,
 ) -> tuple[Entry, ...]:
-    """Append a chain under `leaf`. The draft goes when its answer comes; other entries (a mode changed) leave it."""
+    """Append a chain under `leaf`. The draft goes when its answer comes; other entries (a mode changed) leave it. A
+    user entry takes its prompt out of the inbox."""
     tip = Tip(connection, session_id, now_ms=now_ms)
     _check_writable(tip, here, leaf)
     stored = tuple(tip.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
+    for entry in stored:
+        if isinstance(entry.body, User):
+            connection.execute(
+                "DELETE FROM inbox WHERE session = ? AND message_id = ?", (session_id, entry.body.message_id)
+            )
     if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
         tip.drop_draft()
     else:

@@ -17,7 +17,7 @@ from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationK
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
 from crow.domain.messages import Text, ToolCall, ToolSpec
-from crow.llm import Model
+from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore
 from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus, Skill
@@ -165,6 +165,9 @@ async def opened(
 
     async def named(_: str) -> Model:
         return model
+
+    async def model_info(_: str) -> ModelInfo:
+        return model.info
 
     store = await SqliteStore.open(directory / "crow.db")
     try:

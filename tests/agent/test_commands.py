@@ -41,7 +41,9 @@ async def test_a_command_is_stored_with_its_answer_and_the_model_never_sees_it(t
         assert await run.session.prompt(text("/help")) == "end_turn"
         assert await run.kinds() == ["Command", "TurnEnd"]
         (told,) = run.client.stored(Command)
-        assert [told.answer.count(f"`/{spec.name}") for spec in COMMANDS] == [1] * len(COMMANDS)
+        assert [told.answer.count(f"`/{spec.name}{' ' if spec.hint else '`'}") for spec in COMMANDS] == [1] * len(
+            COMMANDS
+        )
         await run.session.prompt(text("Hello"))
         assert "/help" not in str(model.requests[0].messages)
 

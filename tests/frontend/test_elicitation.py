@@ -9,7 +9,7 @@ import pytest
 from crow.domain.elicitation import ElicitationAnswer, FormQuestion, UrlQuestion
 from crow.domain.entries import CallRef
 from crow.frontend.elicitation import elicitation_answer, elicitation_params
-from tests.support.acp_schema import Judge
+from crow.trace.schema import Judge
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}
 

@@ -13,20 +13,31 @@ from crow.frontend.options import Choice, config_options, mode_named, mode_state
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
 from crow.frontend.permissions import permission_answer, permission_params
 from crow.tools import HttpServer, Offer, StdioServer
-from tests.support.acp_schema import judge
+from crow.trace.schema import judge
 
 
 def test_modes_and_options_are_valid_and_agree() -> None:
     state = mode_state("plan")
-    options = config_options(mode="plan", model="b", models=["a", "b"])
+    options = config_options(mode="plan", model="b", models=["a", "b"], config={}, booleans=True)
     judge("NewSessionResponse", {"sessionId": "s", "modes": state, "configOptions": options}, None, strict=True)
     modes = [mode["id"] for mode in state["availableModes"]]
     assert modes == ["ask", "accept-edits", "plan", "auto"]
-    mode, model = options
+    mode, model, level, compacts = options
     assert (mode["category"], mode["currentValue"]) == ("mode", "plan")
     assert [option["value"] for option in mode["options"]] == modes
     assert (model["category"], model["currentValue"]) == ("model", "b")
     assert [option["value"] for option in model["options"]] == ["a", "b"]
+    assert (level["category"], level["currentValue"]) == ("thought_level", "default")
+    assert (compacts["type"], compacts["currentValue"]) == ("boolean", True)
+
+
+def test_what_the_session_keeps_is_the_current_value_and_booleans_need_their_gate() -> None:
+    config = {"thought_level": "high", "auto_compact": False, "max_turns": 3}
+    options = config_options(mode="ask", model="a", models=[], config=config, booleans=True)
+    values = {option["id"]: option["currentValue"] for option in options}
+    assert values == {"mode": "ask", "model": "a", "thought_level": "high", "auto_compact": False}
+    gated = config_options(mode="ask", model="a", models=[], config=config, booleans=False)
+    assert [option["id"] for option in gated] == ["mode", "model", "thought_level"]
 
 
 @pytest.mark.parametrize(
@@ -34,19 +45,23 @@ def test_modes_and_options_are_valid_and_agree() -> None:
     [("x", ["a"], ["a", "x"]), ("a", ["a", "a"], ["a"]), ("", ["a"], ["a"]), ("x", [], ["x"])],
 )
 def test_the_current_model_is_always_among_those_offered(model: str, models: list[str], offered: list[str]) -> None:
-    option = config_options(mode="ask", model=model, models=models)[1]
+    option = config_options(mode="ask", model=model, models=models, config={}, booleans=False)[1]
     assert [one["value"] for one in option["options"]] == offered
     assert option["currentValue"] in offered
 
 
 def test_without_any_model_there_is_no_option_for_it() -> None:
-    assert [option["id"] for option in config_options(mode="ask", model="", models=[])] == ["mode"]
+    options = config_options(mode="ask", model="", models=[], config={}, booleans=False)
+    assert [option["id"] for option in options] == ["mode", "thought_level"]
 
 
 def test_choices_are_checked() -> None:
     assert mode_named("auto") == "auto"
     assert option_chosen("mode", "plan", model="a", models=[]) == Choice(option="mode", value="plan")
     assert option_chosen("model", "b", model="a", models=["b"]) == Choice(option="model", value="b")
+    assert option_chosen("thought_level", "high", model="", models=[]) == Choice(option="thought_level", value="high")
+    assert option_chosen("thought_level", "default", model="", models=[]) == Choice(option="thought_level", value="")
+    assert option_chosen("auto_compact", False, model="", models=[]) == Choice(option="auto_compact", value=False)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +70,13 @@ def test_choices_are_checked() -> None:
         ("mode", "yolo", 'No mode "yolo"; choose one of ask, accept-edits, plan, auto.'),
         ("mode", True, "No mode True; choose one of ask, accept-edits, plan, auto."),
         ("model", "c", 'No model "c"; choose one of b, a.'),
-        ("effort", "high", 'No config option "effort"; there are mode and model.'),
+        ("thought_level", "huge", 'No thought level "huge"; choose one of default, off, low, medium, high.'),
+        ("auto_compact", "no", 'auto_compact is "no"; expected true or false.'),
+        (
+            "effort",
+            "high",
+            'No config option "effort"; there are mode, model, thought_level and auto_compact.',
+        ),
     ],
 )
 def test_a_wrong_choice_names_the_value_and_what_can_be_chosen(option: str, value: Any, words: str) -> None:
@@ -82,6 +103,7 @@ def test_every_gate_is_read_from_the_raw_parameters() -> None:
         terminals=True,
         terminal_output=True,
         terminal_auth=True,
+        terminal_auth_by_meta=True,
         notices=True,
         compaction=True,
         boolean_options=True,

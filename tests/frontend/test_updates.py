@@ -52,7 +52,7 @@ from crow.frontend.bounds import LINE_BYTES
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.replayed import Replayed
 from crow.frontend.updates import Live
-from tests.support.acp_schema import check_update
+from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
 GATED = ClientCapabilities(notices=True, compaction=True, terminal_output=True)

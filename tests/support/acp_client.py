@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from tests.support.acp_order import Order
-from tests.support.acp_schema import Judge, Side, WireFault
+from crow.trace.order import Order
+from crow.trace.schema import Judge, Side, WireFault
+from tests.support.house_rules import HouseRules
 
 WAIT_S = 20.0
 LINE_BYTES = 1_000_000
@@ -97,6 +98,7 @@ class CrowProcess:
         self._ids = itertools.count(1)
         self._pending: dict[Any, asyncio.Future[Any]] = {}
         self._judge, self._order = Judge(), Order()
+        self._house = HouseRules()
         self._faults: list[str] = []
         self._arrived = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
@@ -303,7 +305,7 @@ class CrowProcess:
             self._faults.append(f"Not the protocol on stdout ({error}): {line[:200]!r}")
             return
         self.log.append(Logged("agent", message))
-        for rule in (self._judge, self._order):
+        for rule in (self._judge, self._order, self._house):
             try:
                 rule.check("agent", message)
             except WireFault as error:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crow.agent.commands.choosing import CHOOSING_COMMANDS
 from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.looking import LOOKING_COMMANDS
 from crow.agent.commands.naming import NAMING_COMMANDS
 from crow.agent.commands.places import PLACE_COMMANDS
 from crow.agent.commands.tools import TOOL_COMMANDS
@@ -68,6 +70,8 @@ COMMANDS = (
     *NAMING_COMMANDS,
     *CONTEXT_COMMANDS,
     *TOOL_COMMANDS,
+    *CHOOSING_COMMANDS,
+    *LOOKING_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
 )
 BY_NAME = {spec.name: spec for spec in COMMANDS}

@@ -98,10 +98,14 @@ class Gauge:
             fixed = min(UNKNOWN_FIXED, self.window() // 6)
         return cut_for(text, self.limits(fixed), found.scale)
 
-    async def tell(self) -> None:
-        """Tell the client how full the context is, and what the session cost if prices are known."""
+    def reading(self) -> ContextMeasured:
+        """How full the context is, and what the session cost if prices are known."""
         cost = self.branch.row.cost if self.info.input_price is not None else None
-        await self.branch.publish(ContextMeasured(used=self.used(), size=self.window(), cost=cost))
+        return ContextMeasured(used=self.used(), size=self.window(), cost=cost)
+
+    async def tell(self) -> None:
+        """Tell the client."""
+        await self.branch.publish(self.reading())
 
     async def refused(self, error: ContextOverflow) -> None:
         """Lower the window to what a refusal shows, and raise the calibration to what it counted."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.acp_order import Order
-from tests.support.acp_schema import Judge, WireFault, check_update
+from crow.trace.order import Order
+from crow.trace.schema import Judge, WireFault, check_update
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "pending"}
@@ -51,6 +51,20 @@ def test_a_plain_turn_passes() -> None:
     )
 
 
+def test_a_call_may_leave_out_its_status_and_a_failed_load_leaves_the_session_known() -> None:
+    load = asked(7, "session/load", sessionId="s", cwd="/w", mcpServers=[])
+    judged(
+        *OPEN,
+        ("client", load),
+        ("agent", {"jsonrpc": "2.0", "id": 7, "error": {"code": -32000, "message": "no"}}),
+        PROMPT,
+        ("agent", update(sessionUpdate="tool_call", toolCallId="c", title="t")),
+        ("agent", update(sessionUpdate="tool_call_update", toolCallId="c", status="completed")),
+        ("agent", update(sessionUpdate="tool_call_update", toolCallId="c", title="late, but no new state")),
+        END,
+    )
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -58,7 +72,7 @@ def test_a_plain_turn_passes() -> None:
         {"sessionUpdate": "agent_message_chunk", "content": TEXT, "message_id": "m"},
         {"sessionUpdate": "agent_message_chunk", "content": TEXT | {"extra": 1}},
         {"sessionUpdate": "agent_message_chunk", "content": "hi"},
-        {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t"},
+        {"sessionUpdate": "tool_call", "toolCallId": "c"},
         CALL | {"kind": "run"},
         CALL | {"status": "cancelled"},
         CALL | {"content": [{"type": "diff", "path": "/a", "newText": "", "oldTxt": ""}]},

@@ -17,13 +17,14 @@ from jsonschema import Draft202012Validator
 
 Side: TypeAlias = Literal["agent", "client"]
 
-SCHEMAS = Path(__file__).parents[2] / "schemas" / "acp" / "v1"
+__all__ = ["Judge", "Side", "WireFault", "check_update", "fault", "judge", "served_by"]
+
 UNSTABLE = ("session/fork",)
 """Methods that crow serves though only the unstable schema has them."""
 ROOT_KEYS = {"jsonrpc", "id", "method", "params", "result", "error"}
 
 
-class WireFault(AssertionError):
+class WireFault(Exception):
     """A message that the protocol does not allow."""
 
 
@@ -33,9 +34,13 @@ class Judge:
     def __init__(self) -> None:
         self._asked: dict[tuple[Side, Any], str] = {}
 
-    def check(self, sender: Side, message: dict[str, Any]) -> None:
+    def check(self, sender: Side, message: Any) -> None:
         """:raises WireFault: what is wrong, and where."""
         receiver: Side = "client" if sender == "agent" else "agent"
+        if not isinstance(message, dict):
+            if sender == "client":
+                return  # the agent's to answer
+            raise fault(message, "no object")
         if message.get("jsonrpc") != "2.0":
             raise fault(message, 'jsonrpc is not "2.0"')
         if sender == "agent" and (unknown := message.keys() - ROOT_KEYS):
@@ -45,8 +50,14 @@ class Judge:
         else:
             self._check_response(sender, receiver, message)
 
+    def unanswered(self) -> tuple[str, ...]:
+        """The requests that wait for their answer, as `method (id)`."""
+        return tuple(f"{method} ({number})" for (_, number), method in self._asked.items())
+
     def _check_call(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
         method = message["method"]
+        if not isinstance(method, str):
+            raise fault(message, "method is no string")
         if "id" in message:
             if isinstance(message["id"], bool) or not isinstance(message["id"], int | str):
                 raise fault(message, "a request's id is a number or a string")
@@ -97,8 +108,6 @@ def check_update(update: Any, message: Any = None) -> None:
     errors = best(validator(f"SessionUpdate/oneOf/{variants[kind]}", strict=True), update)
     if errors:
         raise fault(message or update, errors)
-    if kind in ("tool_call", "tool_call_update") and update.get("status") is None:
-        raise fault(message or update, "a tool update without a status")
 
 
 def is_plain_chunk(update: dict[str, Any]) -> bool:
@@ -144,10 +153,23 @@ def fault(message: Any, words: str) -> WireFault:
     return WireFault(f"{words}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
 
 
+def served_by(method: str) -> Side | None:
+    """The side that serves `method`; None for methods of neither."""
+    for file in ("schema.json", "schema.unstable.json"):
+        for side, name, _ in methods(file):
+            if name == method and side != "protocol":
+                return "client" if side == "client" else "agent"
+    return None
+
+
 @cache
 def schema(file: str) -> dict[str, Any]:
     """The pinned schema as it is."""
-    return json.loads((SCHEMAS / file).read_text())  # type: ignore[no-any-return]
+    packaged = Path(__file__).parent / file
+    # In a source tree the schema stands where everybody looks for it; a wheel carries it here.
+    found = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
+    value: dict[str, Any] = json.loads(found.read_text("utf-8"))
+    return value
 
 
 @cache

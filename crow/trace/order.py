@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.acp_schema import Side, fault
+from crow.trace.schema import Side, fault
+
+__all__ = ["Order"]
 
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")
@@ -19,11 +21,13 @@ TURN_LIKE = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk",
 
 @dataclass(slots=True)
 class Seen:
-    """What a session has shown: the status of each call, how many prompts wait, whether a replay runs."""
+    """What a session has shown: the status of each call, how many prompts wait, whether a replay runs (and what
+    it replaces, in case it fails)."""
 
     calls: dict[str, str] = field(default_factory=dict)
     prompts: int = 0
     loading: bool = False
+    before: Seen | None = None
 
 
 class Order:
@@ -33,39 +37,44 @@ class Order:
         self._sessions: dict[str, Seen] = {}
         self._asked: dict[Any, tuple[str, Any]] = {}
 
-    def check(self, sender: Side, message: dict[str, Any]) -> None:
-        """:raises WireFault: a message that came too early or too late."""
-        params = message.get("params")
-        params = params if isinstance(params, dict) else {}
-        session_id = params.get("sessionId")
+    def check(self, sender: Side, message: Any) -> None:
+        """:raises WireFault: a message that came too early or too late. What is malformed is no matter of order."""
+        if not isinstance(message, dict):
+            return
+        given = message.get("params")
+        params: dict[str, Any] = given if isinstance(given, dict) else {}
+        session_id, method = params.get("sessionId"), message.get("method")
         if sender == "client":
-            if "method" in message and "id" in message:
-                self._asked[message["id"]] = (message["method"], session_id)
-                self._client_asks(message["method"], session_id)
-        elif message.get("method") == "session/update":
+            if isinstance(method, str) and "id" in message and isinstance(session_id, str | None):
+                self._asked[message["id"]] = (method, session_id)
+                self._client_asks(method, session_id)
+        elif method == "session/update":
             self._updated(self._known(session_id, message), params["update"], message)
-        elif message.get("method") == "session/request_permission":
+        elif method == "session/request_permission":
             call_id = params["toolCall"]["toolCallId"]
             if self._known(session_id, message).calls.get(call_id) not in ("pending", "in_progress"):
                 raise fault(message, "a permission request for a call that is not announced, or is over")
-        elif "method" not in message and message.get("id") is not None:
+        elif method is None and message.get("id") is not None:
             self._answered(*self._asked.pop(message["id"], ("", None)), message)
 
     def _client_asks(self, method: str, session_id: Any) -> None:
         if method == "session/load":
-            running = self._sessions[session_id].prompts if session_id in self._sessions else 0
-            self._sessions[session_id] = Seen(loading=True, prompts=running)
+            before = self._sessions.get(session_id)
+            running = 0 if before is None else before.prompts
+            self._sessions[session_id] = Seen(loading=True, prompts=running, before=before)
         elif method == "session/prompt" and session_id in self._sessions:
             self._sessions[session_id].prompts += 1
 
     def _answered(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
         if method in OPENING and "result" in message:
             opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
-            opened.loading = False
+            opened.loading, opened.before = False, None
             if not opened.prompts:  # a turn that runs goes on behind the replay
                 self._all_final(opened, message)
         elif method == "session/load":
-            self._sessions.pop(session_id, None)
+            before = self._sessions.pop(session_id).before
+            if before is not None:
+                self._sessions[session_id] = before
         elif method == "session/prompt" and session_id in self._sessions:
             seen = self._sessions[session_id]
             seen.prompts -= 1
@@ -90,9 +99,10 @@ class Order:
             raise fault(message, "a tool call announced twice")
         if kind == "tool_call_update" and call_id not in seen.calls:
             raise fault(message, "an update of a tool call that was not announced")
-        if seen.calls.get(call_id) in FINAL:
+        status = update.get("status") or seen.calls.get(call_id, "pending")
+        if seen.calls.get(call_id) in FINAL and status not in FINAL:
             raise fault(message, "an update of a tool call that is over")
-        seen.calls[call_id] = update["status"]
+        seen.calls[call_id] = status
 
     def _all_final(self, seen: Seen, message: dict[str, Any]) -> None:
         left = [call_id for call_id, status in seen.calls.items() if status not in FINAL]

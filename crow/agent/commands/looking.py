@@ -1,0 +1,66 @@
+"""Commands that look: through every session, at what was used, and out to a file."""
+
+from __future__ import annotations
+
+import datetime
+
+from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.transcript import transcript
+from crow.domain.errors import ArgumentError
+
+__all__ = ["LOOKING_COMMANDS"]
+
+MOST_HITS = 20
+
+
+async def search(desk: Desk, argument: str) -> str:
+    if not argument:
+        raise ArgumentError("Say what to look for, such as `/search broken pipe`; all sessions are searched.")
+    hits = await desk.store.search(argument, limit=MOST_HITS)
+    if not hits:
+        return f"Nothing in any session matches “{argument}”."
+    lines = []
+    for hit in hits:
+        place = "this session" if hit.session == desk.branch.row.id else f"session `{hit.session}`"
+        when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
+        snippet = " ".join(hit.snippet.split())
+        lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry} in {place}, {when:%Y-%m-%d %H:%M})")
+    return "\n".join(lines)
+
+
+async def usage(desk: Desk, argument: str) -> str:
+    if argument:
+        raise ArgumentError("`/usage` takes no argument.")
+    row = desk.branch.row
+    read = f"{row.tokens_in:,} tokens read"
+    cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
+    cost = f", {row.cost:.4f} US dollars" if row.cost else ""
+    return f"This session so far: {read}{cached}, {row.tokens_out:,} written{cost}, {row.entries:,} entries."
+
+
+async def export(desk: Desk, argument: str) -> str:
+    name = argument or f"{desk.branch.row.id}.md"
+    path = desk.workspace.resolve(name)
+    if not desk.workspace.contains(path):
+        raise ArgumentError(f"{path} is outside the workspace; name a file inside {desk.workspace.cwd}.")
+    if (await desk.workspace.stat(path)).kind != "missing":
+        raise ArgumentError(f"{path} exists already; name another file, such as `/export notes/session.md`.")
+    pieces = []
+    async for batch in desk.store.history(desk.branch.row.id):
+        pieces += [transcript(entry) for entry in batch]
+    title = desk.branch.row.title or desk.branch.row.id
+    text = "\n\n".join([f"# {title}", *filter(None, pieces)]) + "\n"
+    try:
+        await desk.workspace.write_text(path, text)
+    except OSError as error:
+        raise ArgumentError(f"{path} could not be written: {error.strerror or error}") from error
+    return f"Written to {path}."
+
+
+LOOKING_COMMANDS = (
+    CommandSpec(name="search", description="Search all sessions", hint="words", run=search),
+    CommandSpec(name="usage", description="Show the tokens that this session used", run=usage),
+    CommandSpec(
+        name="export", description="Write this session to a Markdown file", hint="a file in the workspace", run=export
+    ),
+)

@@ -1,0 +1,310 @@
+"""The sessions that are open in this process, and the store that they come from.
+
+Strategy: one dict; a session is opened, closed and deleted under a lock of its own, so that requests about one id that
+come at once follow each other. Each session runs as a task of the server's group, whoever opened it. What a client is
+told first about a session (commands, usage, title) leaves right behind the response that made it known. Knows the
+protocol's updates; not its methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import anyio
+import anyio.abc
+from acp.connection import Connection
+
+from crow.agent import new_session_id
+from crow.agent.commands import COMMANDS
+from crow.agent.session import Adapters, Session
+from crow.agent.templates import Template
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
+from crow.domain.events import OptionsChanged
+from crow.frontend.client import SessionClient
+from crow.frontend.opening import Opening, session_info, with_users_own
+from crow.frontend.options import config_options, mode_state
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.server import Wire
+from crow.frontend.updates import usage
+from crow.frontend.workspace import EditorWorkspace
+from crow.store import NewSession, SessionChanges, Store, Tail
+from crow.tools import McpServer, Workspace
+
+__all__ = ["Kit", "OpenSessions", "Opened"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What the composition root gives the front end.
+
+    `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
+    nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
+    bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
+    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals. `servers` are
+    the user's own, for every session. `log_hint` says where the log is.
+    """
+
+    version: str
+    open_store: Callable[[], Awaitable[Store]]
+    adapters: Callable[[Store], Adapters]
+    workspace: Callable[[str, Sequence[str]], Workspace]
+    check: Callable[[], None]
+    warm_up: Callable[[], Awaitable[None]]
+    more_models: Callable[[], Awaitable[Sequence[str]]]
+    models: Sequence[str]
+    mode: str
+    auto_compact: bool
+    editor_terminals: bool
+    log_hint: str
+    servers: Sequence[McpServer] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A session that is open in this process, and the editor as it sees it."""
+
+    session: Session
+    client: SessionClient
+
+
+class OpenSessions:
+    """`caps` are the client's, `models` the names offered; both may change while sessions are open."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.caps = ClientCapabilities()
+        self.models: tuple[str, ...] = tuple(kit.models)
+        self._kit = kit
+        self._open: dict[str, Opened] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._store: Store | None = None
+        self._adapters: Adapters | None = None
+        self._opening_store = asyncio.Lock()
+
+    def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
+        """See :class:`crow.frontend.server.Handler`."""
+        self._connection, self._wire, self._tasks = connection, wire, tasks
+
+    async def store(self) -> Store:
+        """The store, opened by the first who asks. :raises StoreError: it cannot be used."""
+        async with self._opening_store:
+            if self._store is None:
+                self._store = await self._kit.open_store()
+                self._adapters = self._kit.adapters(self._store)
+            return self._store
+
+    def find(self, session_id: object) -> Opened | None:
+        """The open session of this id."""
+        return self._open.get(session_id) if isinstance(session_id, str) else None
+
+    def named(self, session_id: str) -> Session:
+        """The open session of this id. :raises NoSuchSession: there is none here."""
+        opened = self._open.get(session_id)
+        if opened is None:
+            raise NoSuchSession(session_id)
+        return opened.session
+
+    async def create(self, opening: Opening, *, alias: str | None = None) -> Opened:
+        """A session that is new. :raises ArgumentError: the alias is taken."""
+        store = await self.store()
+        row = await store.create_session(
+            NewSession(
+                id=new_session_id(),
+                cwd=opening.cwd,
+                model=opening.model or (self._kit.models[0] if self._kit.models else ""),
+                mode=self._kit.mode,
+                additional_directories=opening.directories,
+                alias=alias,
+                config=opening.config,
+            )
+        )
+        return self._start(Tail(row=row, entries=()), opening)
+
+    async def aliased(self, alias: str, opening: Opening) -> Opened:
+        """The session that has the alias, made if there is none."""
+        store = await self.store()
+        row = await store.named(alias)
+        if row is None:
+            try:
+                return await self.create(opening, alias=alias)
+            except ArgumentError:
+                row = await store.named(alias)  # another process may have made it just now
+                if row is None:
+                    raise
+        async with self.reopened(row.id, opening) as opened:
+            return opened
+
+    async def fork(self, session_id: str, opening: Opening, *, entry: int | None) -> Opened:
+        """A new session that goes on from another's entry (None: from where that stands)."""
+        store = await self.store()
+        row = await store.fork_session(
+            session_id,
+            new_session_id(),
+            entry=entry,
+            cwd=opening.cwd,
+            additional_directories=opening.directories,
+        )
+        return self._start(await store.open_session(row.id), opening)
+
+    @asynccontextmanager
+    async def reopened(self, session_id: str, opening: Opening) -> AsyncIterator[Opened]:
+        """Open a stored session here; one that is open here already and idle is opened anew, a busy one stays. When
+        the block fails, what it opened is closed again."""
+        store = await self.store()
+        async with self._lock(session_id):
+            live = self._open.get(session_id)
+            if live is not None and live.session.busy:
+                yield live
+                return
+            tail = await store.open_session(session_id)
+            if live is not None:
+                await live.session.close()
+            changes = self._changes(tail, opening)
+            if changes is not None:
+                tail = Tail(row=await store.update_session(session_id, changes), entries=tail.entries)
+            opened = self._start(tail, opening)
+            try:
+                yield opened
+            except BaseException:
+                self._open.pop(session_id, None)
+                self._tasks.start_soon(opened.session.close)
+                raise
+
+    async def close(self, session_id: str) -> None:
+        """Cancel what runs in a session and let go of it. :raises NoSuchSession: it is not open here."""
+        async with self._lock(session_id):
+            await self.named(session_id).close()
+            self._open.pop(session_id, None)
+
+    async def delete(self, session_id: str) -> None:
+        """Close a session if it is open, and hide it for good; unknown ones are fine."""
+        store = await self.store()
+        async with self._lock(session_id):
+            opened = self._open.pop(session_id, None)
+            if opened is not None:
+                await opened.session.close()
+            await store.delete_session(session_id)
+
+    async def close_all(self) -> None:
+        """Close every session, then the store."""
+        async with anyio.create_task_group() as tasks:
+            for opened in self._open.values():
+                tasks.start_soon(opened.session.close)
+        if self._store is not None:
+            await self._store.close()
+
+    async def tidy(self) -> None:
+        """Remove what deleted sessions left. :raises StoreError:"""
+        if self._store is not None:
+            await self._store.tidy()
+
+    def warm(self) -> None:
+        """Let every open session start what its first prompt will need."""
+        for opened in self._open.values():
+            opened.session.warm()
+
+    async def offer_more_models(self) -> None:
+        """Ask the endpoint what it offers, and tell every open session's client."""
+        more = await self._kit.more_models()
+        models = tuple(dict.fromkeys([*self.models, *more]))
+        if models != self.models:
+            self.models = models
+            for opened in tuple(self._open.values()):
+                self._tasks.start_soon(opened.client.publish, OptionsChanged())
+
+    def introduce(self, opened: Opened) -> None:
+        """After the response of the running request has left: the client knows the session, so let updates pass, and
+        first what it needs to draw: commands, usage, title."""
+
+        def begin() -> None:
+            self._tasks.start_soon(self._introduce, opened)
+
+        self._wire.after_response(begin)
+
+    def state(self, session: Session) -> dict[str, Any]:
+        """What every answer that opens a session tells."""
+        return {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
+
+    def options(self, session: Session) -> list[dict[str, Any]]:
+        """The complete list of config options."""
+        row = session.branch.row
+        return config_options(
+            mode=row.mode,
+            model=row.model,
+            models=self.models,
+            config={"auto_compact": self._kit.auto_compact, **row.config},
+            booleans=self.caps.boolean_options,
+        )
+
+    async def _introduce(self, opened: Opened) -> None:
+        client, session = opened.client, opened.session
+        assert self._adapters is not None, "the store is open"
+        commands = command_list(self._adapters.templates())
+        await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
+        try:
+            await client.send(usage(await session.measured()))
+        except CrowError as error:
+            logger.warning("The context could not be measured: %s", error)
+        row = session.branch.row
+        if row.title is not None:
+            info = session_info(row)
+            await client.send(
+                {"sessionUpdate": "session_info_update", "title": info["title"], "updatedAt": info["updatedAt"]}
+            )
+        client.open()
+
+    def _lock(self, session_id: str) -> asyncio.Lock:
+        lock = self._locks.get(session_id)
+        if lock is None:
+            lock = self._locks[session_id] = asyncio.Lock()
+        return lock
+
+    def _changes(self, tail: Tail, opening: Opening) -> SessionChanges | None:
+        row = tail.row
+        model = opening.model or row.model
+        known = (row.cwd, row.additional_directories, row.model)
+        if known == (opening.cwd, opening.directories, model):
+            return None
+        return SessionChanges(cwd=opening.cwd, additional_directories=opening.directories, model=model)
+
+    def _start(self, tail: Tail, opening: Opening) -> Opened:
+        assert self._adapters is not None, "the store is open"
+        row = tail.row
+        client = SessionClient(
+            row.id, self._connection, self._wire, self.caps, row.cwd, lambda: self.options(opened.session)
+        )
+        workspace = self._kit.workspace(row.cwd, row.additional_directories)
+        in_terminals = self._kit.editor_terminals and self.caps.terminals
+        if self.caps.reads_files or self.caps.writes_files or in_terminals:
+            workspace = EditorWorkspace(workspace, row.id, client.request, self.caps, in_terminals=in_terminals)
+        servers = with_users_own(self._kit.servers, opening.servers)
+        session = Session(self._adapters, client, workspace, servers, tail)
+        opened = Opened(session=session, client=client)
+        self._open[row.id] = opened
+        self._tasks.start_soon(self._host, opened)
+        return opened
+
+    async def _host(self, opened: Opened) -> None:
+        try:
+            await opened.session.run()
+        except Exception:
+            logger.exception("Session %s ended with a failure", opened.session.id)
+            if self._open.get(opened.session.id) is opened:
+                del self._open[opened.session.id]
+
+
+def command_list(templates: Sequence[Template]) -> list[dict[str, Any]]:
+    """The slash commands and the user's own as `available_commands_update` lists them."""
+    listed = [(spec.name, spec.description, spec.hint) for spec in COMMANDS]
+    listed += [(template.name, template.description, template.hint) for template in templates]
+    return [
+        {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
+        for name, description, hint in listed
+    ]

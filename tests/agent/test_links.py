@@ -1,0 +1,48 @@
+"""Links of a prompt: what is read, and what stays a link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crow.agent.links import path_of, with_contents
+from crow.domain.messages import Link, Resource, Text
+from crow.tools.workspace import DiskWorkspace
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///home/me/a%20b.py", "/home/me/a b.py"),
+        ("file://localhost/home/me/a.py#L10:20", "/home/me/a.py"),
+        ("/home/me/100%.py", "/home/me/100%.py"),
+        ("src/a.py#L3", "src/a.py"),
+        ("file:///C:/work/a.py", "C:/work/a.py"),
+        (r"C:\work\a.py#L1", r"C:\work\a.py"),
+        ("https://host/a.py", None),
+        ("file://server/share/a.py", None),
+        ("zed:///agent/thread", None),
+        ("http://[", None),
+        ("", None),
+    ],
+)
+def test_a_link_names_a_path_on_any_system(uri: str, path: str | None) -> None:
+    assert path_of(uri) == path
+
+
+async def test_small_text_files_of_the_workspace_go_along_and_all_else_stays_a_link(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "secret.txt").write_text("outside")
+    (work / "a.py").write_text("print()\n")
+    (work / "big.txt").write_text("x" * 40_000)
+    (work / "image.bin").write_bytes(b"\xff\x00")
+    (work / "way-out").symlink_to(tmp_path / "secret.txt")
+    link = Link(uri="a.py", name="a.py", mime_type="text/x-python")
+    kept = [
+        Link(uri=uri, name="n")
+        for uri in ("big.txt", "image.bin", "missing.txt", "../secret.txt", "way-out", "https://host/a.py", "a\x00b")
+    ]
+    found = await with_contents([Text(text="look"), link, *kept], DiskWorkspace(work))
+    assert found == (Text(text="look"), Resource(uri="a.py", text="print()\n", mime_type="text/x-python"), *kept)

@@ -1,0 +1,224 @@
+// The published TypeScript SDK drives a real crow through every stable method; node:test tells what fails.
+// CROW is the command, as a JSON list. The offline model does what its prompts say, so that no endpoint is needed.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { mkdtempSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { Readable, Writable } from "node:stream";
+import { after, before, test } from "node:test";
+import * as acp from "@agentclientprotocol/sdk";
+
+const command = JSON.parse(process.env.CROW);
+const root = mkdtempSync(join(tmpdir(), "crow-interop-"));
+const cwd = join(root, "work");
+const home = join(root, "home");
+const limits = { timeout: 60_000 };
+
+before(() => {
+  mkdirSync(cwd);
+  mkdirSync(home);
+  writeFileSync(join(cwd, "README.md"), "# Nest\nTwigs and string.\n");
+  writeFileSync(join(home, "config.toml"), "[editor]\nterminals = true\n");
+});
+after(() => rmSync(root, { recursive: true, force: true }));
+
+/** A terminal of this client: a real process. */
+class Terminal {
+  constructor({ command, args = [], cwd }) {
+    this.output = "";
+    this.child = spawn(command, args, { cwd, stdio: ["ignore", "pipe", "pipe"] });
+    for (const stream of [this.child.stdout, this.child.stderr]) stream.on("data", (data) => (this.output += data));
+    this.exited = new Promise((resolve) =>
+      this.child.on("close", (exitCode, signal) => resolve((this.status = { exitCode, signal }))),
+    );
+  }
+}
+
+/** Runs `body(agent, seen)` against a new process, which must then end by itself, silent on stderr. */
+async function withCrow(body, { clientCapabilities = {}, permission = "allow_once" } = {}) {
+  const seen = { updates: [], asked: [], read: [], wrote: [], terminals: new Map(), released: 0, waiters: [] };
+  seen.until = (wanted) =>
+    new Promise((resolve) => {
+      const look = () => (seen.updates.some(wanted) ? resolve() : undefined);
+      seen.waiters.push(look);
+      look();
+    });
+  seen.text = (sessionId) =>
+    seen.updates
+      .filter((note) => note.sessionId === sessionId && note.update.sessionUpdate === "agent_message_chunk")
+      .map((note) => note.update.content.text)
+      .join("");
+  const environment = { PATH: process.env.PATH, PYTHONPATH: process.env.PYTHONPATH ?? "", CROW_HOME: home, CROW_MODEL: "offline" };
+  const child = spawn(command[0], [...command.slice(1), "acp"], { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
+  let stderr = "";
+  child.stderr.on("data", (data) => (stderr += data));
+  const exit = new Promise((resolve) => child.on("close", resolve));
+  const { client: methods } = acp.methods;
+  const named = (params) => seen.terminals.get(params.terminalId);
+  const client = acp
+    .client({ name: "interop" })
+    .onNotification(methods.session.update, ({ params }) => {
+      seen.updates.push(params);
+      for (const look of seen.waiters) look();
+    })
+    .onRequest(methods.session.requestPermission, ({ params }) => {
+      seen.asked.push(params);
+      const option = params.options.find((one) => one.kind === permission);
+      return { outcome: option ? { outcome: "selected", optionId: option.optionId } : { outcome: "cancelled" } };
+    })
+    .onRequest(methods.fs.readTextFile, ({ params }) => {
+      seen.read.push(params.path);
+      return { content: readFileSync(params.path, "utf8").replace("Twigs", "Unsaved twigs") };
+    })
+    .onRequest(methods.fs.writeTextFile, ({ params }) => {
+      seen.wrote.push(params.path);
+      writeFileSync(params.path, params.content);
+      return {};
+    })
+    .onRequest(methods.terminal.create, ({ params }) => {
+      const terminalId = `terminal-${seen.terminals.size + 1}`;
+      seen.terminals.set(terminalId, new Terminal(params));
+      return { terminalId };
+    })
+    .onRequest(methods.terminal.output, ({ params }) => ({
+      output: named(params).output,
+      truncated: false,
+      exitStatus: named(params).status ?? null,
+    }))
+    .onRequest(methods.terminal.waitForExit, ({ params }) => named(params).exited)
+    .onRequest(methods.terminal.kill, ({ params }) => (named(params).child.kill(), {}))
+    .onRequest(methods.terminal.release, () => ((seen.released += 1), {}));
+  try {
+    const stream = acp.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout));
+    await client.connectWith(stream, async (agent) => {
+      const hello = await agent.request("initialize", {
+        protocolVersion: acp.PROTOCOL_VERSION,
+        clientCapabilities,
+        clientInfo: { name: "interop", version: "1" },
+      });
+      assert.equal(hello.protocolVersion, acp.PROTOCOL_VERSION);
+      await body(agent, seen, hello);
+    });
+  } finally {
+    child.stdin.end();
+    const late = setTimeout(() => child.kill("SIGKILL"), 10_000);
+    const code = await exit;
+    clearTimeout(late);
+    assert.equal(stderr, "");
+    assert.equal(code, 0);
+  }
+}
+
+const open = async (agent) => (await agent.request("session/new", { cwd, mcpServers: [] })).sessionId;
+const text = (words) => [{ type: "text", text: words }];
+const say = (agent, sessionId, words) => agent.request("session/prompt", { sessionId, prompt: text(words) });
+
+test("initialize offers what crow serves, authenticate succeeds", limits, () =>
+  withCrow(async (agent, _seen, hello) => {
+    assert.equal(hello.agentCapabilities.loadSession, true);
+    const offered = hello.agentCapabilities.sessionCapabilities;
+    for (const name of ["list", "resume", "close", "delete"]) assert.ok(offered[name], name);
+    await agent.request("authenticate", { methodId: hello.authMethods[0].id });
+    await agent.request("logout", {});
+    await assert.rejects(open(agent), (error) => error.code === -32000);
+    await agent.request("authenticate", { methodId: hello.authMethods[0].id });
+    await open(agent);
+  }));
+
+test("a prompt streams and ends; modes and options change", limits, () =>
+  withCrow(async (agent, seen) => {
+    const created = await agent.request("session/new", { cwd, mcpServers: [] });
+    const { sessionId } = created;
+    assert.deepEqual(await say(agent, sessionId, "say hello there"), { stopReason: "end_turn" });
+    assert.equal(seen.text(sessionId), "hello there");
+    assert.ok(created.modes.availableModes.length >= 3);
+    await agent.request("session/set_mode", { sessionId, modeId: "plan" });
+    await seen.until((note) => note.update.sessionUpdate === "current_mode_update" && note.update.currentModeId === "plan");
+    const changed = await agent.request("session/set_config_option", { sessionId, configId: "mode", value: "ask" });
+    assert.equal(changed.configOptions.find((option) => option.id === "mode").currentValue, "ask");
+  }));
+
+test("a write asks first and goes through the editor; a refusal writes nothing", limits, async () => {
+  const clientCapabilities = { fs: { readTextFile: true, writeTextFile: true } };
+  await withCrow(
+    async (agent, seen) => {
+      const sessionId = await open(agent);
+      await say(agent, sessionId, "read README.md then write notes.txt: Kept.");
+      assert.deepEqual(seen.read.slice(0, 1), [join(cwd, "README.md")]);
+      assert.deepEqual(seen.wrote, [join(cwd, "notes.txt")]);
+      assert.equal(readFileSync(join(cwd, "notes.txt"), "utf8").trim(), "Kept.");
+      assert.equal(seen.asked.length, 1);
+      assert.equal(seen.asked[0].toolCall.content[0].type, "diff");
+      const ended = seen.updates.filter((note) => note.update.status === "completed");
+      assert.equal(ended.length, 2);
+    },
+    { clientCapabilities },
+  );
+  await withCrow(
+    async (agent, seen) => {
+      const sessionId = await open(agent);
+      await say(agent, sessionId, "write other.txt: No.");
+      assert.deepEqual(seen.wrote, []);
+      assert.ok(seen.updates.some((note) => note.update.status === "failed"));
+    },
+    { clientCapabilities, permission: "reject_once" },
+  );
+});
+
+test("a command runs in the client's terminal, which is released", limits, () =>
+  withCrow(
+    async (agent, seen) => {
+      const sessionId = await open(agent);
+      await say(agent, sessionId, "run echo from-a-terminal");
+      assert.equal(seen.terminals.size, 1);
+      assert.equal(seen.terminals.get("terminal-1").output, "from-a-terminal\n");
+      assert.equal(seen.released, 1);
+    },
+    { clientCapabilities: { terminal: true } },
+  ));
+
+test("session/cancel and $/cancel_request end a prompt as cancelled", limits, () =>
+  withCrow(async (agent, seen) => {
+    const sessionId = await open(agent);
+    const counting = (note) => note.update.content?.text?.includes("3");
+    const first = say(agent, sessionId, "count to 1000");
+    await seen.until(counting);
+    await agent.notify("session/cancel", { sessionId });
+    assert.deepEqual(await first, { stopReason: "cancelled" });
+    seen.updates.length = 0;
+    const controller = new AbortController();
+    const second = agent.request(
+      "session/prompt",
+      { sessionId, prompt: text("count to 1000") },
+      { cancellationSignal: controller.signal },
+    );
+    await seen.until(counting);
+    controller.abort();
+    assert.deepEqual(await second, { stopReason: "cancelled" });
+    assert.deepEqual(await say(agent, sessionId, "say still here"), { stopReason: "end_turn" });
+  }));
+
+test("a session is listed, loaded with its history, resumed without, closed and deleted", limits, async () => {
+  let sessionId;
+  await withCrow(async (agent) => {
+    sessionId = await open(agent);
+    await say(agent, sessionId, "say remember me");
+  });
+  await withCrow(async (agent, seen) => {
+    const place = { sessionId, cwd, mcpServers: [] };
+    const listed = (await agent.request("session/list", { cwd })).sessions;
+    assert.ok(listed.some((info) => info.sessionId === sessionId && info.title === "say remember me"));
+    await agent.request("session/load", place);
+    assert.equal(seen.text(sessionId), "remember me");
+    await agent.request("session/close", { sessionId });
+    seen.updates.length = 0;
+    await agent.request("session/resume", place);
+    assert.deepEqual(await say(agent, sessionId, "say again"), { stopReason: "end_turn" });
+    assert.equal(seen.text(sessionId), "again");
+    await agent.request("session/delete", { sessionId });
+    assert.ok(!(await agent.request("session/list", {})).sessions.some((info) => info.sessionId === sessionId));
+    await assert.rejects(agent.request("session/load", place), (error) => error.code === -32002);
+  });
+});

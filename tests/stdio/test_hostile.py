@@ -1,0 +1,33 @@
+"""What no client should send, two thousand times over. `make soak` sends more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.support.hostile import Besieged, batches
+
+BATCH, BATCHES = 100, 20
+
+
+def test_two_thousand_hostile_messages_leave_crow_as_it_was(home: Path, place: Path) -> None:
+    besieged = Besieged(home, place)
+    try:
+
+        @settings(
+            max_examples=BATCHES,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(batches(place, BATCH))
+        def siege(lines: list[bytes]) -> None:
+            besieged.send(lines)
+
+        siege()
+    finally:
+        besieged.close()
+    assert besieged.sent >= BATCH * BATCHES

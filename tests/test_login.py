@@ -1,0 +1,105 @@
+"""`crow login`: the dialogue, and what it leaves in the user's file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crow.settings.written import with_model_settings
+from tests.support.fake_endpoint import FakeEndpoint, failing, text
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with FakeEndpoint.in_thread(otherwise=text("OK")) as server:
+        yield server
+
+
+def login(home: Path, *answers: str, command: tuple[str, ...] = ("login",), **env: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the dialogue."""
+    done = subprocess.run(
+        [sys.executable, "-m", "crow", *command],
+        input="".join(f"{answer}\n" for answer in answers),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), **env},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("login",), ("--setup",), ("acp", "--setup"), ("acp", "--mode", "plan", "--setup")]
+)
+def test_what_works_is_written_for_the_user_alone(
+    tmp_path: Path, endpoint: FakeEndpoint, command: tuple[str, ...]
+) -> None:
+    endpoint.models = ["small", "large"]
+    code, out, err = login(tmp_path, endpoint.base_url, "sk-test-0123456789", "large", command=command)
+    assert (code, err) == (0, "")
+    assert "It offers small, large." in out
+    assert "sk-test" not in out
+    file = tmp_path / "config.toml"
+    wanted = {"name": "large", "base_url": endpoint.base_url, "api_key": "sk-test-0123456789"}
+    assert tomllib.loads(file.read_text()) == {"model": wanted}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert endpoint.asked[-1].headers["authorization"] == "Bearer sk-test-0123456789"
+
+
+def test_what_does_not_work_is_written_only_if_the_user_says_so(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    refusal = failing(401, "Incorrect API key provided: sk-wrong-987654321")
+    endpoint.script(refusal, refusal)
+    answers = (endpoint.base_url, "sk-wrong-987654321", "small")
+    code, out, _ = login(tmp_path, *answers, "n")
+    assert (code, (tmp_path / "config.toml").exists()) == (1, False)
+    assert "That did not work" in out
+    assert "sk-wrong-987654321" not in out
+    assert login(tmp_path, *answers, "y")[0] == 0
+    assert (tmp_path / "config.toml").exists()
+
+
+def test_a_key_of_the_environment_stays_there(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    env = {"OPENAI_API_KEY": "sk-environment-1", "OPENAI_BASE_URL": endpoint.base_url}
+    code, out, _ = login(tmp_path, "", "", "small", **env)
+    assert code == 0
+    assert "OPENAI_API_KEY is set and takes precedence" in out
+    assert "api_key" not in tomllib.loads((tmp_path / "config.toml").read_text())["model"]
+
+
+def test_an_endpoint_that_is_none_is_refused_without_its_text(tmp_path: Path) -> None:
+    code, _, err = login(tmp_path, "http://me:secret@localhost/v1", "", "")
+    assert (code, "secret" in err) == (2, False)
+    assert not (tmp_path / "config.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text_before", "text_after"),
+    [
+        ("", '[model]\nname = "m"\n'),
+        ("# mine\n\nmodels = []\n", '# mine\n\nmodels = []\n\n[model]\nname = "m"\n'),
+        (
+            '[model]\n# the big one\nname = "x"  # was\nbase_url = "http://h/v1"\n\n[log]\nlevel = "info"\n',
+            '[model]\nname = "m"\n# the big one\nbase_url = "http://h/v1"\n\n[log]\nlevel = "info"\n',
+        ),
+        ('[model]\nname = "x"\napi_key = "k"\n', '[model]\nname = "m"\n'),
+        ('[model] # here\nheaders = { "A" = "b" }\n', '[model] # here\nname = "m"\nheaders = { "A" = "b" }\n'),
+    ],
+)
+def test_everything_else_in_the_file_stays_as_it_is(text_before: str, text_after: str) -> None:
+    assert with_model_settings(text_before, {"name": "m", "api_key": None}) == text_after
+
+
+@pytest.mark.parametrize("before", ['model.name = "x"\n', 'model = { name = "x" }\n', '[model]\nname = """\nx"""\n'])
+def test_a_file_that_cannot_be_changed_line_by_line_is_left_alone(before: str) -> None:
+    with pytest.raises(ValueError, match="cannot be changed safely"):
+        with_model_settings(before, {"name": "m"})
