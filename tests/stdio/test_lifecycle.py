@@ -29,10 +29,12 @@ def said(body: dict[str, Any]) -> list[str]:
     ]
 
 
-def replayed(agent: CrowProcess, session: str) -> list[dict[str, Any]]:
-    """What the last load replayed, chunks of a message joined."""
+async def replayed(agent: CrowProcess, session: str, place: Path) -> list[dict[str, Any]]:
+    """What a load replays, chunks of a message joined."""
     joined: list[dict[str, Any]] = []
-    for update in agent.updates(session):
+    call = await agent.start("session/load", {"sessionId": session, "cwd": str(place), "mcpServers": []})
+    await call.result()
+    for update in agent.updates(session, since=call.index):
         if update["sessionUpdate"] in ("available_commands_update", "usage_update", "session_info_update"):
             continue
         same = joined and joined[-1].get("messageId") == update.get("messageId") is not None
@@ -251,11 +253,10 @@ async def test_a_load_is_the_same_before_and_after_compactions(
             await agent.prompt(session, f"think about {number} then read README.md then say number {number}")
         await agent.prompt(session, "plan: one; two")
     replays = []
-    for turn in range(3):
-        async with crow() as agent:
-            await agent.initialize(session={"compaction": {}})
-            await agent.load_session(session, place)
-            replays.append(replayed(agent, session))
+    async with crow() as agent:
+        await agent.initialize(session={"compaction": {}})
+        for turn in range(3):
+            replays.append(await replayed(agent, session, place))
             if turn < 2:
                 await agent.prompt(session, f"/compact {turn}")
     compactions = [[u for u in one if u["sessionUpdate"] == "compaction_update"] for one in replays]
