@@ -192,6 +192,11 @@ class OpenSessions:
                 await opened.session.close()
             await store.delete_session(session_id)
 
+    def hurry(self) -> None:
+        """The process ends: let nothing wait long for a database that another program holds."""
+        if self._store is not None:
+            self._store.hurry()
+
     async def close_all(self) -> None:
         """Close every session, then the store."""
         async with anyio.create_task_group() as tasks:

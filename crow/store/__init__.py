@@ -373,6 +373,11 @@ class Store(Protocol):
         """On idle: remove what deleted sessions left, in small batches; checkpoint the WAL."""
         ...
 
+    def hurry(self) -> None:
+        """The process is about to end: from now on a write waits for other programs no longer than a moment, then
+        fails as one that waited too long. Never fails."""
+        ...
+
     async def close(self) -> None:
         """Close connections. Bounded; safe to call twice."""
         ...

@@ -106,6 +106,10 @@ class Database:
         """Give some free pages back to the file system; whether there may be more."""
         return await self._run(self._writer, self._vacuum)
 
+    def hurry(self) -> None:
+        """From now on wait for other programs no longer than a moment, all in all."""
+        self._patience.end()
+
     async def close(self) -> None:
         """Finish what waits and close both connections, in at most a few seconds; safe to call twice."""
         if self._is_closed:

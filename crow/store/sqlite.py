@@ -310,6 +310,9 @@ class SqliteStore(Store):
                 return False
         return await self._database.write(lambda sql: removal.remove_rows(sql, found))
 
+    def hurry(self) -> None:
+        self._database.hurry()
+
     async def close(self) -> None:
         try:
             await self._database.close()
