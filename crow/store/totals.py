@@ -1,8 +1,9 @@
 """What was used: tokens and cost, by session, model and day.
 
 Strategy: sums over entries, each of which exists once however many forks share it, so that nothing is counted twice;
-the result of a task, which repeats what its sub-agent used, is left out. What a session used is what it wrote itself and
-what its sub-agents did; what only deleted sessions had is gone at once. Days are those of the local clock. Reads only.
+the result of a task, which repeats what its sub-agent used, is left out. What a session used is what it wrote itself
+and what its sub-agents did; what only deleted sessions had is gone at once. Days are those of the local clock. Reads
+only.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
