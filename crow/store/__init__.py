@@ -198,6 +198,11 @@ class Store(Protocol):
     what was about to be committed is then either whole or absent.
     """
 
+    @property
+    def warning(self) -> str:
+        """What a person should know of the place where all this is kept; empty if there is nothing."""
+        ...
+
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert the row (and a conversation, unless it is a fork).
 

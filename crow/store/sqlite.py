@@ -85,6 +85,10 @@ class SqliteStore(Store):
         return self._owner
 
     @property
+    def warning(self) -> str:
+        return self._database.warning
+
+    @property
     def database(self) -> Database:
         """The file, for what people do with old sessions."""
         return self._database
