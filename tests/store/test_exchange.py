@@ -417,6 +417,19 @@ async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
     assert end == entries[2].body
 
 
+async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_fork_kept(
+    sqlite_store: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    data = await exported(sqlite_store, ("s1",))
+    await Upkeep(sqlite_store).remove(["s1"])
+    await imported(sqlite_store, tmp_path / "x.jsonl", data)
+    hits = {hit.session: hit.entry for hit in await sqlite_store.search("look")}
+    assert hits.keys() == {"f1", "s1"}
+    for session, entry in hits.items():
+        assert entry in ids(await history(sqlite_store, session))
+
+
 # others, meanwhile
 
 

@@ -48,7 +48,10 @@ HALVES = (
     "SELECT hash FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)",
     "SELECT id FROM entries WHERE body_blob IS NOT NULL AND body_blob NOT IN (SELECT hash FROM blobs)",
     "SELECT id FROM entries WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM entries)",
-    "SELECT id FROM sessions s WHERE deleted_ms IS NULL AND entries <> (SELECT total(session = s.id) FROM entries)",
+    (
+        "SELECT id FROM sessions s WHERE deleted_ms IS NULL"
+        " AND entries <> (SELECT total(session = s.id AND conversation = s.conversation) FROM entries)"
+    ),
     "SELECT id FROM searchable WHERE text <> '' AND id NOT IN (SELECT id FROM entries_fts_docsize)",
     "SELECT id FROM entries_fts_docsize WHERE id NOT IN (SELECT id FROM searchable)",
     "SELECT seq FROM drafts",
