@@ -33,7 +33,7 @@ from crow.agent.turn import Turn
 from crow.agent.unstored import RETRY_S, Unstored
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, StoreError
-from crow.domain.events import ContextMeasured, ModeChanged, OptionsChanged, TitleChanged
+from crow.domain.events import ContextMeasured, ModeChanged, NoticeShown, OptionsChanged, PlanChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
 from crow.llm import Model, ModelInfo
@@ -135,6 +135,8 @@ class Session:
         self._delegate: SubAgents | None = None
         self._permissions = Permissions(self._branch, client, adapters.settings.rules)
         self._named: set[str] = set()
+        self._has_warned = False
+        self._place = (tail.row.cwd, tail.row.additional_directories)
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
         self._tools_wanted = anyio.Event()
@@ -404,13 +406,14 @@ class Session:
     async def _claim(self, waiter: Waiter) -> bool:
         try:
             await self._unstored.settle()
+            known = self._branch.plan
             start = await self._branch.claim(waiter.seq, cut=await self._cut(waiter))
         except StoreError:
             if waiter.seq is not None:  # the caller is told, and asks again
                 await self._unstored.drop_prompt(waiter.seq)
             raise
         if start.moved:
-            self._briefing.look_back()
+            await self._look_around(known)
         return start.moved
 
     async def _cut(self, waiter: Waiter) -> int | None:
@@ -425,6 +428,12 @@ class Session:
 
     async def _begin(self, moved: bool) -> None:
         row = self._branch.row
+        if self._adapters.store.warning and not self._has_warned:
+            self._has_warned = True
+            await self._branch.publish(NoticeShown(severity="warning", title=self._adapters.store.warning))
+        if (row.cwd, row.additional_directories) != self._place:  # opened elsewhere since: here the tools are as before
+            cwd, directories = self._place
+            await self._branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         if moved:
             text = "This session went on elsewhere since it was opened here; what was said there is part of it now."
             await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
@@ -450,8 +459,22 @@ class Session:
         return await self._run_turn()
 
     async def _move(self, to: int | None, reason: str) -> None:
+        known = self._branch.plan
         await self._branch.move(to, reason)
+        await self._look_around(known)
+
+    async def _look_around(self, known: Sequence[PlanItem]) -> None:
+        """The session stands elsewhere now: see what the model was told there, and tell the client what holds there,
+        the plan if it is not the one `known` to it, and how full the context is."""
         self._briefing.look_back()
+        if self._branch.plan != known:
+            await self._branch.publish(PlanChanged(plan=self._branch.plan))
+        try:
+            measured = await self.measured()
+        except CrowError as error:
+            logger.warning("The context could not be measured: %s", error)
+        else:
+            await self._branch.publish(measured)
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
@@ -531,8 +554,9 @@ class Session:
                     raise
                 logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
+            known = self._branch.plan
             await self._branch.step_back()
-            self._briefing.look_back()
+            await self._look_around(known)
 
 
 def title_from(text: str) -> str:

@@ -50,6 +50,7 @@ class Database:
     def __init__(self, path: Path, writer: Connection, *, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
+        self.warning = ""
         self._writer = writer
         self._reader: Connection | None = None
         self._reader_lock = anyio.Lock()
@@ -110,6 +111,10 @@ class Database:
         """Give some free pages back to the file system; whether there may be more."""
         return await self._run(self._writer, self._vacuum)
 
+    def hurry(self) -> None:
+        """From now on wait for other programs no longer than a moment, all in all."""
+        self._patience.end()
+
     async def close(self) -> None:
         """Finish what waits and close both connections, in at most a few seconds; safe to call twice."""
         if self._is_closed:
@@ -161,7 +166,12 @@ class Database:
                 journal_mode = str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
-            logger.warning("%s: WAL is not available here (a network disk?); using %s", self.path, journal_mode)
+            self.warning = (
+                f"{self.path} is where SQLite grants no write-ahead log (on a network disk?). Crow works there, but"
+                " slower, and no two machines may use it at once. Better set CROW_HOME to a directory on a disk of this"
+                " machine."
+            )
+            logger.warning("%s Using journal mode %s.", self.warning, journal_mode)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT_BYTES}")
