@@ -20,7 +20,8 @@ from crow.domain.errors import (
 from crow.endpoints import endpoint_of
 from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
 from crow.llm.endpoint import Endpoint
-from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure
+from crow.llm.waits import retry_after_s
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
