@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
+from crow.domain.errors import ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.calls import CallAssembler, new_call_id
@@ -58,6 +58,7 @@ class StreamParser:
         self._refused = False
         self._finish_word: str | None = None
         self._done = False
+        self._error: ModelError | None = None
         self._flushed = False
         self._usage: Usage | None = None
         self.complaint: Complaint | None = None
@@ -115,6 +116,8 @@ class StreamParser:
         :raises ~crow.domain.errors.ProtocolError: the answer is incomplete or empty.
         """
         self.flush()
+        if self._error is not None:
+            raise self._error
         finish = self._finish()
         text, thought = "".join(self._text), "".join(self._thought)
         calls = (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
@@ -178,7 +181,15 @@ class StreamParser:
             return _NO_DELTAS
         chunks, is_done = chunks_in(data)
         if chunks:
-            deltas = [delta for chunk in chunks for delta in self._feed_chunk(chunk)]
+            deltas: list[TextDelta | ThoughtDelta] = []
+            try:
+                for chunk in chunks:
+                    deltas.extend(self._feed_chunk(chunk))
+            except ModelError as error:
+                if not deltas:
+                    raise
+                # What came before it is given out first.
+                self._error, is_done = error, True
             if is_done:
                 self._done = True
                 deltas.extend(self.flush())

@@ -23,8 +23,8 @@ LARGEST = 30_000
 SCRAPS = (
     *(b"data: ", b"\n\n", b"\r\n", b"[DONE]", b"null", b"{}", b"[]", b'"', b"\\", b"\\ud83d", b"\xff", b"\x00"),
     *(b"\xef\xbb\xbf", b"<think>", b"</think>", b"<tool_call>", b"[TOOL_CALLS]"),
-    *(b"</tool_call>", b"<function=shell>", b"<parameter=command>", b"</parameter>", b"</function>", b"```", b"data: data: "),
-    *(b"<|channel|>analysis<|message|>", b"<|end|>", b"<arg_key>", b"</arg_value>", b"<|tool_call_begin|>", b"<|python_tag|>"),
+    *(b"</tool_call>", b"<function=shell>", b"<parameter=command>", b"</parameter>", b"</function>", b"```"),
+    *(b"<|channel|>analysis<|message|>", b"<|end|>", b"<arg_key>", b"</arg_value>", b"<|python_tag|>"),
     *(b"0", b"-1", b"1e999", b"NaN", b"true", b":", b",", b"}"),
     *(b'"index":', b'"finish_reason":', b'"tool_calls":', b'"arguments":', b'"error":', b'"usage":', b'"choices":'),
 )  # fmt: skip
