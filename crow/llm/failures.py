@@ -55,7 +55,9 @@ _NO_CREDIT = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(
-    r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)", re.IGNORECASE
+    r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)"
+    r"|(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))",
+    re.IGNORECASE,
 )
 _BAD_KEY = re.compile(
     r"invalid[_ ](?:api[_ ])?key|incorrect api key|api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)"
@@ -80,6 +82,11 @@ _REFUSED_REQUEST = re.compile(
     re.IGNORECASE,
 )
 _NO_PATH = re.compile(r"not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url", re.IGNORECASE)
+_NO_TOOLS = re.compile(
+    r"(?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use|tools?\W{0,2} (?:is|are) not supported"
+    r"|tool calling|--enable-auto-tool-choice",
+    re.IGNORECASE,
+)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _HEADING = re.compile(r"<h1[^>]*>(.*?)</h1>", re.IGNORECASE | re.DOTALL)
 
@@ -165,7 +172,7 @@ def failure(complaint: Complaint, origin: Origin, *, wait_s: float | None = None
     if status == 413 or not (status == 429 or _THROTTLED.search(searched)):
         # A 413 that speaks of tokens per minute is one request larger than a whole minute's share: waiting is in vain.
         if status == 413 or is_overflow(searched):
-            limit, size = overflow_numbers(searched)
+            limit, size = overflow_numbers(searched, complaint.message)
             return ContextOverflow(f"The request is too long for {_model_at(origin)}: {words}.", limit=limit, size=size)
     elif status is None or status == 429 or status in _TRANSIENT_STATUS or status < 429:
         return RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
@@ -206,7 +213,8 @@ def _other(complaint: Complaint, origin: Origin, *, words: str, wait_s: float | 
         return Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
         return ProtocolError(f"{who} answered something else than a chat completion: {words}.")
-    return BadRequest(f"{who} does not take the request: {words}.")
+    hint = " Crow needs a model that can call tools; choose another one." if _NO_TOOLS.search(searched) else ""
+    return BadRequest(f"{who} does not take the request: {words}.{hint}")
 
 
 def _is_bad(code: object) -> bool:

@@ -99,7 +99,9 @@ PRESETS: dict[str, Preset] = {
     ),
     "mistral": Preset(
         base_url=Fact("https://api.mistral.ai/v1", _MISTRAL),
-        key_env=Fact("MISTRAL_API_KEY", "https://developers.llamaindex.ai/python/framework-api-reference/llms/mistralai"),
+        key_env=Fact(
+            "MISTRAL_API_KEY", "https://developers.llamaindex.ai/python/framework-api-reference/llms/mistralai"
+        ),
     ),
     "together": Preset(
         base_url=Fact("https://api.together.ai/v1", _TOGETHER),
