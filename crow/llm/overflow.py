@@ -38,8 +38,8 @@ _WORDINGS = re.compile(
             r"too many (?:input )?tokens for (?:this|the) model",
             r"\b1261\b.{0,60}too long",
             r"输入长度超过|上下文长度|超过最大长度|输入过长|token.{0,12}超(?:过|出)",
-            r"conversation is too long|messages? (?:is |are )?too long|exceeds? max message tokens|maximum model length",
-            r"messages\[\d+\]\.content\W{0,3}\s*string too long",
+            r"conversation is too long|messages? (?:is |are )?too long|exceeds? max message tokens",
+            r"maximum model length|messages\[\d+\]\.content\W{0,3}\s*string too long",
         )
     ),
     re.IGNORECASE | re.DOTALL,
@@ -55,8 +55,8 @@ _NOT_OVERFLOW = re.compile(
 )
 
 _WINDOW = re.compile(
-    r"tokens?(?![a-z])|(?:prompt|input|sequence) length|[ck]onte(?:xt|kst)|\bn_ctx\b|max_model_len|max_seq_len|コンテキスト"
-    r"|上下文|токен|jetons",
+    r"tokens?(?![a-z])|(?:prompt|input|sequence|model) length|[ck]onte(?:xt|kst)|\bn_ctx\b|max_(?:model|seq)_len"
+    r"|コンテキスト|上下文|токен|jetons",
     re.IGNORECASE,
 )
 _REQUEST = re.compile(
@@ -105,11 +105,11 @@ _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
 )
 _LIMIT_BEFORE = re.compile(
-    r"(?:max(?!_(?:new_|completion_|output_)?tokens)\w*|limit\w*|window|(?:[ck]onte(?:xt|kst)\w*)|length|available|allowed|handle|supports|n_ctx|<=|>|less than"
-    r"|最大\w*|上限|限制)(?:\W|\b(?:is|of|was|are|only|model|length|size|window|tokens?|number|to|than|du|modèle|est|de|von|ist)\b|为|是)*\Z",
+    r"(?:max(?!_(?:new_|completion_|output_)?tokens)\w*|limit\w*|window|[ck]onte(?:xt|kst)\w*|length|available|allowed"
+    r"|handle|supports|n_ctx|<=|>|less than|最大\w*|上限|限制)"
+    r"(?:\W|\b(?:is|of|was|are|only|model|length|size|window|tokens?|number|to|than|du|modèle|est|de|von|ist)\b|为|是)*\Z",
     re.IGNORECASE,
 )
-
 _CODE_BEFORE = re.compile(r"(?:limit|length|large|long)\s*\(\Z")
 """A number in brackets behind such words may be an error code."""
 

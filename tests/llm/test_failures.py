@@ -190,6 +190,11 @@ def test_what_is_no_error_is_none(body: object) -> None:
         ({"retry-after-ms": "250", "retry-after": "3"}, 0.25),
         ({"retry-after": "Thu, 01 Jan 1970 00:16:50 GMT"}, 10.0),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "Thu, 01 Jan 99999 00:00:00 GMT"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "-5"}, 0.0),
+        ({"retry-after": "1m30s"}, 90.0),
+        ({"retry-after": "1970-01-01T00:17:00Z"}, 20.0),
         ({"x-ratelimit-reset-requests": "1m30s", "x-ratelimit-reset-tokens": "250ms"}, 0.25),
         ({"x-ratelimit-reset": "1005"}, 1005.0),
         ({"x-ratelimit-reset": "1700000000000"}, 1699999000.0),
@@ -199,10 +204,21 @@ def test_the_wait_that_headers_ask_for(headers: dict[str, str], seconds: float |
     assert retry_after_s(headers, now_s=1000.0) == seconds
 
 
-def test_the_wait_that_words_ask_for() -> None:
-    error = made_of(429, {"error": {"message": "Rate limit reached. Please try again in 1.5s."}})
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ("Please try again in 1.5s.", 1.5),
+        ("Please try again in 6m0s.", 360.0),
+        ("Try again in 500ms", 0.5),
+        ("Retry after 2 minutes", 120.0),
+        ("wait 30 seconds before you ask again", 30.0),
+        ("try again later", None),
+    ],
+)
+def test_the_wait_that_words_ask_for(words: str, seconds: float | None) -> None:
+    error = made_of(429, {"error": {"message": f"Rate limit reached. {words}"}})
     assert isinstance(error, RateLimited)
-    assert error.retry_after_s == 1.5
+    assert error.retry_after_s == seconds
 
 
 def complaint(words: str, status: int = 400) -> Complaint:
