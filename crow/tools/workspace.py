@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import os
 import secrets
-import shutil
 import signal
 import stat as modes
 import time
@@ -23,6 +22,7 @@ import anyio.to_thread
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat, OnOutput
 from crow.tools.process import Process, start
+from crow.tools.programs import found_program
 from crow.tools.truncate import Retained
 
 __all__ = ["DiskWorkspace"]
@@ -62,7 +62,7 @@ class DiskWorkspace:
         self._cwd = Path(cwd)
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._hidden = frozenset(hidden_variables)
-        self._shell = shell()
+        self._shell = found_program("bash", self.contains) or "/bin/sh"  # models write for bash
         self._left: list[tuple[Process, float]] = []
 
     @property
@@ -168,11 +168,6 @@ class DiskWorkspace:
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in self._hidden}
         return kept | QUIET | {"PWD": str(self._cwd)}
-
-
-def shell() -> str:
-    """What reads command lines; models write for bash."""
-    return shutil.which("bash") or "/bin/sh"
 
 
 async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:

@@ -2,13 +2,15 @@
 
 Strategy: git names the files where there is a repository, so that what it ignores is left out; everywhere else the
 directory is walked. The work is done by a program of its own (`scan.py`), run through the workspace and ended with
-the call, since a bad regular expression would otherwise hold up the whole process. git is kept from running anything
-that the repository's own configuration names.
+the call, since a bad regular expression would otherwise hold up the whole process. git and ripgrep are used where
+there are some outside of the workspace; git is kept from running anything that the repository's own configuration
+names.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -25,6 +27,7 @@ from crow.tools import Offer, Outcome, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import missing
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
+from crow.tools.programs import found_program
 
 __all__ = ["GREP", "LIST_FILES"]
 
@@ -32,9 +35,9 @@ LISTED = 500
 MATCHES = 200
 TIMEOUT_S = 60.0
 GIT_FILES = (
-    "env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE "
+    "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE; "
     "GIT_OPTIONAL_LOCKS=0 GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none "
-    "git -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null"
+    "{git} -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null; }} | "
 )
 
 
@@ -120,6 +123,7 @@ async def run_grep(running: Running, args: Arguments) -> Outcome:
         "pattern": args["pattern"],
         "ignore_case": args.get("ignore_case", False),
         "limit": MATCHES,
+        "ripgrep": found_program("rg", workspace.contains),
     }
     top = path.parent if is_file else path
     answer = await scanned("grep", workspace, top, request)
@@ -139,10 +143,11 @@ async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[s
 
     :raises ~crow.domain.errors.ArgumentError: it took too long, or may not look there.
     """
-    program = [sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(request)]
-    names = "</dev/null" if request.get("file") else ""
-    source = "" if names else f"{GIT_FILES} | "
-    command = f"cd {shlex.quote(str(top))} && {source}{shlex.join(program)} {names}"
+    whole = {**request, "seconds": math.ceil(TIMEOUT_S) + 1}
+    program = [sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(whole)]
+    git = None if request.get("file") else found_program("git", workspace.contains)
+    source = "" if git is None else GIT_FILES.format(git=shlex.quote(git))
+    command = f"cd {shlex.quote(str(top))} && {source}{shlex.join(program)} {'</dev/null' if git is None else ''}"
     code, output = await workspace.run(command, timeout_s=TIMEOUT_S, on_output=unwatched)
     if code is None:
         raise ArgumentError(f"{tool}: stopped after {TIMEOUT_S:.0f} s; narrow it with path, or a simpler pattern")
