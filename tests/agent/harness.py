@@ -116,7 +116,7 @@ class Tools:
             is_barrier=tool.is_barrier,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         self.order.append(f"{call.name} begins")
         words = await self.tools[call.name].function(**json.loads(call.arguments))
         self.order.append(f"{call.name} ends")

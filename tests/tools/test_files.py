@@ -9,7 +9,7 @@ import pytest
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
-from tests.tools.conftest import OpenBox
+from tests.tools.conftest import OpenBox, call
 
 
 async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path):
@@ -283,3 +283,29 @@ async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox
         "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: shell can change it, edit_file cannot]",
         "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: shell can change it, edit_file cannot]",
     }
+
+
+async def test_a_call_touches_only_the_place_that_was_judged(open_box: OpenBox, root: Path, tmp_path: Path):
+    (tmp_path / "key").write_text("secret\n")
+    (root / "a.txt").write_text("mine\n")
+    calls = [
+        ("read_file", {"path": "a.txt"}),
+        ("write_file", {"path": "a.txt", "content": "changed\n"}),
+        ("edit_file", {"path": "a.txt", "old_text": "secret", "new_text": "changed"}),
+        ("grep", {"path": "a.txt", "pattern": "s"}),
+        ("list_files", {"path": "a.txt"}),
+    ]
+    async with open_box() as box:
+        offers = [await box.offer(name, **arguments) for name, arguments in calls]
+        (root / "a.txt").unlink()
+        (root / "a.txt").symlink_to(tmp_path / "key")
+        for (name, arguments), offer in zip(calls, offers, strict=True):
+            outcome = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, judged=offer)
+            words = f"a.txt led elsewhere when this call was allowed; call it again if {tmp_path}/key is meant"
+            assert outcome == Outcome(text=f"{name}: {words}", is_error=True)
+        fifo = root / "pipe"
+        os.mkfifo(fifo)
+        for path in (fifo, root / "a.txt", root):  # what may stand there between a look and the opening
+            with pytest.raises(OSError, match=r"no regular file|symbolic link|elsewhere by now"):
+                await box.workspace.read_bytes(path)
+    assert (tmp_path / "key").read_text() == "secret\n"

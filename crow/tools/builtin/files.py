@@ -69,7 +69,7 @@ async def look_at_read(around: Around, args: Arguments) -> Offer:
 
 async def run_read(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
-    path = workspace.resolve(args["path"])
+    path = running.resolve(args["path"])
     name = shown_name(workspace, path)
     stat = await regular_file("read_file", workspace, path)
     picture = picture_type(await workspace.read_bytes(path, SNIFFED_BYTES))
@@ -254,7 +254,7 @@ def unwritable(workspace: Workspace, stat: FileStat) -> str | None:
 
 async def run_write(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
-    path = workspace.resolve(args["path"])
+    path = running.resolve(args["path"])
     stat = await workspace.stat(path)
     fault = unwritable(workspace, stat)
     if fault is not None:

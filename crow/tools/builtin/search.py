@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
@@ -34,6 +36,11 @@ __all__ = ["GREP", "LIST_FILES"]
 LISTED = 500
 MATCHES = 200
 TIMEOUT_S = 60.0
+ENTER = (
+    "cd {place} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path leads elsewhere by now'; exit 1; }}; }}"
+)
+"""To a directory, if no link leads out of the way to it by now."""
+
 GIT_FILES = (
     "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE; "
     "GIT_OPTIONAL_LOCKS=0 GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none "
@@ -86,7 +93,7 @@ def compiled(args: Arguments) -> None:
 
 async def run_list(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
-    path = workspace.resolve(args.get("path") or ".")
+    path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
     stat = await workspace.stat(path)
     if stat.kind == "missing":
@@ -109,7 +116,7 @@ async def run_list(running: Running, args: Arguments) -> Outcome:
 async def run_grep(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
     compiled(args)
-    path = workspace.resolve(args.get("path") or ".")
+    path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
     stat = await workspace.stat(path)
     if stat.kind == "missing":
@@ -123,7 +130,6 @@ async def run_grep(running: Running, args: Arguments) -> Outcome:
         "pattern": args["pattern"],
         "ignore_case": args.get("ignore_case", False),
         "limit": MATCHES,
-        "ripgrep": found_program("rg", workspace.contains),
     }
     top = path.parent if is_file else path
     answer = await scanned("grep", workspace, top, request)
@@ -143,11 +149,15 @@ async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[s
 
     :raises ~crow.domain.errors.ArgumentError: it took too long, or may not look there.
     """
-    whole = {**request, "seconds": math.ceil(TIMEOUT_S) + 1}
+    git, ripgrep = await anyio.to_thread.run_sync(programs, workspace)
+    whole = {**request, "seconds": math.ceil(TIMEOUT_S) + 1, "ripgrep": ripgrep}
     program = [sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(whole)]
-    git = None if request.get("file") else found_program("git", workspace.contains)
-    source = "" if git is None else GIT_FILES.format(git=shlex.quote(git))
-    command = f"cd {shlex.quote(str(top))} && {source}{shlex.join(program)} {'</dev/null' if git is None else ''}"
+    walks = git is None or request.get("file") is not None
+    source = "" if walks else GIT_FILES.format(git=shlex.quote(str(git)))
+    enter = ENTER.format(place=shlex.quote(str(top)), shown=shlex.quote(f"{top}\n."))
+    command = f"{enter} && {source}{shlex.join(program)}"
+    if walks:
+        command += " </dev/null"
     code, output = await workspace.run(command, timeout_s=TIMEOUT_S, on_output=unwatched)
     if code is None:
         raise ArgumentError(f"{tool}: stopped after {TIMEOUT_S:.0f} s; narrow it with path, or a simpler pattern")
@@ -155,6 +165,11 @@ async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[s
         raise ArgumentError(f"{tool}: the search failed: {output.strip().rpartition(chr(10))[2]}")
     answer: dict[str, Any] = json.loads(output)
     return answer
+
+
+def programs(workspace: Workspace) -> tuple[str | None, str | None]:
+    """git and ripgrep, where there are some that may be run."""
+    return found_program("git", workspace.contains), found_program("rg", workspace.contains)
 
 
 async def unwatched(_output: str) -> None:
