@@ -502,6 +502,7 @@ class Session:
             client=self._client,
             workspace=self._workspace,
             models=self._adapters.models,
+            rules=self._adapters.settings.rules,
             compactor=compactor,
             set_mode=self.set_mode,
             set_model=self.set_model,
