@@ -193,6 +193,11 @@ class Watcher:
         self._usage: list[Usage] = []
 
     @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return False
+
+    @property
     def elicits(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
         return self._client.elicits

@@ -90,12 +90,15 @@ McpServer: TypeAlias = StdioServer | HttpServer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """An MCP server given for the session. `detail`: why it failed, or empty."""
+    """An MCP server given for the session. `detail`: why it failed, also while it starts again; or empty.
+    `losses`: how often it ended after it had worked, and `loss` why it did so last."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
     detail: str = ""
     tools: int = 0
+    losses: int = 0
+    loss: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
