@@ -23,7 +23,8 @@ from crow.tools.builtin.arguments import check, parse, with_expectation
 from crow.tools.builtin.background import SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
-from crow.tools.builtin.files import READ_FILE, WRITE_FILE
+from crow.tools.builtin.files import WRITE_FILE
+from crow.tools.builtin.read import READ_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
 from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL
