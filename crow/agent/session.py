@@ -134,7 +134,7 @@ class Session:
         self._unstored = Unstored(adapters.store, self._branch)
         self._delegate: SubAgents | None = None
         self._permissions = Permissions(self._branch, client, adapters.settings.rules)
-        self._named: set[str] = set()
+        self._named: dict[int, tuple[bool, int]] = {}
         self._has_warned = False
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._queue: deque[Waiter] = deque()
@@ -508,12 +508,23 @@ class Session:
         return replace(settings, auto=auto) if isinstance(auto, bool) else settings
 
     async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
-        """Tell the user once of each server that failed."""
-        for server in servers:
-            if server.state == "failed" and server.name not in self._named:
-                self._named.add(server.name)
-                text = f"MCP server {server.name} is not available: {server.detail}"
-                await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+        """Tell the user once of each failure of a server, also of one that it has got over by now."""
+        for place, server in enumerate(servers):
+            was_failed, losses = self._named.get(place, (False, 0))
+            is_failed = server.state == "failed" or (server.state == "starting" and was_failed)
+            self._named[place] = (is_failed, server.losses)
+            if server.state == "failed" and not (was_failed and losses == server.losses):
+                await self._tell(f"MCP server {server.name} is not available", server.detail)
+            elif server.state != "failed" and losses < server.losses:
+                done = "was" if server.state == "ready" else "is being"
+                await self._tell(f"MCP server {server.name} had ended and {done} started again", server.loss)
+
+    async def _tell(self, title: str, detail: str) -> None:
+        """Tell the user something of this moment; where the editor has no place for that, in the history."""
+        if self._client.takes_notices:
+            await self._client.publish(NoticeShown(severity="warning", title=title, description=detail))
+        else:
+            await self._branch.record([NewEntry(body=Remark(text=f"{title}: {detail}", message_id=new_message_id()))])
 
     async def _command(self, waiter: Waiter, typed: commands.Typed) -> None:
         async def compactor() -> Compactor:
@@ -525,6 +536,7 @@ class Session:
             client=self._client,
             workspace=self._workspace,
             models=self._adapters.models,
+            rules=self._adapters.settings.rules,
             compactor=compactor,
             set_mode=self.set_mode,
             set_model=self.set_model,

@@ -126,12 +126,13 @@ class McpToolbox:
             is_read_only=found is not None and found[1].is_read_only,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
         if call.name == "task" and self._ports.delegate is not None:
             return await self._delegate(call, call_id, on_output)
         if call.name in BUILTIN_NAMES:
-            return await self._run_builtin(call, call_id, on_output)
+            place = judged.paths[0] if judged is not None and judged.paths else None
+            return await self._run_builtin(call, call_id, on_output, place)
         try:
             if call.name == FIND_TOOLS.name:
                 return Outcome(text=found_text(query_of(call), self._external()))
@@ -146,7 +147,7 @@ class McpToolbox:
         connection, tool = found
         return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
 
-    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput, place: str | None) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
@@ -156,7 +157,7 @@ class McpToolbox:
             return Outcome(text=str(error), is_error=True)
         try:
             result = await self._client.call_tool(
-                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id)
+                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id, place)
             )
         except MCPError as error:
             if isinstance(error.__cause__, Exception):

@@ -40,6 +40,7 @@ class NoteTaker:
         self.questions: list[PermissionQuestion] = []
         self.elicitations: list[Elicitation] = []
         self.never_answers = False
+        self.notices = False
         self.asked = anyio.Event()
         self._answers = list(answers)
 
@@ -52,6 +53,10 @@ class NoteTaker:
         if self.never_answers:
             await anyio.sleep_forever()
         return self._answers.pop(0) if self._answers else "allow_once"
+
+    @property
+    def takes_notices(self) -> bool:
+        return self.notices
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
@@ -116,7 +121,7 @@ class Tools:
             is_barrier=tool.is_barrier,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         self.order.append(f"{call.name} begins")
         words = await self.tools[call.name].function(**json.loads(call.arguments))
         self.order.append(f"{call.name} ends")
