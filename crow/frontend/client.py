@@ -21,6 +21,7 @@ from crow.domain.conversation import Replay
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged
+from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.elicitation import elicitation_answer, elicitation_params
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
@@ -31,6 +32,9 @@ from crow.frontend.updates import Live
 __all__ = ["SessionClient"]
 
 logger = logging.getLogger(__name__)
+
+USER_S = 24 * 3600.0
+"""How long a question to the user stands: nobody waits for ever, and a lunch break is no answer."""
 
 
 class SessionClient:
@@ -107,8 +111,9 @@ class SessionClient:
         """See :class:`crow.agent.Client`."""
         await self._known.wait()
         try:
-            answer = await self.request("session/request_permission", permission_params(self._session_id, question))
-        except (RequestError, ConnectionError) as error:
+            with anyio.fail_after(USER_S):
+                answer = await self.request("session/request_permission", permission_params(self._session_id, question))
+        except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "cannot_ask"
         return permission_answer(answer)
@@ -122,12 +127,13 @@ class SessionClient:
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
         params = elicitation_params(self._session_id, question)
-        if params["mode"] not in self.elicits:
+        if params["mode"] not in self.elicits or weight(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
         await self._known.wait()
         try:
-            return elicitation_answer(await self.request("elicitation/create", params))
-        except (RequestError, ConnectionError) as error:
+            with anyio.fail_after(USER_S):
+                return elicitation_answer(await self.request("elicitation/create", params))
+        except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not put a question to the user: %s", error)
             return ElicitationAnswer(action="cancel")
 
