@@ -20,7 +20,7 @@ from crow.agent import PermissionQuestion
 from crow.domain.conversation import Replay
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
-from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged
+from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
 from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.elicitation import elicitation_answer, elicitation_params
 from crow.frontend.params import ClientCapabilities
@@ -38,7 +38,7 @@ USER_S = 24 * 3600.0
 
 
 class SessionClient:
-    """See :class:`crow.agent.Client`. `options` gives the complete list of config options."""
+    """See :class:`crow.agent.Client`. `options` and `commands` give the complete lists of what there is."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class SessionClient:
         caps: ClientCapabilities,
         cwd: str,
         options: Callable[[], list[dict[str, Any]]],
+        commands: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self._session_id = session_id
         self._connection = connection
@@ -55,6 +56,7 @@ class SessionClient:
         self._caps = caps
         self._live = Live(caps, cwd=cwd)
         self._options = options
+        self._commands = commands
         self._known = asyncio.Event()
         self._gate = asyncio.Lock()
         self._told = 0
@@ -73,6 +75,8 @@ class SessionClient:
                 await self.send(update)
             if isinstance(event, ModeChanged | OptionsChanged):
                 await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
+            if isinstance(event, CommandsChanged):
+                await self.send({"sessionUpdate": "available_commands_update", "availableCommands": self._commands()})
 
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, goes_on: bool) -> None:
         """Tell a stored history. Where a turn `goes_on` its events wait meanwhile; then what it has shown so far of its
