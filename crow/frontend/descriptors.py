@@ -165,6 +165,10 @@ class Sink:
         if self._was_blocking:
             self._was_blocking = os.get_blocking(fd)
             os.set_blocking(fd, False)
+        # The writing end of a pipe has nothing to read but the news that nobody reads at the other.
+        self._is_watched = stat.S_ISFIFO(mode) and _can_watch(self._loop, fd)
+        if self._is_watched:
+            self._loop.add_reader(fd, self._vanish)
 
     def write(self, line: bytes) -> asyncio.Future[None] | None:
         """Write `line` now (None), or take it and say when it has left."""
@@ -214,10 +218,13 @@ class Sink:
             except BlockingIOError:
                 return rest
             except OSError:
-                self._give_up()
-                self._on_gone()
+                self._vanish()
                 return rest[len(rest) :]
         return rest
+
+    def _vanish(self) -> None:
+        self._give_up()
+        self._on_gone()
 
     def _drain(self) -> None:
         while self._waiting:
@@ -240,6 +247,8 @@ class Sink:
 
     def _give_up(self) -> None:
         self.is_gone = True
+        if self._is_watched:
+            self._loop.remove_reader(self._fd)
         if self._waiting:
             self._loop.remove_writer(self._fd)
         for _, left in self._waiting:

@@ -338,8 +338,8 @@ async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, p
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        await agent.start_prompt(session, "count to 1000")
-        await agent.wait_for_text(session, "2")
+        await agent.start_prompt(session, "run echo begun; sleep 60")  # it says nothing, so no write can fail
+        await agent.wait_for_update("tool_call_update", status="in_progress")
         transport = agent._process._transport  # type: ignore[attr-defined]
         transport.get_pipe_transport(1).close()
         await asyncio.wait_for(agent._process.wait(), 10)
