@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -179,7 +179,12 @@ class Wiring:
         return DiskWorkspace(cwd, directories)
 
     def _open_toolbox(
-        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
+        self,
+        workspace: Workspace,
+        ports: Ports,
+        servers: Sequence[McpServer],
+        *,
+        on_change: Callable[[], Awaitable[None]],
     ) -> AbstractAsyncContextManager[WaitableToolbox]:
         from crow.tools.mcp_client import ToolSettings, open_toolbox
 
@@ -191,7 +196,7 @@ class Wiring:
             skill_folders=(self._loaded.paths.config_file.parent / "skills",),
             fetches_private=self._settings.permissions.fetch_private,
         )
-        return open_toolbox(workspace, ports, servers, settings)
+        return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
     def _check(self, name: str) -> None:
         """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
