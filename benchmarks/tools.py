@@ -22,8 +22,9 @@ from pathlib import Path
 
 import anyio
 
+from crow.agent.adapters import Adapters, SessionSettings
 from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.session import Adapters, Session, SessionSettings
+from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore

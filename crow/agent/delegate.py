@@ -113,7 +113,8 @@ class SubAgents:
         try:
             model = await self.model(branch.row.model)
             briefing = Briefing(branch)
-            await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+            await briefing.look(tools.servers(), tools.skills())
+            await briefing.begin_turn(tools.specs())
             turn = Turn(
                 branch,
                 await self.compactor(branch, model, briefing),

@@ -21,9 +21,10 @@ import anyio.abc
 from acp.connection import Connection
 
 from crow.agent import new_session_id
+from crow.agent.adapters import Adapters
 from crow.agent.commands import COMMANDS
 from crow.agent.server_prompts import hint_of
-from crow.agent.session import Adapters, Session
+from crow.agent.session import Session
 from crow.agent.templates import Template
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import NoticeShown, OptionsChanged

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import anyio
 
 from crow.agent import PermissionQuestion
+from crow.agent.adapters import Adapters, OpenToolbox, SessionSettings
 from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
+from crow.agent.session import Session
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown

@@ -10,9 +10,10 @@ from typing import Any
 
 import anyio
 
+from crow.agent.adapters import Adapters, SessionSettings
 from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
-from crow.agent.session import Adapters, Session, SessionSettings
+from crow.agent.session import Session
 from crow.domain.entries import Assistant, File, Skill, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallProgressed
 from crow.domain.messages import Text, ToolMessage, Usage, UserMessage
