@@ -26,16 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import crow.store.intake
-from crow.domain.conversation import Projection
+from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
 from crow.domain.events import EntryStored, Event
-from crow.domain.messages import Usage
+from crow.domain.messages import Usage, UserMessage
+from crow.domain.rendering import parts_text
+from crow.llm import ModelInfo, Request
 from crow.store import SessionChanges
 from crow.store.intake import Defaults
 from crow.store.sqlite import SqliteStore
 from crow.store.upkeep import Upkeep
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.store.scenes import add, begin, converse, new_session, result, said
+from tests.support.compaction import AnsweringModel
+from tests.support.paths import problems
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 __all__ = ["Report", "killed"]
@@ -78,10 +82,10 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def killed(directory: Path, *, create: int, log: int, turn: int, intake: int) -> Report:
+def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int) -> Report:
     """Run all this in a process of its own, on databases below `directory`: each scene is killed at every statement
     (1), at every second (2), and so on."""
-    command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake))]
+    command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake, compaction))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, "")
     return Report(**json.loads(done.stdout))
@@ -128,17 +132,49 @@ async def log(path: Path, tell: Tell) -> None:
 async def turn(path: Path, tell: Tell) -> None:
     """A turn of a session with a tool, streamed text and an end."""
 
-    class Teller(NoteTaker):
-        async def publish(self, event: Event) -> None:
-            if isinstance(event, EntryStored):
-                tell([event.entry.id])
-
     async def act(**_: object) -> str:
         return "acted " * 10_000
 
     model = ScriptedModel(Say(text=["I ", "act"], calls=(call("act"),)), Say(thought="well", text=["Done", "."]))
-    async with opened(path.parent, model, tools={"act": Tool("write", act)}, client=Teller(), session_id="s1") as run:
+    async with opened(
+        path.parent, model, tools={"act": Tool("write", act)}, client=Teller(tell), session_id="s1"
+    ) as run:
         await run.session.prompt(text("Act, please"))
+
+
+class Teller(NoteTaker):
+    """A client that tells of every entry that it was shown."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__()
+        self._tell = tell
+
+    async def publish(self, event: Event) -> None:
+        if isinstance(event, EntryStored):
+            self._tell([event.entry.id])
+
+
+async def compaction(path: Path, tell: Tell) -> None:
+    """Turns in a small window: a summary before a prompt, a mask or a summary after a large output, a compaction on
+    command, and its undoing."""
+
+    async def read(**_: object) -> str:
+        return "line " * 3_000
+
+    model = AnsweringModel(_summing, ModelInfo(name="scripted", endpoint="test scripted", context_window=8_000))
+    tools = {"read": Tool("read", read)}
+    async with opened(path.parent, model, tools=tools, client=Teller(tell), session_id="s1") as run:
+        for words in ("go on " * 1_500, "read, please", "/compact", "/compact undo"):
+            await run.session.prompt(text(words))
+
+
+def _summing(request: Request) -> Say:
+    """A summary where one is asked for, a call where the prompt asks for one, else words."""
+    last = request.messages[-1]
+    said = parts_text(last.parts) if isinstance(last, UserMessage) else ""
+    if "## Goal" in said and "## Next" in said:
+        return Say(text=["## Goal\nGo on.\n## Next\nGo on."])
+    return Say(text=[""], calls=(call("read"),)) if said.startswith("read") else Say(text=["Well. " * 50])
 
 
 async def look(path: Path, told: list[int]) -> None:
@@ -156,6 +192,8 @@ async def look(path: Path, told: list[int]) -> None:
             assert await store.entry(entry_id) is not None
         assert set(told) <= set(path_ids) or tail.row.leaf in told, "only a move leaves stored entries behind"
         before = Projection(tail.entries).context()
+        assert problems(before.messages) == []
+        assert for_model([entry async for batch in store.history("s1") for entry in batch]) == before
         await converse(store, "s1", "and on it goes")
         after = Projection((await store.tail("s1")).entries).context()
         assert len(after.messages) > len(before.messages)
@@ -302,6 +340,7 @@ def main(directory: str, *steps: str) -> None:
         ("log", log, prepare),
         ("turn", turn, prepare),
         ("intake", intake, prepare_intake),
+        ("compaction", compaction, prepare),
     )
     for (name, scene, start), step in zip(scenes, steps, strict=True):
         kill_in(name, scene, start, Path(directory), report, step=int(step))
