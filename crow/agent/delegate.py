@@ -168,9 +168,9 @@ class Subset:
         fault = f'No tool "{call.name}" for this task. There are: {", ".join(spec.name for spec in self._specs)}.'
         return Offer(announcement=offer.announcement, access="none", fault=fault)
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         """See :class:`crow.tools.Toolbox`."""
-        return await self._toolbox.run(call, call_id, on_output)
+        return await self._toolbox.run(call, call_id, on_output, judged=judged)
 
 
 class Watcher:
@@ -191,6 +191,11 @@ class Watcher:
         self._shown_at = 0.0
         self._cost: float | None = None
         self._usage: list[Usage] = []
+
+    @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return False
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:

@@ -25,6 +25,7 @@ __all__ = ["Facts", "build_prompt", "changes", "facts_now", "facts_told"]
 
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
+SERVER_CHARS = 400
 SHELL = "bash" if shutil.which("bash") else "sh"
 
 ROLE = """\
@@ -79,14 +80,24 @@ class Facts:
 
 async def facts_now(cwd: str, mode: str, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> Facts:
     """The facts at this moment; reads the AGENTS.md files from the root of the file tree down to `cwd`."""
-    failed = [f"{server.name}: {server.detail}" for server in servers if server.state == "failed"]
+    failed = [f"{server.name}: {plain(server.detail)}" for server in servers if server.detail]
+    again = [f"{server.name}: {plain(server.loss)}" for server in servers if server.losses and not server.detail]
+    lines = [
+        "These MCP servers are not available: " + "; ".join(failed) if failed else "",
+        "These MCP servers ended and were started again, without what they held: " + "; ".join(again) if again else "",
+    ]
     return Facts(
         date=datetime.datetime.now().astimezone().strftime("%A, %d %B %Y"),
         instructions=await anyio.to_thread.run_sync(read_instructions, Path(cwd)),
         mode=mode,
-        servers="These MCP servers are not available: " + "; ".join(failed) if failed else "",
+        servers="\n".join(filter(None, lines)),
         skills="\n".join(f"- {skill.name}: {skill.description}" for skill in skills),
     )
+
+
+def plain(words: str) -> str:
+    """What a server said, as one line that can close no section."""
+    return " ".join(words.split()).replace("<", "‹").replace(">", "›")[:SERVER_CHARS]
 
 
 async def build_prompt(

@@ -9,7 +9,7 @@ external tools are found by words. Looking at a call asks no server.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
+from crow.domain.messages import Part, ToolCall, ToolSpec
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
 from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
@@ -31,6 +31,7 @@ from crow.tools.jobs import Jobs
 from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
+from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import find_skills
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
@@ -85,6 +86,23 @@ class McpToolbox:
         """See :meth:`crow.tools.Toolbox.skills`."""
         return tuple(found.skill for found in self._around.skills)
 
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        ready = (connection for connection in self._connections if connection.status.state == "ready")
+        return tuple(prompt for connection in ready for prompt in connection.shelf.listed)
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        for connection in self._connections:
+            if name.startswith(f"{connection.prefix}:"):
+                return next((one for one in await connection.prompts() if one.name == name), None)
+        return None
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        connection = next(one for one in self._connections if prompt.name.startswith(f"{one.prefix}:"))
+        return await connection.fill(prompt, arguments)
+
     async def wait_ready(self, timeout_s: float) -> None:
         """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every
         server that ever worked is ready or has failed."""
@@ -126,12 +144,13 @@ class McpToolbox:
             is_read_only=found is not None and found[1].is_read_only,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
         if call.name == "task" and self._ports.delegate is not None:
             return await self._delegate(call, call_id, on_output)
         if call.name in BUILTIN_NAMES:
-            return await self._run_builtin(call, call_id, on_output)
+            place = judged.paths[0] if judged is not None and judged.paths else None
+            return await self._run_builtin(call, call_id, on_output, place)
         try:
             if call.name == FIND_TOOLS.name:
                 return Outcome(text=found_text(query_of(call), self._external()))
@@ -146,7 +165,7 @@ class McpToolbox:
         connection, tool = found
         return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
 
-    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput, place: str | None) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
@@ -156,7 +175,7 @@ class McpToolbox:
             return Outcome(text=str(error), is_error=True)
         try:
             result = await self._client.call_tool(
-                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id)
+                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id, place)
             )
         except MCPError as error:
             if isinstance(error.__cause__, Exception):

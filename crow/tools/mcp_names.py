@@ -1,7 +1,8 @@
-"""Names of external tools as the model sees them: valid, unique, and the same for the same server list.
+"""Names of external tools as the model sees them, and of prompts as the user types them: valid, unique, and the same
+for the same server list.
 
-Strategy: `server__tool`. A server's prefix holds no double underscore and does not end in one, so no two servers can
-meet; what had to be bent or shortened gets a hash where it would otherwise meet another. Pure.
+Strategy: `server__tool`, `server:prompt`. A server's prefix holds no double underscore and does not end in one, so no
+two servers can meet; what had to be bent or shortened gets a hash where it would otherwise meet another. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-__all__ = ["prefixes", "tool_names"]
+__all__ = ["prefixes", "prompt_names", "tool_names"]
 
 NAME_CHARS = 64
 PREFIX_CHARS = 30
@@ -30,10 +31,19 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
 
 def tool_names(prefix: str, tools: Sequence[str]) -> tuple[str, ...]:
     """The name of each tool of a server, in order; `tools` has no name twice."""
-    plain = [bent(tool) for tool in tools]
+    return _joined(prefix, "__", tools)
+
+
+def prompt_names(prefix: str, prompts: Sequence[str]) -> tuple[str, ...]:
+    """The name of each prompt of a server, in order; `prompts` has no name twice."""
+    return _joined(prefix, ":", prompts)
+
+
+def _joined(prefix: str, joint: str, given: Sequence[str]) -> tuple[str, ...]:
+    plain = [bent(one) for one in given]
     names = []
-    for tool, name in zip(tools, plain, strict=True):
-        whole = f"{prefix}__{name}"
+    for tool, name in zip(given, plain, strict=True):
+        whole = f"{prefix}{joint}{name}"
         meets_another = name != tool and plain.count(name) > 1
         if meets_another or not name or len(whole) > NAME_CHARS:
             whole = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, tool)}"

@@ -16,11 +16,12 @@ from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
-from crow.domain.messages import Text, ToolCall, ToolSpec
+from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore
 from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus, Skill
+from crow.tools.prompts import ServerPrompt
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
@@ -40,6 +41,7 @@ class NoteTaker:
         self.questions: list[PermissionQuestion] = []
         self.elicitations: list[Elicitation] = []
         self.never_answers = False
+        self.notices = False
         self.asked = anyio.Event()
         self._answers = list(answers)
 
@@ -52,6 +54,10 @@ class NoteTaker:
         if self.never_answers:
             await anyio.sleep_forever()
         return self._answers.pop(0) if self._answers else "allow_once"
+
+    @property
+    def takes_notices(self) -> bool:
+        return self.notices
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
@@ -104,6 +110,15 @@ class Tools:
     async def wait_ready(self, timeout_s: float) -> None:
         """Always ready."""
 
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        return ()
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        return None
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        raise NotImplementedError
+
     async def offer(self, call: ToolCall) -> Offer:
         tool = self.tools.get(call.name)
         announcement = Announcement(title=f"{call.name} {call.arguments}")
@@ -116,7 +131,7 @@ class Tools:
             is_barrier=tool.is_barrier,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         self.order.append(f"{call.name} begins")
         words = await self.tools[call.name].function(**json.loads(call.arguments))
         self.order.append(f"{call.name} ends")
@@ -157,7 +172,7 @@ async def opened(
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
-    async def open_toolbox(*_: object) -> AsyncIterator[Tools]:
+    async def open_toolbox(*_: object, **__: object) -> AsyncIterator[Tools]:
         yield toolbox
 
     async def load() -> None:

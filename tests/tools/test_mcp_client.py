@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -122,11 +123,13 @@ async def test_a_server_that_dies_during_a_call_is_named_and_started_again_at_it
             await failed.wait()
         detail = 'it ended with exit code 7; it last said "about to die"'
         assert outcome == Outcome(text=f"MCP server srv ended during die: {detail}", is_error=True)
-        assert box.toolbox.servers() == (ServerStatus(name="srv", state="failed", detail=detail),)
+        ended = ServerStatus(name="srv", state="failed", detail=detail, losses=1, loss=detail)
+        assert box.toolbox.servers() == (ended,)
         assert listings[-1] == BUILT_IN
         assert (await box.run("recall", query="x")).text == "query=x entry=None limit=20"
         assert await box.run("srv__echo", text="again") == Outcome(text="you said again")
         assert names(box) == listings[0]
+        assert box.toolbox.servers() == (replace(ended, state="ready", detail="", tools=13),), "what it lost is told"
 
 
 async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(open_box: OpenBox):

@@ -238,7 +238,7 @@ def test_globs_match_as_in_a_shell(pattern: str, matching: list[str], other: lis
 def test_the_scanning_program_imports_nothing_of_crow():
     program = Path(sys.modules["crow.tools.builtin.scan"].__file__ or "")
     answer = subprocess.run(
-        [sys.executable, "-I", "-S", program, '{"glob": "*.none", "limit": 1}'],
+        [sys.executable, "-I", "-S", program, '{"glob": "*.none", "limit": 1, "seconds": 9}'],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,

@@ -14,6 +14,7 @@ from crow.agent.commands.context import CONTEXT_COMMANDS
 from crow.agent.commands.desk import CommandSpec, Desk
 from crow.agent.commands.looking import LOOKING_COMMANDS
 from crow.agent.commands.naming import NAMING_COMMANDS
+from crow.agent.commands.permissions import PERMISSION_COMMANDS
 from crow.agent.commands.places import PLACE_COMMANDS
 from crow.agent.commands.tools import TOOL_COMMANDS
 from crow.agent.commands.walk import WALK_COMMANDS
@@ -71,6 +72,7 @@ COMMANDS = (
     *CONTEXT_COMMANDS,
     *TOOL_COMMANDS,
     *CHOOSING_COMMANDS,
+    *PERMISSION_COMMANDS,
     *LOOKING_COMMANDS,
     CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
 )

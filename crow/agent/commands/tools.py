@@ -36,7 +36,9 @@ def listing(servers: tuple[ServerStatus, ...]) -> str:
 def state_of(server: ServerStatus) -> str:
     if server.state == "ready":
         return f"ready, {server.tools} tool{'s' * (server.tools != 1)}"
-    return f"{server.state}: {server.detail}" if server.detail else server.state
+    if not server.detail:
+        return server.state
+    return f"failed: {server.detail}" if server.state == "failed" else f"starting again, having failed: {server.detail}"
 
 
 TOOL_COMMANDS = (
