@@ -20,7 +20,8 @@ import anyio
 
 from crow import __version__
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
+from crow.agent.compaction.hooks import Hooks, NamedHook
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.templates import Template, read_templates

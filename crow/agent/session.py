@@ -23,7 +23,11 @@ from crow.agent import Client, commands, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
+from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.gauge import Gauge
+from crow.agent.compaction.hooks import Hooks
+from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.compaction.window import Window
 from crow.agent.delegate import SubAgents
 from crow.agent.links import with_contents
 from crow.agent.permission import Rule

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import anyio
 
 from crow.agent import PermissionQuestion
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry

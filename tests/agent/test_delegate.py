@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, Session, SessionSettings
 from crow.domain.entries import Assistant, File, Skill, ToolResult, TurnEnd
