@@ -19,7 +19,7 @@ from crow.tools.mcp_client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, stdio
 
-DEEP = 1_200
+DEEP = 400
 
 
 @pytest.fixture
