@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 __all__ = ["prefixes", "tool_names"]
@@ -31,13 +32,21 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
 def tool_names(prefix: str, tools: Sequence[str]) -> tuple[str, ...]:
     """The name of each tool of a server, in order; `tools` has no name twice."""
     plain = [bent(tool) for tool in tools]
+    alike = Counter(plain)
+    wholes = [f"{prefix}__{name}" for name in plain]
+    is_plain = [
+        bool(name) and len(whole) <= NAME_CHARS and (name == tool or alike[name] == 1)
+        for tool, name, whole in zip(tools, plain, wholes, strict=True)
+    ]
+    taken = {whole for whole, stays in zip(wholes, is_plain, strict=True) if stays}
     names = []
-    for tool, name in zip(tools, plain, strict=True):
-        whole = f"{prefix}__{name}"
-        meets_another = name != tool and plain.count(name) > 1
-        if meets_another or not name or len(whole) > NAME_CHARS:
-            whole = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, tool)}"
-        names.append(whole)
+    for tool, whole, stays in zip(tools, wholes, is_plain, strict=True):
+        salt, name = 0, whole
+        while not stays and (name in taken or name == whole):  # a tool may be named as another's hash would name it
+            name = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, tool, *[str(salt)] * (salt > 0))}"
+            salt += 1
+        taken.add(name)
+        names.append(name)
     return tuple(names)
 
 
