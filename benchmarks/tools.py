@@ -22,7 +22,7 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.session import Adapters, Session, SessionSettings
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession

@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,12 @@ import anyio
 
 from crow import __version__
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
+from crow.agent.compaction.hooks import Hooks, NamedHook
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.templates import Template, read_templates
+from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, ModelInfo
@@ -68,9 +70,10 @@ def upkeep_of(store: SqliteStore) -> Upkeep:
 
 async def serve(loaded: Loaded) -> int:
     """Serve ACP on stdin and stdout until stdin ends; the exit code."""
-    from crow.frontend.agent import AcpAgent
-    from crow.frontend.server import serve as serve_connection
-    from crow.frontend.transport import StdioTransport, claim_stdio
+    with importing():
+        from crow.frontend.agent import AcpAgent
+        from crow.frontend.server import serve as serve_connection
+        from crow.frontend.transport import StdioTransport, claim_stdio
 
     with claim_stdio() as (source, sink), recorder(loaded) as observe:
         wiring = Wiring(loaded)
@@ -177,7 +180,12 @@ class Wiring:
         return DiskWorkspace(cwd, directories)
 
     def _open_toolbox(
-        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
+        self,
+        workspace: Workspace,
+        ports: Ports,
+        servers: Sequence[McpServer],
+        *,
+        on_change: Callable[[], Awaitable[None]],
     ) -> AbstractAsyncContextManager[WaitableToolbox]:
         from crow.tools.mcp_client import ToolSettings, open_toolbox
 
@@ -189,7 +197,7 @@ class Wiring:
             skill_folders=(self._loaded.paths.config_file.parent / "skills",),
             fetches_private=self._settings.permissions.fetch_private,
         )
-        return open_toolbox(workspace, ports, servers, settings)
+        return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
     def _check(self, name: str) -> None:
         """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
@@ -304,14 +312,14 @@ class Imports:
     def _run(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
         failure: ImportError | None = None
         try:
-            import crow.llm.chat_completions
-            import crow.llm.offline
-            import crow.tools.mcp_client  # noqa: F401
+            with importing():
+                import crow.llm.chat_completions
+                import crow.llm.offline
+                import crow.tools.mcp_client  # noqa: F401
         except ImportError as error:
             failure = error
 
         def finish() -> None:
-            gc.freeze()  # what was imported stays: no collection need ever walk it again
             if failure is None:
                 done.set_result(None)
             else:

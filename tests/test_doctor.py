@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from crow.doctor.checks import examine
+from crow.settings import load_settings
+from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +141,17 @@ def test_the_built_in_model_is_examined_without_any_endpoint(tmp_path: Path) -> 
     done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
     assert set(states(done).values()) == {"ok"}
     assert done.returncode == 0
+
+
+async def test_a_disk_that_is_no_good_place_for_the_database_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_shared_memory(monkeypatch)
+    loaded = load_settings({}, {"CROW_HOME": str(tmp_path), "CROW_MODEL": "offline"})
+    async with aclosing(examine(loaded)) as checks:
+        found = {each.check: each async for each in checks}
+    assert found["database"].state == "warning"
+    assert "network disk" in found["database"].words
 
 
 def test_models_are_listed_one_a_line(tmp_path: Path, endpoint: FakeEndpoint) -> None:

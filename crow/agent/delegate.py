@@ -19,7 +19,7 @@ from crow.agent import Client, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn
 from crow.domain.elicitation import ElicitationKind

@@ -23,22 +23,36 @@ from crow.agent import Client, commands, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
+from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.gauge import Gauge
+from crow.agent.compaction.hooks import Hooks
+from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.compaction.window import Window
 from crow.agent.delegate import SubAgents
 from crow.agent.links import with_contents
 from crow.agent.permission import Rule
 from crow.agent.recall import BranchLog
+from crow.agent.server_prompts import CalledPrompt, called, filled
 from crow.agent.templates import Template
 from crow.agent.turn import Turn
 from crow.agent.unstored import RETRY_S, Unstored
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, StoreError
-from crow.domain.events import ContextMeasured, ModeChanged, NoticeShown, OptionsChanged, TitleChanged
+from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
+from crow.domain.events import (
+    CommandsChanged,
+    ContextMeasured,
+    ModeChanged,
+    NoticeShown,
+    OptionsChanged,
+    PlanChanged,
+    TitleChanged,
+)
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
 from crow.llm import Model, ModelInfo
 from crow.store import SessionChanges, Store, Tail
 from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
+from crow.tools.prompts import ServerPrompt, ServerPrompts
 
 __all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
 
@@ -53,7 +67,7 @@ END_S = 5.0
 RENEW_S = 20.0
 
 
-class WaitableToolbox(Toolbox, Protocol):
+class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose servers start in the background."""
 
     async def wait_ready(self, timeout_s: float) -> None:
@@ -62,10 +76,16 @@ class WaitableToolbox(Toolbox, Protocol):
 
 
 class OpenToolbox(Protocol):
-    """Opens a session's tools; entered and left in the session's task."""
+    """Opens a session's tools; entered and left in the session's task. `on_change` is told when a server became ready,
+    failed, or changed what it offers."""
 
     def __call__(
-        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
+        self,
+        workspace: Workspace,
+        ports: Ports,
+        servers: Sequence[McpServer],
+        *,
+        on_change: Callable[[], Awaitable[None]],
     ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
 
 
@@ -96,10 +116,13 @@ class Adapters:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
-    """A prompt that somebody waits for: in the inbox once `seq` is set."""
+    """A prompt that somebody waits for: in the inbox, under `message_id`, once `seq` is set. `called` is the prompt of
+    a server that it may be."""
 
     parts: Sequence[Part]
     text: str
+    message_id: str
+    called: CalledPrompt | None = None
     seq: int | None = None
     stored: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -135,11 +158,14 @@ class Session:
         self._delegate: SubAgents | None = None
         self._permissions = Permissions(self._branch, client, adapters.settings.rules)
         self._named: dict[int, tuple[bool, int]] = {}
+        self._has_warned = False
+        self._place = (tail.row.cwd, tail.row.additional_directories)
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
         self._tools_wanted = anyio.Event()
         self._tools_there = anyio.Event()
         self._tools_unwanted = anyio.Event()
+        self._changed = anyio.Event()
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
@@ -151,6 +177,11 @@ class Session:
     def branch(self) -> Branch:
         """Where the session stands."""
         return self._branch
+
+    @property
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """The prompts that the session's servers offer now."""
+        return self._toolbox.prompts() if self._toolbox is not None else ()
 
     @property
     def busy(self) -> bool:
@@ -165,7 +196,9 @@ class Session:
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
-        waiter = Waiter(parts=parts, text=text)
+        waiter = Waiter(
+            parts=parts, text=text, message_id=new_message_id(), called=called(text) if self.servers else None
+        )
         self._queue.append(waiter)
         return waiter
 
@@ -177,7 +210,7 @@ class Session:
         try:
             if commands.parse(waiter.text) is None:
                 waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
-                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, new_message_id())
+                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, waiter.message_id)
         except BaseException:
             self._queue.remove(waiter)
             raise
@@ -312,15 +345,35 @@ class Session:
             return
         try:
             await self._adapters.load()
-            async with self._adapters.open_toolbox(self._workspace, self._ports(), self.servers) as self._toolbox:
+            async with (
+                self._adapters.open_toolbox(
+                    self._workspace, self._ports(), self.servers, on_change=self._offers_changed
+                ) as self._toolbox,
+                anyio.create_task_group() as telling,
+            ):
                 self._tools_there.set()
+                telling.start_soon(self._tell_offers)
                 await self._tools_unwanted.wait()
+                telling.cancel_scope.cancel()
         except Exception as error:
             if self._toolbox is not None:
                 raise
             self._toolbox_failure = error  # raised by each turn that needs the tools
         finally:
             self._tools_there.set()
+
+    async def _offers_changed(self) -> None:
+        self._changed.set()
+
+    async def _tell_offers(self) -> None:
+        """Tell the client when there are other commands than before. A slow client holds up no server."""
+        known: tuple[ServerPrompt, ...] = ()
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            if self.prompts != known:
+                known = self.prompts
+                await self._branch.publish(CommandsChanged())
 
     def _ports(self) -> Ports:
         """What the tools may ask of the session."""
@@ -385,6 +438,8 @@ class Session:
             await self._begin(moved)
             if command is not None:
                 await self._command(waiter, command)
+            elif waiter.called is not None:
+                waiter.stop = await self._call_prompt(waiter, waiter.called)
             else:
                 waiter.stop = await self._run_turn()
             end = TurnEnd(stop=waiter.stop)
@@ -404,19 +459,21 @@ class Session:
     async def _claim(self, waiter: Waiter) -> bool:
         try:
             await self._unstored.settle()
-            start = await self._branch.claim(waiter.seq, cut=await self._cut(waiter))
+            known = self._branch.plan
+            seq = waiter.seq if waiter.called is None else None  # its words are the server's to give
+            start = await self._branch.claim(seq, cut=await self._cut(waiter.parts) if seq is not None else None)
         except StoreError:
             if waiter.seq is not None:  # the caller is told, and asks again
                 await self._unstored.drop_prompt(waiter.seq)
             raise
         if start.moved:
-            self._briefing.look_back()
+            await self._look_around(known)
         return start.moved
 
-    async def _cut(self, waiter: Waiter) -> int | None:
+    async def _cut(self, parts: Sequence[Part]) -> int | None:
         """How many characters of a huge prompt the model may see; None: all of them."""
-        text = parts_text(waiter.parts)
-        if waiter.seq is None or len(text) <= SMALL_CHARS:
+        text = parts_text(parts)
+        if len(text) <= SMALL_CHARS:
             return None
         return (await self._gauge(self._branch, self._info)).cut_prompt(text)
 
@@ -425,10 +482,20 @@ class Session:
 
     async def _begin(self, moved: bool) -> None:
         row = self._branch.row
+        if self._adapters.store.warning and not self._has_warned:
+            self._has_warned = True
+            await self._branch.publish(NoticeShown(severity="warning", title=self._adapters.store.warning))
+        if (row.cwd, row.additional_directories) != self._place:  # opened elsewhere since: here the tools are as before
+            cwd, directories = self._place
+            await self._branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         if moved:
             text = "This session went on elsewhere since it was opened here; what was said there is part of it now."
             await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
-        if row.title is None and (title := title_from(self._branch.newest_user_text())):
+        await self._name()
+
+    async def _name(self) -> None:
+        """Give the session the title of its first prompt, unless it has one."""
+        if self._branch.row.title is None and (title := title_from(self._branch.newest_user_text())):
             await self._branch.change(SessionChanges(title=title))
             await self._branch.publish(TitleChanged(title=title))
 
@@ -447,11 +514,42 @@ class Session:
 
     async def _run_prompt(self, prompt: User) -> StopReason:
         await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
+        await self._name()
         return await self._run_turn()
 
+    async def _call_prompt(self, waiter: Waiter, typed: CalledPrompt) -> StopReason:
+        """Prompt with what a server makes of `/server:prompt`; with the words as they are where no server has it."""
+        prompt = User(parts=tuple(waiter.parts), message_id=waiter.message_id)
+        try:
+            parts = await filled(await self._tools(), typed, waiter.parts)
+        except (ArgumentError, ToolServerError) as error:
+            body = Command(text=waiter.text, answer=str(error), message_id=waiter.message_id)
+            await self._branch.record([NewEntry(body=body)])
+            assert waiter.seq is not None, "it was stored before its turn began"
+            await self._adapters.store.drop_prompt(self.id, waiter.seq)
+            return "end_turn"
+        except BaseException:
+            self._unstored.keep([NewEntry(body=prompt)])  # what the user said stays in the history
+            raise
+        return await self._run_prompt(replace(prompt, parts=parts, cut=await self._cut(parts)))
+
     async def _move(self, to: int | None, reason: str) -> None:
+        known = self._branch.plan
         await self._branch.move(to, reason)
+        await self._look_around(known)
+
+    async def _look_around(self, known: Sequence[PlanItem]) -> None:
+        """The session stands elsewhere now: see what the model was told there, and tell the client what holds there,
+        the plan if it is not the one `known` to it, and how full the context is."""
         self._briefing.look_back()
+        if self._branch.plan != known:
+            await self._branch.publish(PlanChanged(plan=self._branch.plan))
+        try:
+            measured = await self.measured()
+        except CrowError as error:
+            logger.warning("The context could not be measured: %s", error)
+        else:
+            await self._branch.publish(measured)
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
         """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
@@ -543,8 +641,9 @@ class Session:
                     raise
                 logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
+            known = self._branch.plan
             await self._branch.step_back()
-            self._briefing.look_back()
+            await self._look_around(known)
 
 
 def title_from(text: str) -> str:

@@ -93,6 +93,8 @@ async def _database(loaded: Loaded) -> tuple[SqliteStore | None, Finding]:
         advice = f"Move {file} away (crow makes a new one), or set CROW_HOME to a directory that can be written."
         return None, Finding(check="database", state="failed", words=str(error), advice=advice)
     held = "made anew" if not existed else "no sessions yet" if not page.rows else "opens and can be read"
+    if store.warning:
+        return store, Finding(check="database", state="warning", words=store.warning)
     return store, Finding(check="database", state="ok", words=f"{file}: {held}")
 
 

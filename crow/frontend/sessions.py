@@ -22,10 +22,11 @@ from acp.connection import Connection
 
 from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
+from crow.agent.server_prompts import hint_of
 from crow.agent.session import Adapters, Session
 from crow.agent.templates import Template
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
-from crow.domain.events import OptionsChanged
+from crow.domain.events import NoticeShown, OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
@@ -35,6 +36,7 @@ from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, Store, Tail
 from crow.tools import McpServer, Workspace
+from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Kit", "OpenSessions", "Opened"]
 
@@ -87,6 +89,7 @@ class OpenSessions:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
+        self._is_warm = False
 
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
@@ -162,6 +165,7 @@ class OpenSessions:
             live = self._open.get(session_id)
             if live is not None and live.session.busy:
                 yield live
+                self._note_where_it_runs(live, opening)
                 return
             tail = await store.open_session(session_id)
             if live is not None:
@@ -176,6 +180,21 @@ class OpenSessions:
                 self._open.pop(session_id, None)
                 self._tasks.start_soon(opened.session.close)
                 raise
+
+    def _note_where_it_runs(self, live: Opened, opening: Opening) -> None:
+        """Say, behind the response, that a running session cannot be taken to another directory."""
+        cwd = live.session.branch.row.cwd
+        if opening.cwd != cwd:
+            title = (
+                f"This session runs a turn in {cwd} and goes on there. To work in {opening.cwd}, load it again when the"
+                " turn has ended."
+            )
+            notice = NoticeShown(severity="warning", title=title)
+
+            def tell() -> None:
+                self._tasks.start_soon(live.client.publish, notice)
+
+            self._wire.after_response(tell)
 
     async def close(self, session_id: str) -> None:
         """Cancel what runs in a session and let go of it. :raises NoSuchSession: it is not open here."""
@@ -192,6 +211,11 @@ class OpenSessions:
                 await opened.session.close()
             await store.delete_session(session_id)
 
+    def hurry(self) -> None:
+        """The process ends: let nothing wait long for a database that another program holds."""
+        if self._store is not None:
+            self._store.hurry()
+
     async def close_all(self) -> None:
         """Close every session, then the store."""
         async with anyio.create_task_group() as tasks:
@@ -206,7 +230,8 @@ class OpenSessions:
             await self._store.tidy()
 
     def warm(self) -> None:
-        """Let every open session start what its first prompt will need."""
+        """Let every open session start what its first prompt will need, and those to come as soon as they are known."""
+        self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
 
@@ -245,8 +270,7 @@ class OpenSessions:
 
     async def _introduce(self, opened: Opened) -> None:
         client, session = opened.client, opened.session
-        assert self._adapters is not None, "the store is open"
-        commands = command_list(self._adapters.templates())
+        commands = self._commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage(await session.measured()))
@@ -259,6 +283,12 @@ class OpenSessions:
                 {"sessionUpdate": "session_info_update", "title": info["title"], "updatedAt": info["updatedAt"]}
             )
         client.open()
+        if self._is_warm:
+            session.warm()
+
+    def _commands(self, session: Session) -> list[dict[str, Any]]:
+        assert self._adapters is not None, "the store is open"
+        return command_list(self._adapters.templates(), session.prompts)
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
@@ -278,7 +308,13 @@ class OpenSessions:
         assert self._adapters is not None, "the store is open"
         row = tail.row
         client = SessionClient(
-            row.id, self._connection, self._wire, self.caps, row.cwd, lambda: self.options(opened.session)
+            row.id,
+            self._connection,
+            self._wire,
+            self.caps,
+            row.cwd,
+            lambda: self.options(opened.session),
+            lambda: self._commands(opened.session),
         )
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         in_terminals = self._kit.editor_terminals and self.caps.terminals
@@ -300,10 +336,11 @@ class OpenSessions:
                 del self._open[opened.session.id]
 
 
-def command_list(templates: Sequence[Template]) -> list[dict[str, Any]]:
-    """The slash commands and the user's own as `available_commands_update` lists them."""
+def command_list(templates: Sequence[Template], prompts: Sequence[ServerPrompt]) -> list[dict[str, Any]]:
+    """The slash commands, the user's own and those of servers, as `available_commands_update` lists them."""
     listed = [(spec.name, spec.description, spec.hint) for spec in COMMANDS]
     listed += [(template.name, template.description, template.hint) for template in templates]
+    listed += [(prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in prompts]
     return [
         {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
         for name, description, hint in listed

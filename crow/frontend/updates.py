@@ -45,12 +45,13 @@ from crow.domain.events import (
     ModeChanged,
     NoticeShown,
     OptionsChanged,
+    PlanChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
     TitleChanged,
 )
-from crow.frontend.bounds import head_and_tail, pieces
+from crow.frontend.bounds import OUTPUT_BYTES, bounded, head_and_tail, pieces
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import (
     call_fields,
@@ -143,6 +144,8 @@ class Live:
                 return summary_chunks(compaction_id, text) if self._caps.compaction else ()
             case NoticeShown():
                 return self._notice(event)
+            case PlanChanged(plan=items):
+                return plan(items)
             case TitleChanged(title=title):
                 return ({"sessionUpdate": "session_info_update", "title": title},)
             case ModeChanged(mode=mode):
@@ -333,7 +336,7 @@ def plan(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
     if items is None:
         return ()
     entries = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
-    return ({"sessionUpdate": "plan", "entries": entries},)
+    return ({"sessionUpdate": "plan", "entries": bounded(entries, OUTPUT_BYTES)},)
 
 
 def usage(event: ContextMeasured) -> Update:

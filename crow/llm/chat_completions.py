@@ -42,9 +42,10 @@ from crow.llm.dialect import most_output_tokens, refused_part
 from crow.llm.encode import Encoder
 from crow.llm.endpoint import Endpoint, Timeouts, is_local
 from crow.llm.exchange import MOST_ADAPTATIONS, Exchange, Pace, Response
-from crow.llm.failures import Complaint, Origin, complaint_of_response, failure, retry_after_s
+from crow.llm.failures import Complaint, Origin, complaint_of_response, failure
 from crow.llm.learned import Learned
 from crow.llm.listing import Offered, read_listing
+from crow.llm.waits import retry_after_s
 
 __all__ = ["ChatCompletions"]
 

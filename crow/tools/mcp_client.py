@@ -9,7 +9,7 @@ external tools are found by words. Looking at a call asks no server.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -22,7 +22,7 @@ from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
+from crow.domain.messages import Part, ToolCall, ToolSpec
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
 from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
@@ -32,6 +32,7 @@ from crow.tools.jobs import Jobs
 from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
+from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import find_skills
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
@@ -86,6 +87,23 @@ class McpToolbox:
     def skills(self) -> tuple[Skill, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
         return tuple(found.skill for found in self._around.skills)
+
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        ready = (connection for connection in self._connections if connection.status.state == "ready")
+        return tuple(prompt for connection in ready for prompt in connection.shelf.listed)
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        for connection in self._connections:
+            if name.startswith(f"{connection.prefix}:"):
+                return next((one for one in await connection.prompts() if one.name == name), None)
+        return None
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        connection = next(one for one in self._connections if prompt.name.startswith(f"{one.prefix}:"))
+        return await connection.fill(prompt, arguments)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
 from crow.agent.session import Adapters, Session, SessionSettings
 from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
@@ -79,7 +79,7 @@ async def running(
             load=load,
             model=chosen,
             info=lambda _: model.info,
-            open_toolbox=lambda workspace, ports, servers: open_toolbox(
+            open_toolbox=lambda workspace, ports, servers, on_change: open_toolbox(
                 workspace, ports, servers, ToolSettings(skill_folders=(root / "skills",))
             ),
             settings=SessionSettings(steps_per_turn=20, compaction=CompactionSettings(), rules=user_rules([], deny)),

@@ -15,6 +15,7 @@ from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShow
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
 from crow.tools import ServerStatus
 from tests.agent.harness import NoteTaker, Tool, opened, text
+from tests.support.disks import without_shared_memory
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
@@ -467,3 +468,15 @@ async def test_a_tool_that_says_nothing_for_long_does_not_let_the_lease_run_out(
     async with opened(tmp_path, model, tools={"wait": Tool("read", wait)}) as run:
         assert await run.session.prompt(text("Wait")) == "end_turn"
         assert await lease() == 0
+
+
+async def test_the_user_is_told_once_that_the_disk_is_no_good_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_shared_memory(monkeypatch)
+    async with opened(tmp_path, ScriptedModel(Say(text=["1"]), Say(text=["2"]))) as run:
+        for prompt in ("one", "two"):
+            await run.session.prompt(text(prompt))
+        notices = [event for event in run.client.events if isinstance(event, NoticeShown)]
+        assert notices == [NoticeShown(severity="warning", title=run.store.warning)]
+        assert "Better set CROW_HOME to a directory on a disk of this machine." in run.store.warning

@@ -53,7 +53,7 @@ from crow.frontend.bounds import LINE_BYTES
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.replayed import Replayed
 from crow.frontend.tool_calls import result_contents
-from crow.frontend.updates import Live
+from crow.frontend.updates import Live, plan
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
@@ -547,3 +547,10 @@ events = st.one_of(
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     told(live(caps), *sequence)
     told(Replayed(caps), *sequence)
+
+
+@pytest.mark.parametrize("contents", [["x" * 2_000_000], ["é" * 200] * 20_000])
+def test_a_plan_of_any_size_fits_on_a_line(contents: list[str]) -> None:
+    (update,) = plan([PlanItem(content=content, status="pending", priority="high") for content in contents])
+    check_update(update)
+    assert len(json.dumps(update, ensure_ascii=False).encode()) < LINE_BYTES

@@ -456,6 +456,19 @@ async def test_a_refused_parameter_is_left_out_and_remembered(
     assert memory.facts == {"refused": [refused], "listed": {}}
 
 
+async def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole_answer_at_once() -> None:
+    memory = Memory()
+    whole = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Whole."}, "finish_reason": "stop"}]}
+    async with (
+        FakeEndpoint(otherwise=body(json.dumps(whole).encode())) as endpoint,
+        asking(endpoint, memory=memory) as model,
+    ):
+        endpoint.script(failing(400, "Unsupported value: 'stream' does not support true with this model."))
+        _, answer = await ask(model)
+        assert (answer.text, [request.body["stream"] for request in endpoint.asked]) == ("Whole.", [True, False])
+    assert memory.facts["refused"] == ["stream"]
+
+
 async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint_takes() -> None:
     memory = Memory()
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:

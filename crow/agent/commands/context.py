@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crow.agent.commands.desk import CommandSpec, Desk
-from crow.agent.compaction import breakdown, picture
+from crow.agent.compaction.breakdown import breakdown, picture
 
 __all__ = ["CONTEXT_COMMANDS"]
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from crow.agent import Client
 from crow.agent.branch import Branch
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.permission import Rule
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
