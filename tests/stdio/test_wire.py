@@ -278,6 +278,15 @@ async def test_a_database_that_cannot_be_used_is_named(crow: StartCrow, unusable
         assert (code, str(unusable_database) in message) == (-32603, True)
 
 
+async def test_nothing_is_imported_from_the_workspace(crow: StartCrow, place: Path) -> None:
+    (place / "h2.py").write_text("raise SystemExit('imported')\n")
+    (place / "httpx2.py").write_text("raise SystemExit('imported')\n")
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
+
+
 async def test_a_stray_print_and_a_stray_write_never_reach_the_protocol(
     crow: StartCrow, place: Path, tmp_path: Path
 ) -> None:
