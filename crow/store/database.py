@@ -292,7 +292,7 @@ def _prepare(path: Path) -> None:
     try:
         _make_directory(path.parent)
         with suppress(FileExistsError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         mode = path.stat().st_mode
         if mode & 0o077 and path.is_file():
             path.chmod(mode & 0o700)

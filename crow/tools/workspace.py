@@ -114,7 +114,7 @@ class DiskWorkspace:
         retained = Retained(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await start(
-            [self._shell, "-c", command],
+            [*self._shell, command],
             cwd=self._cwd,
             env=self._environment(),
             on_output=lambda data: retained.feed(decoder.decode(data)),
@@ -138,7 +138,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return await start(
-            [self._shell, "-c", command],
+            [*self._shell, command],
             cwd=self._cwd,
             env=self._environment(),
             on_output=lambda data: on_output(decoder.decode(data)),
@@ -170,9 +170,12 @@ class DiskWorkspace:
         return kept | QUIET | {"PWD": str(self._cwd)}
 
 
-def shell() -> str:
-    """What reads command lines; models write for bash."""
-    return shutil.which("bash") or "/bin/sh"
+def shell() -> tuple[str, ...]:
+    """What reads a command line, given behind it; models write for bash."""
+    bash = shutil.which("bash")
+    if bash is None and os.name == "nt":
+        return "cmd", "/c"
+    return bash or "/bin/sh", "-c"
 
 
 async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:
@@ -216,12 +219,12 @@ def replace_file(path: Path, data: bytes) -> None:
     except FileNotFoundError:
         mode = None
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with open(handle, "wb") as file:
             file.write(data)
             if mode is not None:
-                os.fchmod(file.fileno(), mode)
+                temporary.chmod(mode)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -142,7 +142,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
 def text_of(name: str) -> str | None:
     """The text of a regular file; "" for what is none, None for one that is too large."""
     try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return ""
     try:
