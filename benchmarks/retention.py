@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import anyio
 
 from crow.agent.branch import Branch
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.recall import BranchLog, text_of
 from crow.domain.entries import (
     Announcement,

@@ -312,6 +312,15 @@ async def measure(directory: Path, entries: int, sessions: int) -> list[Row]:
     return rows
 
 
+def show(rows: Sequence[Row]) -> None:
+    """As a table."""
+    print(f"{'':52} {'median':>10} {'worst':>10}      {'limit':>7} {'cpu':>8}")
+    for row in rows:
+        limit = "" if row.limit is None else f"{row.limit:g}"
+        cpu = "" if row.cpu is None else f"{row.cpu:.2f}"
+        print(f"{row.what:52} {row.median:10.2f} {row.worst:10.2f} {row.unit:4} {limit:>7} {cpu:>8}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the store.")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON too")
@@ -323,11 +332,7 @@ def main() -> None:
         rows = asyncio.run(measure(directory, options.entries, options.sessions))
     finally:
         shutil.rmtree(directory)
-    print(f"{'':52} {'median':>10} {'worst':>10}      {'limit':>7} {'cpu':>8}")
-    for row in rows:
-        limit = "" if row.limit is None else f"{row.limit:g}"
-        cpu = "" if row.cpu is None else f"{row.cpu:.2f}"
-        print(f"{row.what:52} {row.median:10.2f} {row.worst:10.2f} {row.unit:4} {limit:>7} {cpu:>8}")
+    show(rows)
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

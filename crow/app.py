@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from crow import __version__
+from crow.agent.adapters import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
-from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.templates import Template, read_templates
+from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, ModelInfo
@@ -32,6 +33,7 @@ from crow.store import Store
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 
 if TYPE_CHECKING:
+    from crow.agent.compaction.hooks import Hooks, NamedHook
     from crow.frontend.agent import Kit
     from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
@@ -68,9 +70,10 @@ def upkeep_of(store: SqliteStore) -> Upkeep:
 
 async def serve(loaded: Loaded) -> int:
     """Serve ACP on stdin and stdout until stdin ends; the exit code."""
-    from crow.frontend.agent import AcpAgent
-    from crow.frontend.server import serve as serve_connection
-    from crow.frontend.transport import StdioTransport, claim_stdio
+    with importing():
+        from crow.frontend.agent import AcpAgent
+        from crow.frontend.server import serve as serve_connection
+        from crow.frontend.transport import StdioTransport, claim_stdio
 
     with claim_stdio() as (source, sink), recorder(loaded) as observe:
         wiring = Wiring(loaded)
@@ -105,7 +108,7 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
-        self._hooks = Hooks(find_hooks)
+        self._hooks: Hooks | None = None
         # The configured models, the default first; those that the endpoint tells of come behind them.
         self._offered = list(names_offered(self._settings))
 
@@ -168,8 +171,16 @@ class Wiring:
                     compact_model=compaction.compact_model or "",
                 ),
             ),
-            hooks=self._hooks,
+            hooks=self._own_hooks,
         )
+
+    def _own_hooks(self) -> Hooks:
+        """The hooks of this process."""
+        if self._hooks is None:
+            from crow.agent.compaction.hooks import Hooks
+
+            self._hooks = Hooks(find_hooks)
+        return self._hooks
 
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
         from crow.tools.workspace import DiskWorkspace
@@ -309,14 +320,15 @@ class Imports:
     def _run(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
         failure: ImportError | None = None
         try:
-            import crow.llm.chat_completions
-            import crow.llm.offline
-            import crow.tools.mcp_client  # noqa: F401
+            with importing():
+                import crow.agent.turns
+                import crow.llm.chat_completions
+                import crow.llm.offline
+                import crow.tools.mcp_client  # noqa: F401
         except ImportError as error:
             failure = error
 
         def finish() -> None:
-            gc.freeze()  # what was imported stays: no collection need ever walk it again
             if failure is None:
                 done.set_result(None)
             else:

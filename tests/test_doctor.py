@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from crow.doctor.checks import examine
+from crow.settings import load_settings
+from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
 
 ROOT = Path(__file__).parents[1]
@@ -131,12 +135,27 @@ def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndp
     assert "refused the key: Incorrect API key provided: [secret]" in line
     assert "sk-secret" not in done.stdout + done.stderr
     assert done.returncode == 1
+    endpoint._reply = FakeEndpoint._reply.__get__(endpoint)  # type: ignore[method-assign]
+    endpoint._otherwise = refusing
+    done = run(tmp_path, "doctor", "--json", **asked(endpoint))  # everybody may see its list of models
+    assert {check: state for check, state in states(done).items() if state != "ok"} == {"key": "failed"}
 
 
 def test_the_built_in_model_is_examined_without_any_endpoint(tmp_path: Path) -> None:
     done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
     assert set(states(done).values()) == {"ok"}
     assert done.returncode == 0
+
+
+async def test_a_disk_that_is_no_good_place_for_the_database_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_shared_memory(monkeypatch)
+    loaded = load_settings({}, {"CROW_HOME": str(tmp_path), "CROW_MODEL": "offline"})
+    async with aclosing(examine(loaded)) as checks:
+        found = {each.check: each async for each in checks}
+    assert found["database"].state == "warning"
+    assert "network disk" in found["database"].words
 
 
 def test_models_are_listed_one_a_line(tmp_path: Path, endpoint: FakeEndpoint) -> None:

@@ -40,6 +40,12 @@ class Client(Protocol):
         ...
 
     @property
+    def takes_notices(self) -> bool:
+        """Whether a `NoticeShown` is shown as what it is; else what the user should know is better part of the
+        history."""
+        ...
+
+    @property
     def elicits(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that `elicit` can put to the user."""
         ...

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from crow.agent import Client, PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
+from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, rule_words, rules_in
 from crow.domain.entries import CallRef
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
@@ -24,7 +24,7 @@ __all__ = ["Permissions", "Verdict"]
 REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
 CANNOT_ASK = (
     "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
-    "can choose another mode, or allow it in config.toml under [permissions]."
+    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]."
 )
 
 
@@ -48,8 +48,7 @@ class Permissions:
     async def judge(self, ref: CallRef, call: ToolCall, offer: Offer) -> Verdict:
         """Whether an announced call may run."""
         row = self._branch.row
-        session = (rule for value in row.permissions if (rule := rule_from(value)) is not None)
-        decision = decide(call.name, offer, row.mode, (*self._rules, *session))
+        decision = decide(call.name, offer, row.mode, (*self._rules, *rules_in(row.permissions)))
         match decision:
             case Allow(why=why):
                 return Verdict(why=why)

@@ -61,22 +61,22 @@ class Calls:
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
-        wrote = False
+        changed = False
         self._beside = len(answer.calls)
         for group in grouped(await self._announce(entry, answer)):
             allowed = []
             for call in group:
-                why = await self._allowed(call, look_again=wrote)
+                judged = await self._allowed(call, look_again=changed)
                 if self.dismissed:
                     return ()
-                if why is not None:
-                    allowed.append((call, why))
+                if judged is not None:
+                    allowed.append((call, *judged))
             async with anyio.create_task_group() as tasks:
-                for call, why in allowed:
-                    tasks.start_soon(self._run_one, call, why)
+                for call, why, offer in allowed:
+                    tasks.start_soon(self._run_one, call, why, offer)
             if self._failure is not None:
                 raise self._failure
-            wrote = wrote or any(call.offer.is_barrier for call in group)
+            changed = changed or any(call.offer.access not in ("none", "read") for call in group)
         results, self._results = self._results, {}
         return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
 
@@ -100,10 +100,10 @@ class Calls:
             )
         return calls
 
-    async def _allowed(self, opened: OpenCall, *, look_again: bool) -> str | None:
-        """Why the call may run; None when it may not and was answered so."""
+    async def _allowed(self, opened: OpenCall, *, look_again: bool) -> tuple[str, Offer] | None:
+        """Why the call may run, and as what; None when it may not and was answered so."""
         offer = opened.offer
-        if look_again:  # an earlier call of this step wrote files: what was seen before may be out of date
+        if look_again:  # an earlier call of this step changed something: what was seen before may be out of date
             offer = await self._toolbox.offer(opened.call)
         if offer.fault is not None:
             await self._answer(opened, Outcome(text=offer.fault, is_error=True))
@@ -113,9 +113,9 @@ class Calls:
             self.dismissed = True
         elif verdict.why is None:
             await self._answer(opened, Outcome(text=verdict.words, is_error=True))
-        return verdict.why
+        return None if verdict.why is None else (verdict.why, offer)
 
-    async def _run_one(self, opened: OpenCall, why: str) -> None:
+    async def _run_one(self, opened: OpenCall, why: str, offer: Offer) -> None:
         try:
             started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
             await self._branch.record([NewEntry(body=started)])
@@ -125,7 +125,7 @@ class Calls:
             async def progressed(text: str) -> None:
                 await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
-            outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed)
+            outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed, judged=offer)
             duration_ms = round((time.monotonic() - begun) * 1000)
             await self._answer(opened, outcome, duration_ms=duration_ms)
         except StoreError as error:
@@ -142,6 +142,7 @@ class Calls:
             announcement=outcome.announcement or opened.offer.announcement,
             cut=seen if seen < len(outcome.text) else None,
             images=outcome.images,
+            attachments=outcome.attachments,
             plan=outcome.plan,
             raw_output=outcome.raw_output,
         )

@@ -19,7 +19,7 @@ from crow.agent import Client, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn
 from crow.domain.elicitation import ElicitationKind
@@ -113,7 +113,8 @@ class SubAgents:
         try:
             model = await self.model(branch.row.model)
             briefing = Briefing(branch)
-            await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+            await briefing.look(tools.servers(), tools.skills())
+            await briefing.begin_turn(tools.specs())
             turn = Turn(
                 branch,
                 await self.compactor(branch, model, briefing),
@@ -168,9 +169,9 @@ class Subset:
         fault = f'No tool "{call.name}" for this task. There are: {", ".join(spec.name for spec in self._specs)}.'
         return Offer(announcement=offer.announcement, access="none", fault=fault)
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         """See :class:`crow.tools.Toolbox`."""
-        return await self._toolbox.run(call, call_id, on_output)
+        return await self._toolbox.run(call, call_id, on_output, judged=judged)
 
 
 class Watcher:
@@ -191,6 +192,11 @@ class Watcher:
         self._shown_at = 0.0
         self._cost: float | None = None
         self._usage: list[Usage] = []
+
+    @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return False
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:

@@ -1,17 +1,20 @@
 """The running stream of one answer, as it is shown and saved.
 
-Strategy: one task reads the stream into a buffer; another shows it: the first piece at once, later ones coalesced so
-that a piece waits at most 15 ms, and what was shown is saved with the first piece and then once a second at most. The
-reader waits when the client is slow, so memory stays bounded. An answer that continues another is shown without what it
-repeats. Knows nothing of where text goes or is kept.
+Strategy: whoever reads the stream shows a piece at once when none was shown in the last 15 ms; other pieces are
+gathered, and a second task shows them when those are over. What was shown is saved beside it: the first piece at once,
+then once a second at most. Nothing is shown while a save is late, so all text older than a second is on disk, however
+slow the disk is. The reader waits while the client is slow, so memory stays bounded. An answer that continues another
+is shown without what it repeats. Knows nothing of where text goes or is kept.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
 import anyio
+import anyio.abc
 
 from crow.agent.branch import Branch
 from crow.agent.overlap import Overlap, without_overlap
@@ -24,6 +27,7 @@ __all__ = ["Draft"]
 
 PIECE_WAIT_S = 0.015
 SAVE_EVERY_S = 0.8
+LATE_SAVE_S = 0.2
 BUFFER_CHARS = 512 * 1024
 
 
@@ -42,10 +46,14 @@ class Draft:
         self._thoughts: list[str] = []
         self._unsaved_text: list[str] = []
         self._unsaved_thought: list[str] = []
-        self._saved_at: float | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._shown_at = self._saved_at = -math.inf
+        self._showing = False
+        self._saved: anyio.Event | None = None
+        self._ended = False
         self._wake = anyio.Event()
+        self._wakes_at = math.inf
         self._room = anyio.Event()
-        self._ended = anyio.Event()
         self._failure: StoreError | None = None
 
     @property
@@ -65,17 +73,18 @@ class Draft:
         :raises ~crow.domain.errors.StoreError: a piece could not be saved.
         """
         failure: ModelError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._show, tasks.cancel_scope)
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._tend)
             try:
                 async for delta in stream:
                     await self._put(delta)
             except ModelError as error:
                 failure = error
-            self._ended.set()
+            self._ended = True
             self._wake.set()
         if self._failure is not None:
             raise self._failure
+        await self._show_text(self._overlap.finish())
         if failure is not None:
             raise failure
         answer = stream.answer
@@ -85,37 +94,49 @@ class Draft:
         self._pending.append(delta)
         if not isinstance(delta, Retrying):
             self._pending_chars += len(delta.text)
-        self._wake.set()
+        due = self._shown_at + PIECE_WAIT_S
+        if not self._showing and time.monotonic() >= due:
+            await self._show()
+        elif due < self._wakes_at:
+            self._wakes_at = due
+            self._wake.set()
         if self._pending_chars > BUFFER_CHARS:
             self._room = anyio.Event()
             await self._room.wait()
 
-    async def _show(self, reading: anyio.CancelScope) -> None:
-        try:
-            while not (self._ended.is_set() and not self._pending):
-                await self._wait_for_work()
-                pending, self._pending, self._pending_chars = self._pending, [], 0
-                self._wake = anyio.Event()
-                self._room.set()
-                for delta in merged(pending):
-                    await self._publish(delta)
-                await self._save()
-                if not self._ended.is_set():
-                    with anyio.move_on_after(PIECE_WAIT_S):
-                        await self._ended.wait()
-            await self._show_text(self._overlap.finish())
-        except StoreError as error:
-            self._failure = error
-            reading.cancel()  # nobody may go on reading what cannot be kept
+    async def _tend(self) -> None:
+        """Show what was gathered, and save what was shown, when the time for it has come."""
+        while self._pending or not self._ended:
+            now = time.monotonic()
+            is_due = self._ended or now >= self._shown_at + PIECE_WAIT_S
+            if self._pending and not self._showing and is_due:
+                await self._show()
+                continue
+            self._save_if_due(now)
+            self._wakes_at = self._next()
+            self._wake = anyio.Event()
+            with anyio.move_on_after(self._wakes_at - now):
+                await self._wake.wait()
 
-    async def _wait_for_work(self) -> None:
-        if self._pending or self._ended.is_set():
-            return
-        if self._saved_at is None or not (self._unsaved_text or self._unsaved_thought):
-            await self._wake.wait()
-            return
-        with anyio.move_on_after(max(0.0, self._saved_at + SAVE_EVERY_S - time.monotonic())):
-            await self._wake.wait()
+    def _next(self) -> float:
+        """When something will be due; infinite: when it is known."""
+        show = self._shown_at + PIECE_WAIT_S if self._pending and not self._showing else math.inf
+        is_unsaved = self._saved is None and (self._unsaved_text or self._unsaved_thought)
+        return min(show, self._saved_at + SAVE_EVERY_S if is_unsaved else math.inf)
+
+    async def _show(self) -> None:
+        self._showing = True
+        try:
+            if self._saved is not None and time.monotonic() > self._saved_at + LATE_SAVE_S:
+                await self._saved.wait()
+            pending, self._pending, self._pending_chars = self._pending, [], 0
+            self._room.set()
+            for delta in merged(pending):
+                await self._publish(delta)
+        finally:
+            self._showing = False
+        self._shown_at = now = time.monotonic()
+        self._save_if_due(now)
 
     async def _publish(self, delta: Delta) -> None:
         match delta:
@@ -138,16 +159,31 @@ class Draft:
             self._unsaved_text.append(text)
             await self._branch.publish(TextShown(message_id=self.message_id, text=text))
 
-    async def _save(self) -> None:
-        now = time.monotonic()
-        if self._ended.is_set() or not (self._unsaved_text or self._unsaved_thought):
+    def _save_if_due(self, now: float) -> None:
+        if self._ended or self._tasks is None:
             return  # the whole answer is about to be stored
-        if self._saved_at is not None and now - self._saved_at < SAVE_EVERY_S:
+        if self._saved is not None or not (self._unsaved_text or self._unsaved_thought):
             return
+        due = self._saved_at + SAVE_EVERY_S
+        if now >= due:
+            self._saved_at, self._saved = now, anyio.Event()
+            self._tasks.start_soon(self._save, self._tasks.cancel_scope, self._saved)
+        elif due < self._wakes_at:
+            self._wakes_at = due
+            self._wake.set()
+
+    async def _save(self, reading: anyio.CancelScope, saved: anyio.Event) -> None:
         text, thought = "".join(self._unsaved_text), "".join(self._unsaved_thought)
         self._unsaved_text, self._unsaved_thought = [], []
-        self._saved_at = now
-        await self._branch.save_draft(message_id=self.message_id, text=text, thought=thought)
+        try:
+            await self._branch.save_draft(message_id=self.message_id, text=text, thought=thought)
+        except StoreError as error:
+            self._failure = error
+            reading.cancel()  # nobody may go on reading what cannot be kept
+        finally:
+            self._saved = None
+            saved.set()
+        self._save_if_due(time.monotonic())
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

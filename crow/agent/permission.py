@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
+from unicodedata import normalize
 
 from crow.agent.command_words import mentions, simple_words
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.tools import Offer
 
@@ -30,7 +32,10 @@ __all__ = [
     "decide",
     "rule_for",
     "rule_from",
+    "rule_text",
     "rule_words",
+    "rules_in",
+    "typed_rule",
     "user_rules",
 ]
 
@@ -38,11 +43,14 @@ Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
+TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((.*\S.*)\))?", re.DOTALL)
+PLAIN_NAME = re.compile(r"[^*?]+")
+WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What the user said once and for all. `tool` is a name, in a user's file also a glob of names.
+    """What the user said once and for all. `tool` is a name, or a glob of names.
 
     `argument` None covers every call of the tool inside the workspace. Else it is the call's argument itself, or with
     `is_pattern` the first words of a command line, a glob of paths, or a glob of what else the argument may be.
@@ -62,7 +70,7 @@ class Rule:
 
     def covers(self, name: str, offer: Offer) -> bool:
         """Whether the rule is about this call."""
-        if name != self.tool and not (self.is_users and fnmatchcase(name, self.tool)):
+        if not fnmatchcase(name, self.tool):
             return False
         if self.argument is None:
             return not (self.allow and offer.outside)
@@ -72,7 +80,7 @@ class Rule:
             return covers_command(self.argument, offer.argument, allow=self.allow)
         if offer.paths:
             matcher = path_matcher(self.argument, ignore_case=not self.allow)
-            return any(matcher.fullmatch(path) for path in offer.paths)
+            return any(matcher.fullmatch(normalize("NFC", path)) for path in offer.paths)
         return offer.argument is not None and fnmatchcase(offer.argument, self.argument)
 
 
@@ -121,14 +129,19 @@ def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decisio
         return Ask()
     if mode == "auto":
         return Allow(why="mode auto")
-    if mode == "accept-edits" and offer.access == "write":
+    if mode == "accept-edits" and offer.access == "write" and not is_of_git(offer):
         return Allow(why="mode accept-edits")
     return Ask()
 
 
+def is_of_git(offer: Offer) -> bool:
+    """Whether a file belongs to a repository's own directory: its hooks and settings are commands in disguise."""
+    return any(".git" in path.lower().split(os.sep) for path in offer.paths)
+
+
 def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
     """Whether a command line begins with the pattern's words, or for a denial mentions them anywhere."""
-    wanted = simple_words(pattern)
+    wanted = first_words(pattern)
     if wanted is None:
         return not allow and pattern in line
     if not allow:
@@ -137,11 +150,16 @@ def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
     return bool(wanted) and words is not None and words[: len(wanted)] == wanted
 
 
+def first_words(pattern: str) -> tuple[str, ...] | None:
+    """The words that a command line is to begin with; a `*` behind them says what holds anyway."""
+    return simple_words(pattern[:-2] if pattern.endswith((" *", ":*")) else pattern)
+
+
 @lru_cache(maxsize=256)
 def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
     """A glob of paths as an expression. Without a slash it is about names anywhere; `**` spans directories; one that
-    ends in a slash covers what is below. A denial ignores case, as some disks do."""
-    pattern = os.path.expanduser(pattern)
+    ends in a slash covers what is below. A denial ignores case, as some disks do; accents are compared composed."""
+    pattern = normalize("NFC", os.path.expanduser(pattern))
     if pattern.endswith("/"):
         pattern += "**"
     source = "" if "/" in pattern else "(?:.*/)?"
@@ -174,6 +192,36 @@ def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def typed_rule(text: str, *, allow: bool) -> Rule:
+    """A rule of the session as the user types it. :raises ~crow.domain.errors.ArgumentError: it would mean nothing."""
+    found = TYPED.fullmatch(text.strip())
+    if found is None:
+        raise ArgumentError(
+            f"`{text}` is no rule. A rule is a tool, such as `write_file`, or a tool and what it is about, such as "
+            "`shell(git status)`, `edit_file(docs/**)` or `fetch(https://example.com/*)`."
+        )
+    tool, argument = found.groups()
+    if argument is not None and PLAIN_NAME.fullmatch(tool) and tool not in WITH_ARGUMENT:
+        raise ArgumentError(
+            f"A rule about `{tool}` takes no argument; write `{tool}` alone. Those that take one: "
+            f"{', '.join(f'`{name}`' for name in WITH_ARGUMENT)}."
+        )
+    if allow and tool == "shell" and argument is not None and not first_words(argument):
+        raise ArgumentError(
+            f"`{text}` would allow nothing: a command is allowed by its first words, without operators, variables or "
+            "wildcards, such as `shell(git status)`."
+        )
+    return Rule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None)
+
+
+def rule_text(rule: Rule) -> str:
+    """The rule as it is typed, or for one about exactly one argument, in words."""
+    if rule.argument is None:
+        return f"`{rule.tool}`"
+    argument = " ".join(rule.argument.split())
+    return f"`{rule.tool}({argument})`" if rule.is_pattern else f"`{rule.tool}`, exactly `{argument}`"
+
+
 def rule_for(name: str, offer: Offer, *, allow: bool) -> Rule:
     """The rule that an "always" answer about this call makes; of a file outside the workspace, about that file."""
     name = offer.tool or name
@@ -189,6 +237,11 @@ def rule_words(rule: Rule) -> str:
     line = " ".join(rule.argument.split())
     shown = f"`{line if len(line) <= 60 else line[:57] + '...'}` in this session"
     return f"{rule.tool} of {shown}" if rule.is_pattern else shown
+
+
+def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
+    """The rules of a session's row, in order; what is none is passed over."""
+    return tuple(rule for value in values if (rule := rule_from(value)) is not None)
 
 
 def rule_from(value: JsonObject) -> Rule | None:

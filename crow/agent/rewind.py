@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,13 +110,16 @@ async def offer_to_put_back(
         if answer == "allow_once":
             why = "the user agreed" if asks else "the user asked for it"
             await branch.record([NewEntry(body=Started(call=call, why=why, announcement=announcement))])
-            lines, failed = await put_back(branch, workspace, ready, call)
-            left += failed
+            faults = await put_back(branch, workspace, ready, call)
+            left += [former.name for former in ready if faults[former.path]]
+            result, untold = result_of(call, announcement, ready, faults, refused)
         else:
-            lines = [f"Kept as it is: {former.name}." for former in ready]
             left += [former.name for former in ready]
-        text = "\n".join([*lines, *refused])
-        await branch.record([NewEntry(body=ToolResult(call=call, name=NAME, text=text, announcement=announcement))])
+            shown = replace(announcement, title=f"Left as before: {names_of(ready)}", diffs=())
+            text = "\n".join([*(f"Kept as it is: {former.name}." for former in ready), *refused])
+            result, untold = ToolResult(call=call, name=NAME, text=text, announcement=shown), ""
+        remarks = [NewEntry(body=Remark(text=untold, message_id=new_message_id()))] if untold else []
+        await branch.record([NewEntry(body=result), *remarks])
         is_open = False
         return PutBack(left=tuple(left))
     finally:
@@ -125,24 +128,53 @@ async def offer_to_put_back(
                 await branch.publish(CallEnded(call=call, text="Nothing more was put back."))
 
 
-async def put_back(
-    branch: Branch, workspace: Workspace, files: Sequence[Former], call: CallRef
-) -> tuple[list[str], list[str]]:
-    """Each in its turn: what it holds now is stored, then it is written. A line about each, and who failed."""
-    lines: list[str] = []
-    failed: list[str] = []
+async def put_back(branch: Branch, workspace: Workspace, files: Sequence[Former], call: CallRef) -> dict[Path, str]:
+    """Each in its turn: what it holds now is stored, then it is written. The fault of each, empty for what went well.
+
+    Looked at again first: the user may have thought for long, and worked meanwhile.
+    """
+    faults: dict[Path, str] = {}
     for former in files:
-        after = ABSENT if former.then is None else digest(former.then)
-        file = File(call=call, path=str(former.path), before=former.now, after_hash=after)
-        await branch.record([NewEntry(body=file)])
+        faults[former.path] = ""
         try:
+            if workspace.resolve(str(former.path)) != former.path or await held(workspace, former.path) != former.now:
+                faults[former.path] = "was changed by others just now"
+                continue
+            after = ABSENT if former.then is None else digest(former.then)
+            file = File(call=call, path=str(former.path), before=former.now, after_hash=after)
+            await branch.record([NewEntry(body=file)])
             await workspace.put_back(former.path, former.then)
         except OSError as error:
-            failed.append(former.name)
-            lines.append(f"Not put back: {former.name} ({error.strerror or error}).")
-        else:
-            lines.append(f"{'Removed again' if former.then is None else 'Put back'}: {former.name}.")
-    return lines, failed
+            faults[former.path] = f"cannot be written ({error.strerror or error})"
+    return faults
+
+
+def result_of(
+    call: CallRef,
+    announcement: Announcement,
+    files: Sequence[Former],
+    faults: Mapping[Path, str],
+    refused: Sequence[str],
+) -> tuple[ToolResult, str]:
+    """What was done and what was not, with the diffs of what was done alone; and what those do not tell, as a client
+    shows them in the place of the text."""
+    done = [former for former in files if not faults[former.path]]
+    lines = {
+        former.path: f"{'Removed again' if former.then is None else 'Put back'}: {former.name}." for former in done
+    }
+    failed = [f"Not put back: {former.name} {faults[former.path]}." for former in files if faults[former.path]]
+    shown = tuple(diffs(done))
+    result = ToolResult(
+        call=call,
+        name=NAME,
+        text="\n".join([*lines.values(), *failed, *refused]),
+        is_error=not done,
+        announcement=replace(announcement, diffs=shown),
+    )
+    if not shown:
+        return result, ""
+    without_diff = set(lines) - {Path(diff.path) for diff in shown}
+    return result, "\n".join([*(line for path, line in lines.items() if path in without_diff), *failed, *refused])
 
 
 async def look_at_one(
@@ -206,13 +238,16 @@ def name_of(workspace: Workspace, path: str) -> str:
 
 def announced(files: Sequence[Former]) -> Announcement:
     """How it is shown before it is done: a diff of each file that is text."""
-    names = ", ".join(former.name for former in files[:3]) + (", …" if len(files) > 3 else "")
     return Announcement(
-        title=f"Put back as before: {names}",
+        title=f"Put back as before: {names_of(files)}",
         kind="edit",
         locations=tuple(Location(path=str(former.path)) for former in files),
         diffs=tuple(diffs(files)),
     )
+
+
+def names_of(files: Sequence[Former]) -> str:
+    return ", ".join(former.name for former in files[:3]) + (", …" if len(files) > 3 else "")
 
 
 def diffs(files: Iterable[Former]) -> Iterable[Diff]:

@@ -109,12 +109,16 @@ def _load(options: argparse.Namespace) -> Loaded:
 def _acp(options: argparse.Namespace) -> int:
     import logging
 
-    from crow.log import start_logging
+    from crow.collector import importing
 
-    loaded = _load(options)
+    with importing():
+        from crow.log import start_logging
+
+        loaded = _load(options)
     start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
     try:
-        from crow.app import serve
+        with importing():
+            from crow.app import serve
 
         return asyncio.run(serve(loaded))
     except CrowError:

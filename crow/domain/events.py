@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from crow.domain.entries import Announcement, CallRef, Entry
+from crow.domain.entries import Announcement, CallRef, Entry, PlanItem
 
 __all__ = [
     "CallAnnounced",
@@ -23,6 +23,7 @@ __all__ = [
     "ModeChanged",
     "NoticeShown",
     "OptionsChanged",
+    "PlanChanged",
     "SummaryShown",
     "TextShown",
     "ThoughtShown",
@@ -115,6 +116,13 @@ class NoticeShown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChanged:
+    """The plan is another because the session stands elsewhere now; empty: there is none."""
+
+    plan: tuple[PlanItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TitleChanged:
     """The session's title; None clears it."""
 
@@ -149,6 +157,7 @@ Event: TypeAlias = (
     | CompactionChanged
     | SummaryShown
     | NoticeShown
+    | PlanChanged
     | TitleChanged
     | ModeChanged
     | OptionsChanged

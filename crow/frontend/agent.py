@@ -143,6 +143,7 @@ class AcpAgent:
         """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered, prompts by
         `cancelled`."""
         self._idle.stop()
+        self._sessions.hurry()
         if self._answering:
             await asyncio.wait(self._answering, timeout=DRAIN_S)
         await self._sessions.close_all()

@@ -123,6 +123,11 @@ class SessionClient:
         return permission_answer(answer)
 
     @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return self._caps.notices
+
+    @property
     def elicits(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
         kinds: dict[ElicitationKind, bool] = {"form": self._caps.elicits_by_form, "url": self._caps.elicits_by_url}

@@ -39,6 +39,7 @@ from crow.domain.events import (
     ModeChanged,
     NoticeShown,
     OptionsChanged,
+    PlanChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
@@ -84,6 +85,7 @@ class Replayed:
                 | CompactionChanged()
                 | SummaryShown()
                 | NoticeShown()
+                | PlanChanged()
                 | TitleChanged()
                 | ModeChanged()
                 | OptionsChanged()

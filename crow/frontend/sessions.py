@@ -21,12 +21,13 @@ import anyio.abc
 from acp.connection import Connection
 
 from crow.agent import new_session_id
+from crow.agent.adapters import Adapters
 from crow.agent.commands import COMMANDS
 from crow.agent.server_prompts import hint_of
-from crow.agent.session import Adapters, Session
+from crow.agent.session import Session
 from crow.agent.templates import Template
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
-from crow.domain.events import OptionsChanged
+from crow.domain.events import NoticeShown, OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
@@ -165,6 +166,7 @@ class OpenSessions:
             live = self._open.get(session_id)
             if live is not None and live.session.busy:
                 yield live
+                self._note_where_it_runs(live, opening)
                 return
             tail = await store.open_session(session_id)
             if live is not None:
@@ -180,6 +182,21 @@ class OpenSessions:
                 self._tasks.start_soon(opened.session.close)
                 raise
 
+    def _note_where_it_runs(self, live: Opened, opening: Opening) -> None:
+        """Say, behind the response, that a running session cannot be taken to another directory."""
+        cwd = live.session.branch.row.cwd
+        if opening.cwd != cwd:
+            title = (
+                f"This session runs a turn in {cwd} and goes on there. To work in {opening.cwd}, load it again when the"
+                " turn has ended."
+            )
+            notice = NoticeShown(severity="warning", title=title)
+
+            def tell() -> None:
+                self._tasks.start_soon(live.client.publish, notice)
+
+            self._wire.after_response(tell)
+
     async def close(self, session_id: str) -> None:
         """Cancel what runs in a session and let go of it. :raises NoSuchSession: it is not open here."""
         async with self._lock(session_id):
@@ -194,6 +211,11 @@ class OpenSessions:
             if opened is not None:
                 await opened.session.close()
             await store.delete_session(session_id)
+
+    def hurry(self) -> None:
+        """The process ends: let nothing wait long for a database that another program holds."""
+        if self._store is not None:
+            self._store.hurry()
 
     async def close_all(self) -> None:
         """Close every session, then the store."""

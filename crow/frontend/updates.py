@@ -45,6 +45,7 @@ from crow.domain.events import (
     ModeChanged,
     NoticeShown,
     OptionsChanged,
+    PlanChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
@@ -143,6 +144,8 @@ class Live:
                 return summary_chunks(compaction_id, text) if self._caps.compaction else ()
             case NoticeShown():
                 return self._notice(event)
+            case PlanChanged(plan=items):
+                return plan(items)
             case TitleChanged(title=title):
                 return ({"sessionUpdate": "session_info_update", "title": title},)
             case ModeChanged(mode=mode):

@@ -72,9 +72,9 @@ class EditorWorkspace:
         """See :class:`crow.tools.Workspace`."""
         return await self._disk.stat(path)
 
-    async def read_bytes(self, path: Path, limit: int | None = None) -> bytes:
+    async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """See :class:`crow.tools.Workspace`."""
-        return await self._disk.read_bytes(path, limit)
+        return await self._disk.read_bytes(path, limit, start)
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. An unsaved buffer of a file that is not on disk is not seen."""

@@ -19,9 +19,16 @@ __all__ = ["Fault", "begins_object", "fits", "is_whole", "json_text", "read_argu
 
 # Control characters inside strings are common and have one meaning.
 _DECODER = json.JSONDecoder(strict=False)
-_LEADING = re.compile(r"\A(?:`{3,}[ \t]*(?:json)?\s*|json\s*(?=[{\[]))", re.IGNORECASE)
-_TRAILING = re.compile(r"(?:[\s`}\]]|<\|[^|<>]{1,40}\|>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>)*\Z")
-_EMPTY = frozenset({"", "null", "None", '""'})
+_MARKUP = r"<[|｜][^|｜<>]{1,40}[|｜]>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z_]{3,20}\]"
+_LEADING = re.compile(
+    rf"\A(?:\ufeff|[`~]{{3,}}[ \t]*(?:json\b)?|`|{_MARKUP}|json(?=\s*[{{\[])|(?:null|\"\")(?=\s*\{{)|\s)+",
+    re.IGNORECASE,
+)
+_TRAILING = re.compile(rf"(?:[\s`~}}\];]|{_MARKUP})*\Z")
+_LAST_COMMA = re.compile(r",(?=\s*[}\]])")
+_EMPTY = frozenset({"", "null", "None", "undefined", '""'})
+_MOST_LAYERS = 3
+_MOST_COMMAS = 20
 
 
 class Fault(ValueError):
@@ -50,7 +57,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
         objects = objects[:1]
     if len(objects) > 1 and not all(fits(each, schema) for each in objects):
         raise Fault(f"the arguments hold {len(objects)} objects, run together; send one object per call")
-    return [_decoded_members(each, schema) for each in objects]
+    return [_decoded_members(_unwrapped(each, schema), schema) for each in objects]
 
 
 def json_text(arguments: Mapping[str, object]) -> str:
@@ -101,13 +108,19 @@ def _objects_in(text: str) -> list[dict[str, object]]:
     text = _LEADING.sub("", text, count=1)
     objects: list[dict[str, object]] = []
     at = 0
+    commas = 0
     while text.startswith("{", at):
         try:
             value, at = _DECODER.raw_decode(text, at)
         except RecursionError:
             raise Fault("the arguments are nested too deeply") from None
-        except ValueError as error:
-            raise Fault(_why(error, text)) from None
+        except json.JSONDecodeError as error:
+            comma = _last_comma(text, error.pos) if commas < _MOST_COMMAS else None
+            if comma is None:
+                raise Fault(_why(error, text)) from None
+            text = text[:comma] + text[comma + 1 :]
+            commas += 1
+            continue
         objects.append(value)
         while at < len(text) and text[at].isspace():
             at += 1
@@ -118,8 +131,17 @@ def _objects_in(text: str) -> list[dict[str, object]]:
     return objects
 
 
+def _last_comma(text: str, at: int) -> int | None:
+    """Where a comma stands with nothing after it in its list or object, at which the decoder stopped at `at`."""
+    comma = at if text.startswith(",", at) else text.rfind(",", 0, at)
+    between = text[comma + 1 : at]
+    return comma if comma >= 0 and not between.strip() and _LAST_COMMA.match(text, comma) else None
+
+
 def _object(value: object) -> dict[str, object]:
-    if isinstance(value, str):
+    for _ in range(_MOST_LAYERS):
+        if not isinstance(value, str):
+            break
         if value.strip() in _EMPTY:
             return {}
         try:
@@ -136,7 +158,8 @@ def _object(value: object) -> dict[str, object]:
 
 def _why(error: ValueError, text: str) -> str:
     if isinstance(error, json.JSONDecodeError):
-        if error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated"):
+        is_cut_escape = "escape" in error.msg and error.pos >= len(text.rstrip()) - 6
+        if error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated") or is_cut_escape:
             return "the arguments break off; send the whole JSON object again"
         return f"the arguments are no valid JSON ({error.msg} at character {error.pos}); send one JSON object"
     return "the arguments are no valid JSON; send one JSON object"
@@ -154,6 +177,14 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
+    """What `{"name": ..., "arguments": {...}}` holds, where the tool cannot mean the whole of it."""
+    inner = arguments.get("arguments", arguments.get("parameters"))
+    if not isinstance(inner, dict) or not arguments.keys() <= {"name", "arguments", "parameters"}:
+        return arguments
+    return inner if not fits(arguments, schema) and fits(inner, schema) else arguments
 
 
 def _decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:

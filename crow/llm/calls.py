@@ -21,10 +21,16 @@ from crow.llm.surrogates import mended, mended_members
 __all__ = ["CallAssembler", "new_call_id", "tool_name"]
 
 _LETTERS = string.ascii_letters + string.digits
-_KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", "arguments"})
+_ARGUMENTS = ("arguments", "parameters", "input", "args")
+"""What the arguments are called, the usual name first."""
+_KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", *_ARGUMENTS})
 _NO_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_DECORATION = re.compile(r"\s+json\Z")
-_PREFIXES = ("functions.", "function.", "tools.", "default_api.")
+_SEPARATORS = re.compile(r"[^A-Za-z0-9]")
+_PREFIX = re.compile(
+    r"\A(?:assistant(?=<))?(?:<\|channel\|>(?:commentary|analysis)\s*)?(?:to=)?(?:<function=)?"
+    r"(?:(?:functions?|tools|default_api)[.:/])?"
+)
+_SUFFIX = re.compile(r"(?:<\|.*|\s+json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
 _MOST_CALLS = 1000
 
@@ -37,21 +43,29 @@ def new_call_id() -> str:
 def tool_name(name: str, offered: Mapping[str, ToolSpec]) -> str:
     """`name` as the offered tool that it can only mean, else in characters that a request may hold.
 
-    Decoration falls away (`functions.x`, `x<|channel|>commentary`, `x json`), letter case does not count where only one
-    tool fits. Nothing similar is guessed.
+    Decoration falls away (`functions.x`, `x<|channel|>commentary`, `x json`, `x:0`); letter case and separators do not
+    count where only one tool fits. Nothing similar is guessed.
     """
     name = name.strip()
     if name in offered:
         return name
-    name = _DECORATION.sub("", name.split("<|")[0].strip()).strip("`\"' ")
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
+    name = _PREFIX.sub("", name).strip("`\"' ")
+    name = _SUFFIX.sub("", name).strip("`\"' ")
     plain = _NO_NAME_CHARACTER.sub("_", name)[:64]
     for candidate in (name, plain):
         if candidate in offered:
             return candidate
-    alike = [each for each in offered if each.lower() == plain.lower()]
-    return alike[0] if len(alike) == 1 else plain
+    for alike in (str.lower, _letters):
+        meant = [each for each in offered if alike(each) == alike(name)]
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            break
+    return plain
+
+
+def _letters(name: str) -> str:
+    return _SEPARATORS.sub("", name).lower()
 
 
 class _Call:
@@ -80,6 +94,18 @@ class CallAssembler:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
+    def add_all(self, fragments: object) -> None:
+        """Take `delta.tool_calls`: a list of fragments, mostly; else one fragment, or a mapping of them."""
+        if isinstance(fragments, Mapping):
+            values = list(fragments.values())
+            is_one = "function" in fragments or "name" in fragments or "arguments" in fragments
+            fragments = [fragments] if is_one or not all(isinstance(each, Mapping) for each in values) else values
+        for fragment in fragments if isinstance(fragments, list) else ():
+            if isinstance(fragment, list):
+                self.add_all(fragment)
+            else:
+                self.add(fragment)
+
     def add(self, fragment: object) -> None:
         """Take one fragment, whatever it looks like."""
         if not isinstance(fragment, Mapping) or self._continues(fragment):
@@ -87,10 +113,9 @@ class CallAssembler:
         function = fragment.get("function")
         function = function if isinstance(function, Mapping) else {}
         name = _text(function.get("name")) or _text(fragment.get("name"))
-        arguments = _arguments_text(function.get("arguments", fragment.get("arguments")))
+        arguments = _arguments_text(_arguments_of(function, fragment))
         call_id = _text(fragment.get("id")).strip()
-        index = fragment.get("index")
-        index = index if isinstance(index, (int, str)) and not isinstance(index, bool) else None
+        index = _index_of(fragment.get("index"))
         call = self._call_for(index, call_id, name.strip(), arguments)
         if call is None:
             if len(self._calls) >= _MOST_CALLS:
@@ -148,7 +173,10 @@ class CallAssembler:
         if index is not None:
             call = at_index
             if call is None:
-                return None
+                # An index that counts the fragments: what can only be the middle of arguments goes on with them.
+                last = self._calls[-1] if self._calls and not (call_id or name) else None
+                goes_on = last is not None and bool(last.name and last.pieces) and not begins_object(arguments)
+                return last if last is not None and goes_on and arguments and not is_whole(last.pieces) else None
         elif self._calls:
             call = self._calls[-1]
         else:
@@ -250,6 +278,19 @@ def _joined_name(name: str, piece: str) -> str:
     if not name or piece.startswith(name):
         return piece
     return name if name.strip() == piece.strip() else name + piece
+
+
+def _index_of(value: object) -> int | str | None:
+    """A number in quotes, or with a fraction of nothing, is that number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+
+
+def _arguments_of(*places: Mapping[str, object]) -> object:
+    return next((place[key] for place in places for key in _ARGUMENTS if place.get(key) is not None), None)
 
 
 def _text(value: object) -> str:

@@ -26,7 +26,8 @@ class Dialect:
     `empty_content`: what stands beside calls where there is no text. `reasoning`: the thought goes back under the field
     it came in; `always` also where there was none (as ''), which some endpoints demand; `inline` writes it into the
     content again. `thinking`: where the thought level goes, None for nowhere. `parallel_calls` None leaves it to the
-    endpoint.
+    endpoint; False also spreads calls that were made at once over messages of one call each. `streams` False: the
+    answer comes in one piece.
     """
 
     limit_field: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
@@ -41,6 +42,7 @@ class Dialect:
     cache_marker: bool = False
     thinking: Thinking | None = "effort"
     opaque: bool = True
+    streams: bool = True
     refused: tuple[str, ...] = ()
 
     def refusing(self, part: str) -> Dialect:
@@ -59,6 +61,8 @@ class Dialect:
         match part:
             case "stream_options":
                 return replace(self, usage_option=False)
+            case "stream":
+                return replace(self, streams=False, usage_option=False)
             case "max_tokens" if self.limit_field == "max_tokens":
                 tried = "max_completion_tokens" in self.refused
                 return replace(self, limit_field=None if tried else "max_completion_tokens")
@@ -69,6 +73,8 @@ class Dialect:
                 return replace(self, tool_choice=False)
             case "parallel_tool_calls":
                 return replace(self, parallel_calls=None)
+            case "parallel_calls":
+                return replace(self, parallel_calls=False)
             case "prompt_cache_key":
                 return replace(self, cache_key=False)
             case "cache_marker":
@@ -112,7 +118,8 @@ def dialect_of(endpoint: Endpoint) -> Dialect:
 
 _MARKED = re.compile(r"claude|anthropic", re.IGNORECASE)
 _NO = (
-    r"(?:unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
+    r"(?:unsupported|not support|not enabled|not have|no endpoints|deprecated|unrecogni[sz]ed|unknown"
+    r"|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
     r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
 )
 
@@ -129,8 +136,12 @@ _PARTS = tuple(
         ("max_completion_tokens", _refusal_of(r"\bmax_completion_tokens")),
         ("max_tokens", _refusal_of(r"\bmax_tokens")),
         ("prompt_cache_key", r"prompt_cache_key"),
+        (
+            "parallel_calls",
+            r"only supports? (?:a )?single tool.?calls?|only one tool call|multiple tool calls.{0,40}not",
+        ),
         ("parallel_tool_calls", r"parallel_tool_calls|" + _refusal_of("parallel tool calls?")),
-        ("tool_choice", _refusal_of("tool_choice")),
+        ("tool_choice", _refusal_of("tool[_ ]choice(?! requires)")),
         (
             "no_reasoning",
             r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
@@ -138,14 +149,26 @@ _PARTS = tuple(
         ("cache_marker", r"cache_control"),
         (
             "thought_level",
-            _refusal_of("reasoning_effort|reasoning[._]effort|enable_thinking|thinking(?:[._]type)?|thinking_budget"),
+            _refusal_of("reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\\b|thinking_budget"),
         ),
         ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
         ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
         ("developer_role", _refusal_of("developer")),
-        ("system_role", _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")),
-        ("images", _refusal_of(r"\bimage(?:_url|s)?\b") + "|not a multimodal"),
-        ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content"),
+        (
+            "system_role",
+            _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")
+            + "|roles must alternate|only user(?:,| and) assistant roles",
+        ),
+        ("images", _refusal_of(r"\bimage(?:_url|s)?\b|\bvision\b|multi-?modal content") + "|not a multimodal"),
+        ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content|content is empty"),
+        (
+            # Told narrowly: an endpoint that only stumbled over a stream must not be asked without one for ever.
+            "stream",
+            (
+                r"['\"`]stream['\"`].{0,40}(?:not support|unsupported|must be false)|to stream this model"
+                r"|(?:not support|unsupported) streaming|\bstreaming.{0,30}(?:not supported|unsupported|disabled)"
+            ),
+        ),
         ("no_content", r"content.{0,40}(?:required|missing)|missing.{0,40}content"),
     )
 )

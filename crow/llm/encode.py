@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from crow.domain.messages import (
@@ -44,11 +44,13 @@ _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function"
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message as sent; `images` are the parts that a tool result leaves to a message of its own."""
+    """A message as sent; `images` are the parts that a tool result leaves to a message of its own, `calls` what comes
+    before the second result and those after it, where only one call may stand in a message."""
 
     message: Message
     sent: bytes
     images: tuple[bytes, ...] = ()
+    calls: tuple[bytes, ...] = ()
 
 
 _NEVER_REPLACED = frozenset({"messages", "tools", "stream"})
@@ -78,7 +80,7 @@ class Encoder:
         if self._fixed != (dialect, endpoint):
             self._fixed = (dialect, endpoint)
             self._kept = []
-        head: dict[str, object] = {"model": model, "stream": True}
+        head: dict[str, object] = {"model": model, "stream": dialect.streams}
         if dialect.usage_option:
             head["stream_options"] = {"include_usage": True}
         if limit is not None and dialect.limit_field is not None:
@@ -114,7 +116,7 @@ class Encoder:
             else:
                 fresh.append(_encoded(message, endpoint=endpoint, dialect=dialect))
         self._kept = fresh
-        return _with_images(fresh)
+        return _in_order(fresh)
 
     def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
         if not self._tools_sent or (tools is not self._tools and tools != self._tools):
@@ -142,11 +144,18 @@ def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
             assert_never(never)
 
 
-def _with_images(messages: Sequence[_Encoded]) -> list[bytes]:
+def _in_order(messages: Sequence[_Encoded]) -> list[bytes]:
     """The bytes in order; images of results come directly after their block, before whatever is next."""
     sent: list[bytes] = []
     images: list[bytes] = []
+    calls: tuple[bytes, ...] = ()
+    before: Message | None = None
     for each in messages:
+        if calls and isinstance(each.message, ToolMessage) and isinstance(before, ToolMessage):
+            sent.append(calls[0])
+            calls = calls[1:]
+        calls = each.calls or calls
+        before = each.message
         if images and not isinstance(each.message, ToolMessage):
             sent.append(_image_message(images))
             images = []
@@ -175,6 +184,11 @@ def _encoded(message: Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
         case UserMessage(parts=parts):
             return _Encoded(message, _json({"role": "user", "content": _user_content(parts, dialect)}))
         case AssistantMessage():
+            if dialect.parallel_calls is False and len(message.calls) > 1:
+                alone = [replace(message, calls=(call,)) for call in message.calls]
+                alone[1:] = [replace(each, text="", thought="", opaque={}) for each in alone[1:]]
+                first, *rest = (_json(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
+                return _Encoded(message, first, calls=tuple(rest))
             return _Encoded(message, _json(_assistant(message, endpoint=endpoint, dialect=dialect)))
         case ToolMessage(call_id=call_id, text=text, images=images):
             if not dialect.takes_images:

@@ -7,10 +7,8 @@ stay in the message. Pure: knows neither HTTP client nor stream, and never sees 
 
 from __future__ import annotations
 
-import email.utils
 import html
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,12 +26,22 @@ from crow.domain.errors import (
     RateLimited,
 )
 from crow.llm.overflow import is_overflow, overflow_numbers
+from crow.llm.waits import wait_in
 
-__all__ = ["Complaint", "Origin", "complaint_in", "complaint_of_response", "failure", "page_title", "retry_after_s"]
+__all__ = ["Complaint", "Origin", "complaint_in", "complaint_of_response", "failure", "page_title"]
 
 _SHOWN_CHARS = 1000
 _SEARCHED_CHARS = 20_000
 _ECHO = frozenset({"input", "messages", "request", "failed_generation"})
+
+_MESSAGE_KEYS = (
+    *("message", "error_message", "errorMessage", "msg", "detail", "error", "description", "reason", "title"),
+    "exception",
+)
+_CODE_KEYS = ("code", "status", "status_code", "type", "error_type", "error_code", "errorCode")
+_GOOD = frozenset(
+    {"ok", "success", "succeeded", "processing", "queued", "pending", "in_progress", "running", "started"}
+)
 
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _THROTTLED = re.compile(
@@ -47,7 +55,9 @@ _NO_CREDIT = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(
-    r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)", re.IGNORECASE
+    r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)"
+    r"|(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))",
+    re.IGNORECASE,
 )
 _BAD_KEY = re.compile(
     r"invalid[_ ](?:api[_ ])?key|incorrect api key|api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)"
@@ -72,14 +82,13 @@ _REFUSED_REQUEST = re.compile(
     re.IGNORECASE,
 )
 _NO_PATH = re.compile(r"not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url", re.IGNORECASE)
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
-_HEADING = re.compile(r"<h1[^>]*>(.*?)</h1>", re.IGNORECASE | re.DOTALL)
-_WAIT_WORDS = re.compile(
-    r"(?:try again in|retry (?:after|in)|retrydelay\W{1,5})\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|m(?:in\w*)?\b|s)?",
+_NO_TOOLS = re.compile(
+    r"(?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use|tools?\W{0,2} (?:is|are) not supported"
+    r"|tool calling|--enable-auto-tool-choice",
     re.IGNORECASE,
 )
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SPAN_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_HEADING = re.compile(r"<h1[^>]*>(.*?)</h1>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +123,20 @@ def complaint_in(body: object) -> Complaint | None:
     error = body.get("error")
     if error:
         return _complaint(error, body)
-    if body.get("error_type") or body.get("error_message"):
+    if any(body.get(key) for key in ("error_type", "error_message", "errorMessage", "errorCode", "exception")):
         return _complaint(body, body)
+    status = body.get("base_resp")
+    if isinstance(status, Mapping) and status.get("status_code"):
+        return _complaint({"message": status.get("status_msg"), "code": status["status_code"]}, body)
     errors = body.get("errors")
     if isinstance(errors, list) and errors:
         return _complaint(errors[0], body)
     if "choices" in body:
         return _complaint_in_choice(body)
     is_error = body.get("object") == "error" or body.get("type") == "error" or body.get("success") is False
-    says_why = isinstance(body.get("message") or body.get("msg") or body.get("detail"), str)
-    if is_error or (says_why and any(body.get(key) for key in ("code", "status", "detail", "error_code"))):
-        return _complaint(body, body)
-    return None
+    says_why = isinstance(body.get("message") or body.get("msg") or body.get("detail"), (str, list))
+    is_marked = any(_is_bad(body.get(key)) for key in ("code", "status", "detail", "error_code"))
+    return _complaint(body, body) if is_error or (says_why and is_marked) else None
 
 
 def complaint_of_response(status: int, content: bytes) -> Complaint:
@@ -151,7 +162,7 @@ def failure(complaint: Complaint, origin: Origin, *, wait_s: float | None = None
     words, status, searched = _words(complaint), complaint.status, complaint.searched
     who = origin.endpoint
     if wait_s is None:
-        wait_s = _wait_in(searched)
+        wait_s = wait_in(searched)
     # "Quota exceeded ... retry in 17 s" is a rate limit by another name.
     is_quota = _NO_CREDIT.search(searched) or (wait_s is None and _QUOTA.search(searched))
     if status == 402 or (is_quota and (status is None or status < 500)):
@@ -161,7 +172,7 @@ def failure(complaint: Complaint, origin: Origin, *, wait_s: float | None = None
     if status == 413 or not (status == 429 or _THROTTLED.search(searched)):
         # A 413 that speaks of tokens per minute is one request larger than a whole minute's share: waiting is in vain.
         if status == 413 or is_overflow(searched):
-            limit, size = overflow_numbers(searched)
+            limit, size = overflow_numbers(searched, complaint.message)
             return ContextOverflow(f"The request is too long for {_model_at(origin)}: {words}.", limit=limit, size=size)
     elif status is None or status == 429 or status in _TRANSIENT_STATUS or status < 429:
         return RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
@@ -176,26 +187,6 @@ def page_title(text: str) -> str | None:
     match = _TITLE.search(text) or _HEADING.search(text)
     title = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", match.group(1))).split()) if match else ""
     return title[:200] or "an HTML page without a title"
-
-
-def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Seconds to wait by the headers (keys in lower case); `now_s` is Unix time, for those that name a moment."""
-    for key, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(key, "").strip()
-        seconds = _number(value)
-        if seconds is not None:
-            return max(0.0, seconds * scale)
-        if value and key == "retry-after":
-            moment = email.utils.parsedate_tz(value)
-            if moment is not None:
-                return max(0.0, email.utils.mktime_tz(moment) - now_s)
-    waits = [
-        wait
-        for key, value in headers.items()
-        if key.startswith("x-ratelimit-reset") and (wait := _span(value.strip(), now_s)) is not None
-    ]
-    # Of several limits the one that resets last may be the one that was hit, or one that is far from it.
-    return min(waits) if waits else None
 
 
 def _other(complaint: Complaint, origin: Origin, *, words: str, wait_s: float | None) -> ModelError:
@@ -222,7 +213,15 @@ def _other(complaint: Complaint, origin: Origin, *, words: str, wait_s: float | 
         return Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
         return ProtocolError(f"{who} answered something else than a chat completion: {words}.")
-    return BadRequest(f"{who} does not take the request: {words}.")
+    hint = " Crow needs a model that can call tools; choose another one." if _NO_TOOLS.search(searched) else ""
+    return BadRequest(f"{who} does not take the request: {words}.{hint}")
+
+
+def _is_bad(code: object) -> bool:
+    """Whether a code or status is there and says that something is amiss."""
+    if isinstance(code, str):
+        return bool(code) and code.lower() not in _GOOD and not re.fullmatch(r"0+|2\d\d", code)
+    return bool(code) and not (isinstance(code, int) and 200 <= code < 300)
 
 
 def _complaint_in_choice(body: Mapping[str, object]) -> Complaint | None:
@@ -256,7 +255,7 @@ def _without_echo(value: object, depth: int = 0) -> object:
 
 
 def _message_of(error: Mapping[str, object]) -> str:
-    for key in ("message", "error_message", "msg", "detail", "error", "description", "reason", "title"):
+    for key in _MESSAGE_KEYS:
         value = error.get(key)
         if isinstance(value, str) and value.strip():
             message = value.strip()
@@ -282,7 +281,7 @@ def _code_of(error: Mapping[str, object]) -> tuple[str, int | None]:
     """The words of its code and type, and its HTTP status if a number among them is one."""
     words: list[str] = []
     status: int | None = None
-    for key in ("code", "status", "status_code", "type", "error_type", "error_code"):
+    for key in _CODE_KEYS:
         value = error.get(key)
         if isinstance(value, bool) or value is None:
             continue
@@ -309,34 +308,3 @@ def _words(complaint: Complaint) -> str:
 
 def _model_at(origin: Origin) -> str:
     return f'the model "{origin.model}"' if origin.model else "the model"
-
-
-def _wait_in(words: str) -> float | None:
-    match = _WAIT_WORDS.search(words)
-    if match is None:
-        return None
-    unit = (match.group(2) or "s").lower()
-    scale = 0.001 if unit.startswith(("ms", "milli")) else 60.0 if unit.startswith("m") else 1.0
-    return float(match.group(1)) * scale
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _span(text: str, now_s: float) -> float | None:
-    """`1s`, `6m0s`, `120`, or a Unix time in seconds or milliseconds."""
-    try:
-        number: float | None = float(text)
-    except ValueError:
-        number = None
-    if number is not None:
-        if number > 1e11:
-            number /= 1000
-        return max(0.0, number - now_s if number > 1e9 else number)
-    pieces = _SPAN.findall(text)
-    return sum(float(amount) * _SPAN_S[unit] for amount, unit in pieces) if pieces else None

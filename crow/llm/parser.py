@@ -10,36 +10,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
+from crow.domain.errors import ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.calls import CallAssembler, new_call_id
+from crow.llm.endings import ending_of, finish_word
 from crow.llm.failures import Complaint, Origin, complaint_in, failure, page_title
+from crow.llm.framing import chunks_in, is_end, is_filler
 from crow.llm.leaked import recovered_calls
 from crow.llm.reasoning import ReasoningDetails, content_pieces, details_text, thought_of
 from crow.llm.surrogates import Joiner, mended, mended_members
-from crow.llm.thinking import ThinkSplitter, split_headless
+from crow.llm.thinking import ThinkSplitter, split_headless, without_end_tokens
 from crow.llm.usage import newer_usage, read_usage
 
 __all__ = ["StreamParser"]
 
 _DECODER = json.JSONDecoder(strict=False)
 
-_FINISH_WORDS: tuple[tuple[FinishReason | None, str], ...] = (
-    (None, "null none"),
-    ("stop", "stop end_turn eos eos_token end stop_sequence complete completed"),
-    ("stop", "tool_calls function_call tool_use tool_call tool-calls"),
-    ("length", "length max_tokens max_output_tokens max_completion_tokens max_length model_length"),
-    ("refusal", "content_filter content-filter sensitive refusal safety recitation blocklist spii image_safety"),
-    ("refusal", "prohibited_content guardrail_intervened"),
-)
-_FINISH: dict[str, FinishReason | None] = {word: finish for finish, words in _FINISH_WORDS for word in words.split()}
-"""What vendors call the end; calls count whatever it says. Words not here mean `stop` if anything was said."""
-
-_FAILED = frozenset(
-    {"error", "abort", "aborted", "network_error", "insufficient_system_resource", "cancelled", "canceled", "failed"}
-)
-_TOO_LONG = frozenset({"model_context_window_exceeded", "context_window_exceeded", "context_length_exceeded"})
 _NO_DELTAS: list[TextDelta | ThoughtDelta] = []
 
 
@@ -58,6 +45,8 @@ class StreamParser:
         self._origin = origin or Origin()
         self._mint = mint
         self._calls = CallAssembler(tools, mint=mint)
+        self._legacy_calls = CallAssembler(tools, mint=mint)
+        self._has_deltas = False
         self._splitter = ThinkSplitter()
         self._text_joiner = Joiner()
         self._thought_joiner = Joiner()
@@ -69,6 +58,7 @@ class StreamParser:
         self._refused = False
         self._finish_word: str | None = None
         self._done = False
+        self._error: ModelError | None = None
         self._flushed = False
         self._usage: Usage | None = None
         self.complaint: Complaint | None = None
@@ -100,20 +90,10 @@ class StreamParser:
         except (ValueError, RecursionError):
             return self._feed_other(event_data)
         if type(chunk) is not dict:
-            if isinstance(chunk, list) and complaint_in(chunk) is not None:
+            if isinstance(chunk, list):
                 self._raise_complaint(chunk)
-            return _NO_DELTAS
-        choices = chunk.get("choices")
-        if "error" in chunk or not choices:
-            self._raise_complaint(chunk)
-        if chunk.get("usage") is not None or "x_groq" in chunk:
-            self._read_usage(chunk)
-        if type(choices) is not list:
-            return _NO_DELTAS
-        for choice in choices:
-            if type(choice) is dict and not choice.get("index"):
-                return self._feed_choice(choice)
-        return _NO_DELTAS
+            return self._feed_other(chunk) if isinstance(chunk, str) and is_end(chunk) else _NO_DELTAS
+        return self._feed_chunk(chunk)
 
     def flush(self) -> list[TextDelta | ThoughtDelta]:
         """The stream has ended: what was held back. Called twice it gives nothing more."""
@@ -136,14 +116,18 @@ class StreamParser:
         :raises ~crow.domain.errors.ProtocolError: the answer is incomplete or empty.
         """
         self.flush()
+        if self._error is not None:
+            raise self._error
         finish = self._finish()
         text, thought = "".join(self._text), "".join(self._thought)
-        calls = self._calls.finish(is_cut=finish == "length")
+        calls = (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
         if not calls and self._tools:
             text, calls = recovered_calls(text, self._tools, mint=self._mint)
         if not thought and (parts := split_headless(text)) is not None:
             thought, text = parts
             self._reasoning_field = "content"
+        if self._splitter.is_dressed:
+            text = without_end_tokens(text)
         if not text.strip():
             text = ""
         if finish == "refusal":
@@ -169,18 +153,55 @@ class StreamParser:
             reasoning_field=self._reasoning_field,
         )
 
+    def _feed_chunk(self, chunk: dict[str, object]) -> list[TextDelta | ThoughtDelta]:
+        choices = chunk.get("choices")
+        if "error" in chunk or not choices:
+            self._raise_complaint(chunk)
+        if chunk.get("usage") is not None or "x_groq" in chunk:
+            self._read_usage(chunk)
+        if type(choices) is dict:
+            choices = [choices]
+        if type(choices) is not list:
+            return _NO_DELTAS
+        for choice in choices:
+            if type(choice) is dict and (not (index := choice.get("index")) or index == "0"):
+                deltas = self._feed_choice(choice)
+                if "finish_reason" in chunk:
+                    self._note_finish(chunk["finish_reason"])
+                return deltas
+        return _NO_DELTAS
+
     def _feed_other(self, event_data: str) -> list[TextDelta | ThoughtDelta]:
+        """Data that is no JSON object: the end, nothing, or several chunks whose framing is amiss."""
         data = event_data.strip()
-        if data.startswith("[DONE]"):
+        if is_end(data):
             self._done = True
             return self.flush()
-        if not data or self.is_finished:
+        if not data or self.is_finished or is_filler(data):
             return _NO_DELTAS
+        chunks, is_done = chunks_in(data)
+        if chunks:
+            deltas: list[TextDelta | ThoughtDelta] = []
+            try:
+                for chunk in chunks:
+                    deltas.extend(self._feed_chunk(chunk))
+            except ModelError as error:
+                if not deltas:
+                    raise
+                # What came before it is given out first.
+                self._error, is_done = error, True
+            if is_done:
+                self._done = True
+                deltas.extend(self.flush())
+            return deltas
         title = page_title(data)
         shown = title if title is not None else data[:200]
         raise ProtocolError(f"{self._origin.endpoint} sent an event that is no JSON: {mended(shown)}")
 
     def _raise_complaint(self, chunk: object) -> None:
+        if self._done or (self._finish_word is not None and ending_of(self._finish_word) != "failed"):
+            # What fails after the end, such as the counting, takes nothing from the answer.
+            return
         self.complaint = complaint_in(chunk)
         if self.complaint is not None:
             raise failure(self.complaint, self._origin)
@@ -201,16 +222,30 @@ class StreamParser:
             self._raise_complaint({"error": choice["error"]})
         delta = choice.get("delta")
         if type(delta) is not dict:
-            delta = choice.get("message")
-            if type(delta) is not dict:
-                return _NO_DELTAS
+            instead = self._delta_instead(choice)
+            return _NO_DELTAS if instead is None else self._feed_delta(instead)
         content = delta.get("content")
         if len(delta) == 1 and type(content) is str and self._splitter.in_text and content.isascii():
             if not content or self._text_joiner.is_waiting:
                 return self._feed_delta(delta)
             self._text.append(content)
             return [TextDelta(text=content)]
+        self._has_deltas = True
         return self._feed_delta(delta)
+
+    def _delta_instead(self, choice: dict[str, object]) -> dict[str, object] | None:
+        """What a choice without a delta adds: a message, or mere text."""
+        message = choice.get("message")
+        if type(message) is dict:
+            if self._has_deltas:
+                # The whole once more at its end: only what no delta brought is new.
+                text, so_far = message.get("content"), "".join(self._text)
+                rest = text[len(so_far) :] if isinstance(text, str) and text.startswith(so_far) else ""
+                calls = None if self._calls else message.get("tool_calls")
+                return {"content": rest, "tool_calls": calls}
+            return message
+        text = choice.get("delta") or choice.get("text")
+        return {"content": text} if type(text) is str else None
 
     def _feed_delta(self, delta: dict[str, object]) -> list[TextDelta | ThoughtDelta]:
         deltas: list[TextDelta | ThoughtDelta] = []
@@ -241,11 +276,12 @@ class StreamParser:
             self._add_content(refusal, deltas)
         calls = delta.get("tool_calls")
         if calls:
-            for fragment in calls if isinstance(calls, list) else (calls,):
-                self._calls.add(fragment)
+            self._calls.add_all(calls)
         legacy = delta.get("function_call")
         if type(legacy) is dict:
-            self._calls.add({"index": -1, "function": legacy})
+            self._legacy_calls.add({"index": 0, "function": legacy})
+        if "finish_reason" in delta:
+            self._note_finish(delta["finish_reason"])
         return deltas
 
     def _add_content(self, piece: str, deltas: list[TextDelta | ThoughtDelta]) -> None:
@@ -280,12 +316,9 @@ class StreamParser:
         self._thought.append(thought)
         deltas.append(ThoughtDelta(text=thought))
 
-    def _note_finish(self, word: object) -> None:
-        if not isinstance(word, str):
-            return
-        word = word.strip().lower()
-        if word and self._finish_word is None and _FINISH.get(word, "stop") is not None:
-            self._finish_word = word
+    def _note_finish(self, value: object) -> None:
+        if self._finish_word is None:
+            self._finish_word = finish_word(value)
 
     def _finish(self) -> FinishReason:
         """Our word for how it ended. :raises ~crow.domain.errors.ModelError: it failed."""
@@ -294,13 +327,16 @@ class StreamParser:
             if not self._done:
                 raise ProtocolError(f"The answer of {who} broke off: the stream ended without a finish reason.")
             return "refusal" if self._refused else "stop"
-        if word in _FAILED:
+        ending = ending_of(word)
+        if ending == "failed":
             raise Overloaded(f'{who} broke off the answer (finish reason "{word}").')
-        if word in _TOO_LONG:
+        if ending == "too_long":
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
-        if "malformed" in word and not self._calls:
-            raise ProtocolError(f'{who} made a tool call that it could not read itself (finish reason "{word}").')
-        return "refusal" if self._refused else _FINISH.get(word) or "stop"
+        if ending == "malformed":
+            if not (self._calls or self._legacy_calls):
+                raise ProtocolError(f'{who} made a tool call that it could not read itself (finish reason "{word}").')
+            ending = "stop"
+        return "refusal" if self._refused else ending
 
     def _check_whole(self, finish: FinishReason, *, text: str, thought: str, calls: tuple[ToolCall, ...]) -> None:
         """An answer with nothing in it is an error, unless it says itself why."""

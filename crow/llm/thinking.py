@@ -1,8 +1,9 @@
 """Reasoning written into the answer itself, as `<think>...</think>` at its start.
 
 Strategy: a small state machine over pieces, which holds back only what may still become a tag. A tag counts at the
-start of the answer alone; spoken of later it is text. An answer that holds only the closing tag cannot be told apart
-while it streams: `split_headless` does it at the end, and only where it is plain.
+start of the answer alone; spoken of later it is text. Tokens that some formats put around the answer fall away there
+too. An answer that holds only the closing tag cannot be told apart while it streams: `split_headless` does it at the
+end, and only where it is plain.
 """
 
 from __future__ import annotations
@@ -10,16 +11,39 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-__all__ = ["ThinkSplitter", "split_headless"]
+__all__ = ["ThinkSplitter", "split_headless", "without_end_tokens"]
 
-_TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
+_THINK_ENDS = ("</think>", "</thinking>")
+_TAGS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("<think>", _THINK_ENDS),
+    ("<thinking>", _THINK_ENDS),
+    ("<thought>", ("</thought>",)),
+    ("<reasoning>", ("</reasoning>",)),
+    ("<mm:think>", ("</mm:think>",)),
+    ("<seed:think>", ("</seed:think>",)),
+    ("[think]", ("[/think]",)),
+    ("◁think▷", ("◁/think▷",)),
+    ("<|channel|>analysis<|message|>", ("<|end|>",)),
+    ("<|channel>thought\n", ("<channel|>",)),
+    ("<|start_thinking|>", ("<|end_thinking|>",)),
+    ("<|begin_of_thought|>", ("<|end_of_thought|>",)),
 )
+"""What opens a thought, and what ends it; in lower case, since models write either."""
+
+_DRESS = (
+    # A thought came in its own field, its closing tag did not.
+    *_THINK_ENDS,
+    "<|start|>assistant",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|start_response|>",
+    "<|begin_of_solution|>",
+)
+"""What stands before an answer and is none of it."""
+
+_BEGINNINGS = (*(opening for opening, _ in _TAGS), *_DRESS)
+_LONGEST = max(map(len, _BEGINNINGS))
+_END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
 _MOST_BLANKS = 4096
 _LONE_CLOSE = re.compile(r"</think>[ \t]*(?:\r?\n|$)")
 
@@ -28,17 +52,18 @@ class ThinkSplitter:
     """Feed pieces of the content; each call gives the thought and the text that are certain now.
 
     Blanks before the first word of a thought or of an answer after one are dropped; blanks at the very start of the
-    answer wait for its first word.
+    answer wait for its first word. `found`: there was a thought; `is_dressed`: tokens were left out before the answer.
     """
 
-    __slots__ = ("_close", "_held", "_spoken", "_state", "found")
+    __slots__ = ("_ends", "_held", "_spoken", "_state", "found", "is_dressed")
 
     def __init__(self) -> None:
         self._state: Literal["start", "thought", "after", "text"] = "start"
         self._held = ""
-        self._close = ""
+        self._ends: tuple[str, ...] = ()
         self._spoken = False
         self.found = False
+        self.is_dressed = False
 
     @property
     def in_text(self) -> bool:
@@ -66,20 +91,26 @@ class ThinkSplitter:
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the answer starts with; True if that is a thought."""
+        """Decide what the answer starts with; True if there is more to be decided."""
         begun = self._held.lstrip()
         if not begun:
             if self._state == "after":
                 self._held = ""
             if len(self._held) < _MOST_BLANKS:
                 return False
-        for opening, closing in _TAGS:
-            if begun.startswith(opening):
-                self._state, self._close, self._held = "thought", closing, begun[len(opening) :]
+        head = begun[:_LONGEST].lower()
+        for opening, ends in _TAGS:
+            if head.startswith(opening):
+                self._state, self._ends, self._held = "thought", ends, begun[len(opening) :]
                 self._spoken = False
                 self.found = True
                 return True
-        if begun and any(opening.startswith(begun) for opening, _ in _TAGS):
+        for dress in _DRESS:
+            if head.startswith(dress):
+                self._state, self._held = "after", begun[len(dress) :]
+                self.is_dressed = True
+                return True
+        if begun and any(beginning.startswith(head) for beginning in _BEGINNINGS):
             return False
         if self._state == "after":
             self._held = begun
@@ -90,13 +121,13 @@ class ThinkSplitter:
         """Move the certain part of the thought out; True once its end has come."""
         if not self._spoken:
             self._held = self._held.lstrip()
-        end = self._held.find(self._close)
-        if end >= 0:
-            thought.append(self._held[:end])
-            self._held = self._held[end + len(self._close) :]
+        end = _END_OF[self._ends].search(self._held)
+        if end is not None:
+            thought.append(self._held[: end.start()])
+            self._held = self._held[end.end() :]
             self._state = "after"
             return True
-        keep = _overlap(self._held, self._close)
+        keep = max(_overlap(self._held, each) for each in self._ends)
         cut = len(self._held) - keep
         thought.append(self._held[:cut])
         self._spoken = self._spoken or cut > 0
@@ -104,23 +135,38 @@ class ThinkSplitter:
         return False
 
 
+_END_OF = {ends: re.compile("|".join(map(re.escape, ends)), re.IGNORECASE) for _, ends in _TAGS}
+
+
 def split_headless(text: str) -> tuple[str, str] | None:
     """`(thought, answer)` of a text whose reasoning has only its closing tag, None if that is not plain.
 
-    Plain means: the first `</think>` ends its line, no opening tag and no code comes before it, and an answer follows.
+    Plain means: the first `</think>` ends its line and stands in no code, no other tag comes, and an answer follows.
     """
     match = _LONE_CLOSE.search(text)
     if match is None:
         return None
     before, after = text[: match.start()], text[match.end() :]
-    if "<think" in before or "`" in before or "</think>" in before or "</think>" in after or not after.strip():
+    line = before[before.rfind("\n") + 1 :]
+    is_code = line.count("`") % 2 == 1 or before.count("```") % 2 == 1 or before.count("~~~") % 2 == 1
+    if is_code or "<think" in before or "</think>" in before or "</think>" in after or not after.strip():
         return None
     return before.strip(), after.lstrip()
 
 
+def without_end_tokens(text: str) -> str:
+    """`text` without the tokens that end it in the formats whose beginning falls away."""
+    shorter = text.rstrip()
+    while shorter.endswith(_END_TOKENS):
+        shorter = shorter[: shorter.rindex("<|")].rstrip()
+        text = shorter
+    return text
+
+
 def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of `text` begin `tag`."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if text.endswith(tag[:length]):
+    """How many characters at the end of `text` begin `tag`, whatever their case."""
+    tail = text[1 - len(tag) :]
+    for length in range(len(tail), 0, -1):
+        if tail[-length:].lower() == tag[:length]:
             return length
     return 0

@@ -20,6 +20,10 @@ def read_usage(report: object) -> Usage | None:
     cached = _first(in_details, "cached_tokens")
     if cached is None:
         cached = _first(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+    if sent is not None and report.get("prompt_tokens") is None:
+        # Anthropic's own counts leave what was read from the cache, or written to it, out of the input.
+        beside = (_first(report, "cache_read_input_tokens"), _first(report, "cache_creation_input_tokens"))
+        sent += sum(count for count in beside if count is not None)
     reasoning = _first(out_details, "reasoning_tokens")
     if reasoning is None:
         reasoning = _first(report, "reasoning_tokens")
@@ -56,6 +60,8 @@ def _mapping(value: object) -> Mapping[str, object]:
 def _first(report: Mapping[str, object], *keys: str) -> int | None:
     for key in keys:
         value = report.get(key)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 13:
+            value = int(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12:
             return int(value)
     return None

@@ -44,6 +44,9 @@ _KIMI = "https://platform.kimi.ai/docs/api/overview"
 _GEMINI = "https://ai.google.dev/gemini-api/docs/openai"
 _GROQ = "https://console.groq.com/docs/openai"
 _XAI = "https://docs.x.ai/api/integrations"
+_MISTRAL = "https://docs.mistral.ai/resources/migration-guides"
+_TOGETHER = "https://docs.together.ai/docs/inference/openai-compatibility"
+_FIREWORKS = "https://docs.pipecat.ai/api-reference/server/services/llm/fireworks"
 _QWEN = "https://www.alibabacloud.com/help/en/model-studio/deep-thinking"
 
 PRESETS: dict[str, Preset] = {
@@ -94,6 +97,20 @@ PRESETS: dict[str, Preset] = {
         base_url=Fact("https://api.x.ai/v1", _XAI),
         key_env=Fact("XAI_API_KEY", _XAI),
     ),
+    "mistral": Preset(
+        base_url=Fact("https://api.mistral.ai/v1", _MISTRAL),
+        key_env=Fact(
+            "MISTRAL_API_KEY", "https://developers.llamaindex.ai/python/framework-api-reference/llms/mistralai"
+        ),
+    ),
+    "together": Preset(
+        base_url=Fact("https://api.together.ai/v1", _TOGETHER),
+        key_env=Fact("TOGETHER_API_KEY", _TOGETHER),
+    ),
+    "fireworks": Preset(
+        base_url=Fact("https://api.fireworks.ai/inference/v1", "https://readme.fireworks.ai/docs/openai-compatibility"),
+        key_env=Fact("FIREWORKS_API_KEY", _FIREWORKS),
+    ),
     "ollama": Preset(
         base_url=Fact("http://localhost:11434/v1", "https://docs.ollama.com/api/openai-compatibility"),
     ),
@@ -102,6 +119,20 @@ PRESETS: dict[str, Preset] = {
     ),
     "vllm": Preset(
         base_url=Fact("http://localhost:8000/v1", "https://docs.vllm.ai/en/stable/serving/openai_compatible_server/"),
+    ),
+    "llamacpp": Preset(
+        base_url=Fact(
+            "http://localhost:8080/v1", "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md"
+        ),
+    ),
+    "sglang": Preset(
+        base_url=Fact("http://127.0.0.1:30000/v1", "https://mintlify.com/sgl-project/sglang/quickstart"),
+    ),
+    "tgi": Preset(
+        base_url=Fact(
+            "http://localhost:8080/v1",
+            "https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/consuming_tgi",
+        ),
     ),
 }
 """By the name that `[providers.NAME]` gives it."""

@@ -198,6 +198,11 @@ class Store(Protocol):
     what was about to be committed is then either whole or absent.
     """
 
+    @property
+    def warning(self) -> str:
+        """What a person should know of the place where all this is kept; empty if there is nothing."""
+        ...
+
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert the row (and a conversation, unless it is a fork).
 
@@ -371,6 +376,11 @@ class Store(Protocol):
 
     async def tidy(self) -> None:
         """On idle: remove what deleted sessions left, in small batches; checkpoint the WAL."""
+        ...
+
+    def hurry(self) -> None:
+        """The process is about to end: from now on a write waits for other programs no longer than a moment, then
+        fails as one that waited too long. Never fails."""
         ...
 
     async def close(self) -> None:

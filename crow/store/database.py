@@ -25,6 +25,7 @@ from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.connection import Connection, explained
 from crow.store.lock import FileLock, Patience
 from crow.store.migrations import APPLICATION_ID, VERSION, migrate
+from crow.store.together import Together, Work, do_each
 
 __all__ = ["Database", "JournalMode"]
 
@@ -49,6 +50,7 @@ class Database:
     def __init__(self, path: Path, writer: Connection, *, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
+        self.warning = ""
         self._writer = writer
         self._reader: Connection | None = None
         self._reader_lock = anyio.Lock()
@@ -56,6 +58,7 @@ class Database:
         self._patience = Patience(busy_timeout_s)
         self._lock = FileLock(path, self._patience)
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES
+        self._together = Together()
         self._is_closed = False
 
     @classmethod
@@ -79,15 +82,17 @@ class Database:
         return database
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives, called in a transaction of its own, which is on disk when this returns.
+        """What `work` gives, called in a transaction, which is on disk when this returns. Others that wait at the same
+        moment may share it.
 
-        Anything `work` raises rolls it back. Cancelled before it began: nothing is written. Cancelled later: it is
+        Anything `work` raises rolls `work` back. Cancelled before it began: nothing is written. Cancelled later: it is
         finished first, and its result returned, so that the caller never has to wonder; a task cancelled natively
         (`asyncio.Task.cancel`) does not learn the result, but the transaction is whole all the same.
         """
         await checkpoint_if_cancelled()
         with anyio.CancelScope(shield=True):
-            result = await self._run(self._writer, lambda connection: self._transaction(connection, work))
+            mine = self._together.add(work)
+            result = await self._run(self._writer, lambda connection: self._settle(connection, mine))
         return result  # noqa: RET504  # a type checker takes a scope for one that may swallow errors
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -105,6 +110,10 @@ class Database:
     async def vacuum(self) -> bool:
         """Give some free pages back to the file system; whether there may be more."""
         return await self._run(self._writer, self._vacuum)
+
+    def hurry(self) -> None:
+        """From now on wait for other programs no longer than a moment, all in all."""
+        self._patience.end()
 
     async def close(self) -> None:
         """Finish what waits and close both connections, in at most a few seconds; safe to call twice."""
@@ -157,18 +166,34 @@ class Database:
                 journal_mode = str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
-            logger.warning("%s: WAL is not available here (a network disk?); using %s", self.path, journal_mode)
+            self.warning = (
+                f"{self.path} is where SQLite grants no write-ahead log (on a network disk?). Crow works there, but"
+                " slower, and no two machines may use it at once. Better set CROW_HOME to a directory on a disk of this"
+                " machine."
+            )
+            logger.warning("%s Using journal mode %s.", self.warning, journal_mode)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT_BYTES}")
         _set_busy_timeout(connection, _BUSY_STEP_S)
         return journal_mode
 
-    def _transaction(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _settle(self, connection: sqlite3.Connection, mine: Work[T]) -> T:
+        """What `mine` gave, done now with all that waits unless another call has done it already."""
+        if not mine.is_done:
+            works = self._together.take()
+            try:
+                self._transaction(connection, works)
+            except Exception as error:  # noqa: BLE001  # each of them raises it
+                for work in works:
+                    work.fail(error)
+        return mine.result()
+
+    def _transaction(self, connection: sqlite3.Connection, works: tuple[Work[object], ...]) -> None:
         with self._writing():
             self._insist(connection, "BEGIN IMMEDIATE")
             try:
-                result = work(connection)
+                do_each(connection, works)
                 self._insist(connection, "COMMIT")
             except BaseException:  # no transaction may stay open, whatever happened
                 if connection.in_transaction:
@@ -176,7 +201,6 @@ class Database:
                 raise
             if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
                 self._empty_wal(connection)
-        return result
 
     def _insist(self, connection: sqlite3.Connection, statement: str) -> None:
         """Execute a statement that other programs may delay; SQLite's own wait would go on while the store closes."""

@@ -23,7 +23,8 @@ __all__ = ["FileLock", "Patience", "locked"]
 
 logger = logging.getLogger(__name__)
 
-_CLOSING_PATIENCE_S = 1.0
+_CLOSING_PATIENCE_S = 0.4
+"""Well above what processes that take turns keep each other waiting, and within what an editor grants to an exit."""
 
 fcntl: Any = None
 with suppress(ImportError):  # Windows
@@ -31,15 +32,15 @@ with suppress(ImportError):  # Windows
 
 
 class Patience:
-    """How long to wait for others: `timeout_s` each time, but no longer than a moment once the store closes."""
+    """How long to wait for others: `timeout_s` each time, but no longer than a moment once the process ends."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._ends_at = math.inf
 
     def end(self) -> None:
-        """The store closes."""
-        self._ends_at = time.monotonic() + _CLOSING_PATIENCE_S
+        """The process ends, or the store closes; only the first time counts."""
+        self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_PATIENCE_S)
 
     def is_over(self, since: float) -> bool:
         """Whether a wait that began at `since` (`time.monotonic`) has been long enough."""

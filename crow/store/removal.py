@@ -3,7 +3,8 @@
 Strategy: what goes of a conversation is every entry that no living session needs; it needs its path, whatever it wrote,
 and every place it ever stood on, with all that lies before. That is found by reading alone, since it may take a while.
 Then it is removed newest first and a few entries at a time, each time only if the living still stand where they stood.
-An entry goes with its blobs and its words in the full-text index. Killed in between, the next one goes on.
+An entry goes with its blobs and its words in the full-text index. Killed in between, the next one goes on. An import
+that was interrupted is such a session too, one that is still going on is not: its sessions are hidden, but owned.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -15,6 +16,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crow.store.owner import is_alive
 from crow.store.sessions import set_title
 
 __all__ = ["Removal", "forget_words", "next_removal", "remove_entries", "remove_rows"]
@@ -32,17 +34,22 @@ class Removal:
     entries: tuple[int, ...]
 
 
-def next_removal(connection: sqlite3.Connection) -> Removal | None:
-    """What to remove next; None if no deleted session is left."""
-    pending = connection.execute(
-        "SELECT conversation FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation LIMIT 1"
-    ).fetchone()
+def next_removal(connection: sqlite3.Connection, *, now_ms: int) -> Removal | None:
+    """What to remove next; None if no deleted session is left, but for those that are being imported."""
+    hidden = connection.execute(
+        "SELECT conversation, owner, lease_ms FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation"
+    )
+    pending = next(
+        (name for name, owner, lease_ms in hidden if not owner or not is_alive(owner, lease_age_ms=now_ms - lease_ms)),
+        None,
+    )
+    hidden.close()  # there may be thousands; mostly the first is the one
     if pending is None:
         return None
     return Removal(
-        conversation=pending[0],
-        living=_living(connection, pending[0]),
-        entries=tuple(row[0] for row in connection.execute(_UNNEEDED, {"conversation": pending[0]})),
+        conversation=pending,
+        living=_living(connection, pending),
+        entries=tuple(row[0] for row in connection.execute(_UNNEEDED, {"conversation": pending})),
     )
 
 

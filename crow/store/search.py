@@ -85,7 +85,9 @@ def _texts(
     for entry_id in ids:
         row = connection.execute(
             "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
-            " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session AND s.deleted_ms IS NULL"
+            " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session"
+            # an imported session may have the id of a deleted one, whose entries live on in a fork
+            " AND s.conversation = e.conversation AND s.deleted_ms IS NULL"
             " WHERE t.id = :id AND t.text <> '' AND (:cwd IS NULL OR coalesce(s.cwd, :cwd) = :cwd)"
             " AND (:model IS NULL OR instr(lower(e.model), lower(:model)) > 0)"
             " AND (:since IS NULL OR e.created_ms >= :since) AND (:before IS NULL OR e.created_ms < :before)",

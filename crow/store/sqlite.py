@@ -80,6 +80,15 @@ class SqliteStore(Store):
         return store
 
     @property
+    def owner(self) -> str:
+        """The text of who this store is."""
+        return self._owner
+
+    @property
+    def warning(self) -> str:
+        return self._database.warning
+
+    @property
     def database(self) -> Database:
         """The file, for what people do with old sessions."""
         return self._database
@@ -292,7 +301,7 @@ class SqliteStore(Store):
 
     async def tidy(self) -> None:
         undisturbed, has_removed = True, False
-        while undisturbed and (found := await self._database.read(removal.next_removal)) is not None:
+        while undisturbed and (found := await self._database.read(_next_removal)) is not None:
             undisturbed, has_removed = await self._remove(found), True
         is_first = has_removed
         while has_removed:
@@ -309,6 +318,9 @@ class SqliteStore(Store):
             if not await self._database.write(_remove_entries(found, some)):
                 return False
         return await self._database.write(lambda sql: removal.remove_rows(sql, found))
+
+    def hurry(self) -> None:
+        self._database.hurry()
 
     async def close(self) -> None:
         try:
@@ -327,6 +339,10 @@ def _ids_before(start: int) -> Callable[[sqlite3.Connection], tuple[list[int], i
 
 def _entries_of(ids: Sequence[int]) -> Callable[[sqlite3.Connection], tuple[tuple[Entry, ...], int]]:
     return lambda sql: paths.entries_of(sql, ids)
+
+
+def _next_removal(sql: sqlite3.Connection) -> removal.Removal | None:
+    return removal.next_removal(sql, now_ms=_now_ms())
 
 
 def _remove_entries(found: removal.Removal, ids: Sequence[int]) -> Callable[[sqlite3.Connection], bool]:

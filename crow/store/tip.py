@@ -47,16 +47,18 @@ class Tip:
         self._cost = 0.0
         self._newest: int | None = None
 
-    def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None) -> Entry:
-        """Insert an entry under the leaf and stand on it; `encoded` is its body's stored form, if known already."""
+    def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
+        """Insert an entry under the leaf and stand on it; `encoded` is its body's stored form, if known already,
+        `entry_id` an id that was reserved for it."""
         stored = encoded or encode(new.body)
         usage = _usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
         cursor = self.connection.execute(
-            "INSERT INTO entries (conversation, session, parent, turn, kind, model, body, body_blob, call_entry,"
+            "INSERT INTO entries (id, conversation, session, parent, turn, kind, model, body, body_blob, call_entry,"
             " call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate, created_ms)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
+                entry_id,
                 self.conversation,
                 self.session_id,
                 self.leaf,

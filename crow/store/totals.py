@@ -1,7 +1,9 @@
 """What was used: tokens and cost, by session, model and day.
 
-Strategy: sums over entries, each of which exists once however many forks share it, so that nothing is counted twice.
-What a session used is what it wrote itself and what its sub-agents did. Days are those of the local clock. Reads only.
+Strategy: sums over entries, each of which exists once however many forks share it, so that nothing is counted twice;
+the result of a task, which repeats what its sub-agent used, is left out. What a session used is what it wrote itself
+and what its sub-agents did; what only deleted sessions had is gone at once. Days are those of the local clock. Reads
+only.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -53,9 +55,11 @@ def totals(connection: sqlite3.Connection, by: Sequence[Group], scope: Scope) ->
         f"SELECT coalesce(p.title, s.title), count(*), coalesce(sum(e.input_tokens), 0),"
         " coalesce(sum(e.output_tokens), 0), coalesce(sum(e.cached_tokens), 0), sum(e.cost)"
         f"{', ' + columns if columns else ''}"
-        " FROM entries e LEFT JOIN sessions s ON s.id = e.session AND s.deleted_ms IS NULL"
+        " FROM entries e LEFT JOIN sessions s ON s.id = e.session AND s.conversation = e.conversation"
+        " AND s.deleted_ms IS NULL"
         " LEFT JOIN sessions p ON p.id = s.parent_id AND p.deleted_ms IS NULL"
-        " WHERE (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
+        " WHERE e.kind <> 'tool' AND e.conversation IN (SELECT conversation FROM sessions WHERE deleted_ms IS NULL)"
+        " AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
         " AND (:cwd IS NULL OR coalesce(p.cwd, s.cwd) = :cwd)"
         " AND (:model IS NULL OR instr(lower(e.model), lower(:model)) > 0)"
         " AND (:since IS NULL OR e.created_ms >= :since) AND (:before IS NULL OR e.created_ms < :before)"

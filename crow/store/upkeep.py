@@ -6,17 +6,22 @@ agent knows nothing of this; the command line is the only caller. Whatever remov
 
 from __future__ import annotations
 
+import sqlite3
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
+
 from crow.domain.entries import Entry
+from crow.domain.errors import StoreUnavailable
 from crow.store import Scope
 from crow.store.backup import Backup, back_up
 from crow.store.export import Chosen, Lines, choose, family, next_entries
-from crow.store.export_file import Block, ExportFile
-from crow.store.intake import Defaults, write_block
+from crow.store.export_file import ExportFile
+from crow.store.intake import Defaults, Intake, Piece, abandon, show
 from crow.store.retention import Old, find, prune, remove, session_ids, unused_since
 from crow.store.sqlite import SqliteStore
 from crow.store.totals import Group, Total, totals
@@ -103,27 +108,51 @@ class Upkeep:
         yield lines.end()
 
     async def import_file(self, path: Path, defaults: Defaults) -> tuple[Imported, ...]:
-        """Check the whole file, then take in what is not here yet.
+        """Check the whole file, then take in what is not here yet: a little at a time, since others write too, and
+        nothing of it is seen before all of it is.
 
-        :raises ~crow.domain.errors.ArgumentError: it is damaged or foreign; nothing was written.
+        :raises ~crow.domain.errors.ArgumentError: it is damaged or foreign, or what is in it is on its way in or out;
+            nothing was imported.
         """
         await self._store.tidy()  # ids of sessions that were deleted are free after it
         file = await self._database.call(lambda: ExportFile(path))
         try:
             blocks = await self._database.call(file.check)
-            return tuple([await self._import(file, block, defaults) for block in blocks])
+            intakes = [Intake(file, block, defaults) for block in blocks]
+            new = [intake for intake in intakes if await self._take_in(intake)]
+            await self._database.write(lambda sql: show(sql, new))
+        except BaseException:
+            with (
+                anyio.CancelScope(shield=True),
+                suppress(StoreUnavailable),
+            ):  # else it is removed when this process ends
+                await self._database.write(lambda sql: abandon(sql, self._store.owner))
+            raise
         finally:
             await self._database.call(file.close)
+        return tuple(
+            Imported(sessions=block.sessions, entries=block.entries, is_new=intake in new)
+            for block, intake in zip(blocks, intakes, strict=True)
+        )
 
-    async def _import(self, file: ExportFile, block: Block, defaults: Defaults) -> Imported:
-        is_new = await self._database.write(lambda sql: write_block(sql, file, block, defaults, now_ms=_now_ms()))
-        return Imported(sessions=block.sessions, entries=block.entries, is_new=is_new)
+    async def _take_in(self, intake: Intake) -> bool:
+        """Write all of it, hidden; false if it is here."""
+        here = self._store.owner
+        if not await self._database.write(lambda sql: intake.begin(sql, here, now_ms=_now_ms())):
+            return False
+        while (piece := await self._database.call(intake.next_piece)) is not None:
+            await self._database.write(_addition(intake, here, piece))
+        return True
 
     async def _choose(self, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
         return await self._database.read(lambda sql: choose(sql, conversation, sessions, known))
 
     async def _read(self, ids: Sequence[int]) -> tuple[Sequence[Entry], int]:
         return await self._database.read(lambda sql: next_entries(sql, ids))
+
+
+def _addition(intake: Intake, here: str, piece: Piece) -> Callable[[sqlite3.Connection], None]:
+    return lambda sql: intake.add(sql, here, piece, now_ms=_now_ms())
 
 
 def _now_ms() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.entries import Announcement, PlanItem
+from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 
 __all__ = [
@@ -90,12 +90,15 @@ McpServer: TypeAlias = StdioServer | HttpServer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """An MCP server given for the session. `detail`: why it failed, or empty."""
+    """An MCP server given for the session. `detail`: why it failed, also while it starts again; or empty.
+    `losses`: how often it ended after it had worked, and `loss` why it did so last."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
     detail: str = ""
     tools: int = 0
+    losses: int = 0
+    loss: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,7 @@ class Outcome:
     text: str
     is_error: bool = False
     images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     announcement: Announcement | None = None
     plan: tuple[PlanItem, ...] | None = None
     raw_output: JsonObject = field(default_factory=dict)
@@ -173,11 +177,12 @@ class Toolbox(Protocol):
         """Look at `call` without running it; never raises for a bad call (see `Offer.fault`)."""
         ...
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         """Run it. A failure is an `Outcome` with `is_error`; only cancellation and bugs are raised.
 
-        `call_id` is handed to the ports, so that they know which call asks. Cancelled: children get SIGTERM at once
-        and SIGKILL 2 s later, without being waited for here.
+        `call_id` is handed to the ports, so that they know which call asks. `judged` is the offer that was allowed: a
+        file that the call would touch elsewhere by now, since a link was changed meanwhile, is left alone. Cancelled:
+        children get SIGTERM at once and SIGKILL 2 s later, without being waited for here.
         """
         ...
 
@@ -219,8 +224,8 @@ class Workspace(Protocol):
         """What is there now."""
         ...
 
-    async def read_bytes(self, path: Path, limit: int | None = None) -> bytes:
-        """The file on disk, at most `limit` bytes. :raises OSError:"""
+    async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
+        """The file on disk, at most `limit` bytes from `start` on. :raises OSError: also of what is no regular file."""
         ...
 
     async def read_text(self, path: Path) -> str:

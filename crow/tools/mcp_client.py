@@ -12,6 +12,7 @@ import difflib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import anyio
@@ -37,6 +38,7 @@ from crow.tools.skills import find_skills
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
 CLOSE_S = 0.5
+OFFERED_CHARS = 200_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
 
@@ -73,10 +75,10 @@ class McpToolbox:
         if self._ports.delegate is None:
             absent.add("task")
         own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
-        external, most = self._external(), self._settings.offered
-        if len(external) <= most:
-            return own + external
-        return (*own, FIND_TOOLS, CALL_TOOL, *external[:most])
+        external = self._external()
+        count = fitting(external, self._settings.offered)
+        finding = (FIND_TOOLS, CALL_TOOL) if count < len(external) else ()
+        return (*own, *finding, *(tool.spec for tool in external[:count]))
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
@@ -144,15 +146,16 @@ class McpToolbox:
             is_read_only=found is not None and found[1].is_read_only,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
         if call.name == "task" and self._ports.delegate is not None:
             return await self._delegate(call, call_id, on_output)
         if call.name in BUILTIN_NAMES:
-            return await self._run_builtin(call, call_id, on_output)
+            place = judged.paths[0] if judged is not None and judged.paths else None
+            return await self._run_builtin(call, call_id, on_output, place)
         try:
             if call.name == FIND_TOOLS.name:
-                return Outcome(text=found_text(query_of(call), self._external()))
+                return Outcome(text=found_text(query_of(call), [tool.spec for tool in self._external()]))
             if call.name == CALL_TOOL.name:
                 call = call_within(call)
         except ArgumentError as error:
@@ -164,7 +167,7 @@ class McpToolbox:
         connection, tool = found
         return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
 
-    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput, place: str | None) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
@@ -174,7 +177,7 @@ class McpToolbox:
             return Outcome(text=str(error), is_error=True)
         try:
             result = await self._client.call_tool(
-                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id)
+                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id, place)
             )
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
@@ -199,9 +202,9 @@ class McpToolbox:
             return Offer(announcement=Announcement(title=call.name), access="external", fault=str(error))
         return replace(await self.offer(inner), tool=inner.name)
 
-    def _external(self) -> tuple[ToolSpec, ...]:
+    def _external(self) -> tuple[ExternalTool, ...]:
         ready = (connection for connection in self._connections if connection.status.state == "ready")
-        return tuple(tool.spec for connection in ready for tool in connection.tools)
+        return tuple(tool for connection in ready for tool in connection.tools)
 
     async def _find(self, name: str) -> tuple[Connection, ExternalTool] | None:
         """The server and tool of a name; one whose server is still starting is waited for, one whose server has failed
@@ -239,6 +242,12 @@ class McpToolbox:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
+
+
+def fitting(tools: Sequence[ExternalTool], most: int) -> int:
+    """How many of the first tools are offered: at most so many, and not so heavy that they would fill a context."""
+    weights = accumulate(tool.weight for tool in tools[:most])
+    return sum(weight <= OFFERED_CHARS for weight in weights)
 
 
 def found_offer(call: ToolCall) -> Offer:

@@ -101,6 +101,8 @@ class Connection:
         self._calls: list[str] = []
         self._asked = 0
         self._failures = 0
+        self._losses = 0
+        self._loss = ""
         self._ready_at = math.inf
         self._retry_at = -math.inf
 
@@ -108,7 +110,14 @@ class Connection:
     def status(self) -> ServerStatus:
         """How the server is."""
         tools = len(self.tools) if self._state == "ready" else 0
-        return ServerStatus(name=self.name, state=self._state, detail=self._detail, tools=tools)
+        return ServerStatus(
+            name=self.name,
+            state=self._state,
+            detail=self._detail,
+            tools=tools,
+            losses=self._losses,
+            loss=self._loss,
+        )
 
     def stop(self) -> None:
         """Let `serve` end; a server that is still starting is given up at once."""
@@ -123,7 +132,7 @@ class Connection:
             return False
         if not at_once and (self._options.problem or time.monotonic() < self._retry_at):
             return False
-        self._state, self._detail = "starting", ""
+        self._state = "starting"
         self.settled = anyio.Event()
         self._wanted.set()
         return True
@@ -300,6 +309,8 @@ class Connection:
         self._retry_at = time.monotonic() + min(wait_s, BACKOFF_MOST_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
+            if self._ready_at < math.inf:
+                self._losses, self._loss = self._losses + 1, detail
         await self._settle("failed", detail)
 
     def _words(self, error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 __all__ = ["prefixes", "prompt_names", "tool_names"]
@@ -41,13 +42,21 @@ def prompt_names(prefix: str, prompts: Sequence[str]) -> tuple[str, ...]:
 
 def _joined(prefix: str, joint: str, given: Sequence[str]) -> tuple[str, ...]:
     plain = [bent(one) for one in given]
+    alike = Counter(plain)
+    wholes = [f"{prefix}{joint}{name}" for name in plain]
+    is_plain = [
+        bool(name) and len(whole) <= NAME_CHARS and (name == one or alike[name] == 1)
+        for one, name, whole in zip(given, plain, wholes, strict=True)
+    ]
+    taken = {whole for whole, stays in zip(wholes, is_plain, strict=True) if stays}
     names = []
-    for tool, name in zip(given, plain, strict=True):
-        whole = f"{prefix}{joint}{name}"
-        meets_another = name != tool and plain.count(name) > 1
-        if meets_another or not name or len(whole) > NAME_CHARS:
-            whole = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, tool)}"
-        names.append(whole)
+    for one, whole, stays in zip(given, wholes, is_plain, strict=True):
+        salt, name = 0, whole
+        while not stays and (name in taken or name == whole):  # one may be named as another's hash would name it
+            name = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, one, *[str(salt)] * (salt > 0))}"
+            salt += 1
+        taken.add(name)
+        names.append(name)
     return tuple(names)
 
 

@@ -1,18 +1,15 @@
 """The local disk and the local processes as a workspace.
 
-Strategy: paths are judged after resolving links and `..`. Files are read and replaced in worker threads; a write goes
-to a temporary file beside the target and takes its place in one step. Commands lead a process group each, see no
-terminal, and are never waited for once cancelled: `reap` ends what is left. Knows nothing of tools or the protocol.
+Strategy: paths are judged after resolving links and `..`. Files are read and replaced in worker threads (see `disk`).
+Commands lead a process group each, see no terminal, and are never waited for once cancelled: `reap` ends what is left.
+Knows nothing of tools or the protocol.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
-import secrets
-import shutil
 import signal
-import stat as modes
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +19,9 @@ import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat, OnOutput
+from crow.tools.disk import file_stat, read_file, replace_file
 from crow.tools.process import Process, start
+from crow.tools.programs import found_program
 from crow.tools.truncate import Retained
 
 __all__ = ["DiskWorkspace"]
@@ -62,7 +61,9 @@ class DiskWorkspace:
         self._cwd = Path(cwd)
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._hidden = frozenset(hidden_variables)
-        self._shell = shell()
+        bash = found_program("bash", self.contains)  # models write for bash
+        plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
+        self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
 
     @property
@@ -84,9 +85,9 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.stat`."""
         return await anyio.to_thread.run_sync(file_stat, path)
 
-    async def read_bytes(self, path: Path, limit: int | None = None) -> bytes:
+    async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """See :meth:`crow.tools.Workspace.read_bytes`."""
-        return await anyio.to_thread.run_sync(read_file, path, limit)
+        return await anyio.to_thread.run_sync(read_file, path, start, limit)
 
     async def read_text(self, path: Path) -> str:
         """See :meth:`crow.tools.Workspace.read_text`."""
@@ -170,14 +171,6 @@ class DiskWorkspace:
         return kept | QUIET | {"PWD": str(self._cwd)}
 
 
-def shell() -> tuple[str, ...]:
-    """What reads a command line, given behind it; models write for bash."""
-    bash = shutil.which("bash")
-    if bash is None and os.name == "nt":
-        return "cmd", "/c"
-    return bash or "/bin/sh", "-c"
-
-
 async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second, until the process has ended and its output with it;
     one who holds the pipe open after that is waited for 0.2 s."""
@@ -190,44 +183,3 @@ async def follow(process: Process, retained: Retained, on_output: OnOutput) -> N
             await on_output(retained.newest(SHOWN_CHARS))
     with anyio.move_on_after(DRAIN_S):
         await process.output_ended.wait()
-
-
-def file_stat(path: Path) -> FileStat:
-    """What is at `path`. :raises OSError:"""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return FileStat(path=path, kind="missing")
-    if modes.S_ISDIR(found.st_mode):
-        return FileStat(path=path, kind="directory", mtime_ns=found.st_mtime_ns)
-    if not modes.S_ISREG(found.st_mode):
-        return FileStat(path=path, kind="other", mtime_ns=found.st_mtime_ns)
-    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns)
-
-
-def read_file(path: Path, limit: int | None) -> bytes:
-    """At most `limit` bytes. :raises OSError:"""
-    with path.open("rb") as file:
-        return file.read() if limit is None else file.read(limit)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path` in one step, with its mode, making parent directories. :raises OSError:"""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        mode = modes.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        mode = None
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-            if mode is not None:
-                temporary.chmod(mode)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

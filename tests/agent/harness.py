@@ -11,8 +11,9 @@ from typing import Any, Literal
 import anyio
 
 from crow.agent import PermissionQuestion
-from crow.agent.compaction import CompactionSettings
-from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
+from crow.agent.adapters import Adapters, OpenToolbox, SessionSettings
+from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.session import Session
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
@@ -41,6 +42,7 @@ class NoteTaker:
         self.questions: list[PermissionQuestion] = []
         self.elicitations: list[Elicitation] = []
         self.never_answers = False
+        self.notices = False
         self.asked = anyio.Event()
         self._answers = list(answers)
 
@@ -53,6 +55,10 @@ class NoteTaker:
         if self.never_answers:
             await anyio.sleep_forever()
         return self._answers.pop(0) if self._answers else "allow_once"
+
+    @property
+    def takes_notices(self) -> bool:
+        return self.notices
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
@@ -126,7 +132,7 @@ class Tools:
             is_barrier=tool.is_barrier,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
+    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
         self.order.append(f"{call.name} begins")
         words = await self.tools[call.name].function(**json.loads(call.arguments))
         self.order.append(f"{call.name} ends")

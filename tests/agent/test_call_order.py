@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import ToolResult
 from crow.domain.messages import ToolCall
-from tests.agent.harness import text
+from tests.agent.harness import NoteTaker, text
 from tests.agent.test_delegate import Casting, running
 from tests.support.scripted_model import Say, call
 
 START = "one\n"
+CALLS_OF_D: tuple[tuple[str, dict[str, object]], ...] = (
+    ("read_file", {"path": "d/key"}),
+    ("grep", {"pattern": "e", "path": "d"}),
+    ("list_files", {"path": "d"}),
+)
 
 
 @dataclass(frozen=True)
@@ -87,3 +92,24 @@ def test_edits_writes_and_commands_of_one_step_give_what_call_order_says(actions
         for action, result in zip(actions, results, strict=True)
     ]
     assert (at_last, got) == (held, expected)
+
+
+async def test_what_an_earlier_or_concurrent_call_of_the_step_moves_is_not_touched_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "key").write_text("secret\n")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "d").mkdir()
+    (tmp_path / "work" / "d" / "key").write_text("mine\n")
+    move = call("shell", "c0", command="rm -r d && ln -s ../outside d && echo moved")
+    reads = [call(name, name, **more) for name, more in CALLS_OF_D]
+    write = call("write_file", "c9", path="d/key", content="changed\n")
+    client = NoteTaker("reject_once")
+    model = Casting(go=[Say(calls=(move, *reads, write)), Say(text=["ok"])])
+    async with running(tmp_path, model, mode="auto", client=client) as run:
+        await run.session.prompt(text("go"))
+        results = sorted(run.client.stored(ToolResult), key=lambda result: result.call.index)
+    assert results[0].text == "moved"
+    assert not any("secret" in result.text for result in results)
+    assert [question.name for question in client.questions] == ["write_file"], "asked: it leads outside by then"
+    assert results[-1].text.startswith("The user did not allow this call.")
+    assert (tmp_path / "outside" / "key").read_text() == "secret\n"

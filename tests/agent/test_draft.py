@@ -6,6 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.agent import draft as drafts
 from crow.agent.draft import Draft, merged
 from crow.domain.errors import NetworkError, StoreUnavailable
 from crow.domain.events import Event, NoticeShown, TextShown, ThoughtShown
@@ -20,6 +21,7 @@ class Branch:
         self.events: list[Event] = []
         self.saved: list[tuple[str, str]] = []
         self.gate: anyio.Event | None = None
+        self.disk: anyio.Event | None = None
         self.failure: Exception | None = None
 
     async def publish(self, event: Event) -> None:
@@ -31,6 +33,8 @@ class Branch:
         assert message_id == "m"
         if self.failure is not None:
             raise self.failure
+        if self.disk is not None:
+            await self.disk.wait()
         self.saved.append((text, thought))
 
     def text(self) -> str:
@@ -71,10 +75,58 @@ async def test_pieces_behind_a_slow_client_are_joined() -> None:
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(draft.follow, ScriptedStream(say))
-            await say.reached.wait()
+            await anyio.wait_all_tasks_blocked()
             branch.gate.set()
     assert branch.text() == "a" * 1000
     assert len(branch.events) <= 3
+
+
+async def test_pieces_go_on_being_shown_while_a_save_is_under_way() -> None:
+    branch, disk = Branch(), anyio.Event()
+    branch.disk = disk
+    draft = draft_on(branch)
+    say = Say(text=["a", "b", "c"])
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(say))
+            await say.reached.wait()
+            while branch.text() != "abc" and not branch.saved:
+                await anyio.lowlevel.checkpoint()
+            assert branch.saved == []
+            disk.set()
+    assert branch.text() == "abc"
+    assert branch.saved == [("a", "")]
+
+
+async def test_nothing_is_shown_while_a_save_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "LATE_SAVE_S", 0)
+    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0)
+    branch, disk = Branch(), anyio.Event()
+    branch.disk = disk
+    draft = draft_on(branch)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(Say(text=["a", "b", "c"], hold=anyio.Event())))
+            await anyio.wait_all_tasks_blocked()
+            assert branch.text() == "a"
+            disk.set()
+            while branch.text() != "abc":
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+
+
+async def test_what_is_shown_during_a_save_is_saved_later_though_nothing_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drafts, "SAVE_EVERY_S", 0.01)
+    branch = Branch()
+    draft = draft_on(branch)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(Say(text=["a", "b", "c"], hold=anyio.Event())))
+            while "".join(text for text, _ in branch.saved) != "abc":
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
 
 
 async def test_the_reader_waits_for_a_client_that_does_not_read() -> None:

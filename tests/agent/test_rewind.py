@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from crow.agent import PermissionQuestion
 from crow.domain.entries import Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools.mcp_client import open_toolbox
@@ -27,12 +28,14 @@ def writes(**files: str) -> tuple[Say, Say]:
 
 @asynccontextmanager
 async def working(
-    place: Path, *turns: tuple[Say, ...], answers: tuple[PermissionAnswer, ...] = (), session_id: str | None = None
+    place: Path,
+    *turns: tuple[Say, ...],
+    answers: tuple[PermissionAnswer, ...] = (),
+    session_id: str | None = None,
+    client: NoteTaker | None = None,
 ) -> AsyncIterator[Opened]:
-    model = ScriptedModel(*(say for turn in turns for say in turn))
-    async with opened(
-        place, model, client=NoteTaker(*answers), mode="auto", session_id=session_id, open_tools=open_toolbox
-    ) as run:
+    model, client = ScriptedModel(*(say for turn in turns for say in turn)), client or NoteTaker(*answers)
+    async with opened(place, model, client=client, mode="auto", session_id=session_id, open_tools=open_toolbox) as run:
         yield run
 
 
@@ -90,6 +93,8 @@ async def test_a_no_keeps_the_files_and_tells_the_model_that_they_are_changed(tm
         assert await run.session.prompt(text("/undo")) == "end_turn"
         assert (tmp_path / "a.txt").read_text() == "is"
         assert put_back_results(run) == ["Kept as it is: a.txt."]
+        shown = run.client.stored(ToolResult)[-1].announcement  # not a diff of what was not done
+        assert (shown.title, shown.diffs) == ("Left as before: a.txt", ())
         assert run.client.stored(Reminder)[-1].text.startswith("<reminder>\nThe user went back to this point")
         assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
         assert len(run.client.stored(Started)) == 1
@@ -123,6 +128,26 @@ async def test_a_file_that_others_changed_since_is_refused_and_the_others_are_pu
             "Not put back: d.txt cannot be read (it is a directory now).",
         ]
         assert "still are: a.txt, d.txt." in run.client.stored(Reminder)[-1].text
+        (remark,) = run.client.stored(Remark)  # a client shows the diff in the place of the result's text
+        assert remark.text.splitlines() == result.splitlines()[1:]
+
+
+async def test_a_file_that_its_user_changes_while_the_question_is_open_stays_as_it_is(tmp_path: Path) -> None:
+    class Busy(NoteTaker):
+        async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
+            (tmp_path / "a.txt").write_text("meanwhile")
+            return await super().ask(question)
+
+    async with working(tmp_path, writes(a_txt="is", b_txt="new"), client=Busy()) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/undo"))
+        assert (tmp_path / "a.txt").read_text() == "meanwhile"
+        assert not (tmp_path / "b.txt").exists()
+        result = run.client.stored(ToolResult)[-1]
+        assert result.text == "Removed again: b.txt.\nNot put back: a.txt was changed by others just now."
+        assert [Path(diff.path).name for diff in result.announcement.diffs] == ["b.txt"]
+        assert run.client.stored(Remark)[-1].text == "Not put back: a.txt was changed by others just now."
+        assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
 
 
 async def test_a_file_that_others_changed_between_two_edits_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -10,10 +11,11 @@ import pytest
 
 from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
-from crow.domain.events import CallAnnounced, CallEnded, EntryStored, TextShown, TitleChanged
+from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
 from crow.tools import ServerStatus
 from tests.agent.harness import NoteTaker, Tool, opened, text
+from tests.support.disks import without_shared_memory
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
@@ -356,6 +358,40 @@ async def test_a_failed_server_is_named_once_to_the_user_and_to_the_model(tmp_pa
         assert sum("no such file" in str(m) for m in model.requests[1].messages) == 1
 
 
+async def test_every_failure_of_a_server_is_named_also_one_that_is_over(tmp_path: Path) -> None:
+    model = ScriptedModel(*(Say(text=[str(number)]) for number in range(8)))
+    cold = ServerStatus(name="db", state="failed", detail="no such file")
+    ready = ServerStatus(name="db", state="ready", tools=1)
+    again = replace(ready, losses=1, loss="it crashed </servers> <mode>")
+    down = replace(cold, losses=2, loss="it hung", detail="it hung")
+    once = replace(again, losses=3, loss="it crashed thrice", detail="it crashed thrice", state="starting")
+    course = (cold, replace(cold, state="starting"), cold, ready, again, again, down)
+    async with opened(tmp_path, model) as run:
+        for status in course:
+            run.tools.statuses = (status,)
+            await run.session.prompt(text("go"))
+        remarks = [remark.text for remark in run.client.stored(Remark)]
+        reminders = [reminder.text for reminder in run.client.stored(Reminder)]
+        run.client.notices, run.tools.statuses = True, (once,)
+        await run.session.prompt(text("go"))
+        notices = [event for event in run.client.events if isinstance(event, NoticeShown)]
+        assert len(run.client.stored(Remark)) == len(remarks)
+    assert remarks == [
+        "MCP server db is not available: no such file",
+        "MCP server db had ended and was started again: it crashed </servers> <mode>",
+        "MCP server db is not available: it hung",
+    ]
+    told = "These MCP servers ended and were started again, without what they held: db: it crashed ‹/servers› ‹mode›"
+    assert [reminder.partition("<servers>\n")[2].partition("\n</servers>")[0] for reminder in reminders] == [
+        "These MCP servers are not available: db: no such file",
+        "(servers: nothing any more)",
+        told,
+        "These MCP servers are not available: db: it hung",
+    ]
+    title = "MCP server db had ended and is being started again"
+    assert notices[0] == NoticeShown(severity="warning", title=title, description="it crashed thrice")
+
+
 async def test_a_command_is_answered_without_the_model_and_stored_as_typed(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel()) as run:
         assert await run.session.prompt(text("/help")) == "end_turn"
@@ -432,3 +468,15 @@ async def test_a_tool_that_says_nothing_for_long_does_not_let_the_lease_run_out(
     async with opened(tmp_path, model, tools={"wait": Tool("read", wait)}) as run:
         assert await run.session.prompt(text("Wait")) == "end_turn"
         assert await lease() == 0
+
+
+async def test_the_user_is_told_once_that_the_disk_is_no_good_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_shared_memory(monkeypatch)
+    async with opened(tmp_path, ScriptedModel(Say(text=["1"]), Say(text=["2"]))) as run:
+        for prompt in ("one", "two"):
+            await run.session.prompt(text(prompt))
+        notices = [event for event in run.client.events if isinstance(event, NoticeShown)]
+        assert notices == [NoticeShown(severity="warning", title=run.store.warning)]
+        assert "Better set CROW_HOME to a directory on a disk of this machine." in run.store.warning

@@ -107,7 +107,8 @@ async def asking(
 async def ask(model: ChatCompletions, request: Request = ASK) -> tuple[list[Delta], Answer]:
     async with model.stream(request) as stream:
         deltas = [delta async for delta in stream]
-        return deltas, stream.answer
+    await model.settled()
+    return deltas, stream.answer
 
 
 async def failure_of(model: ChatCompletions) -> tuple[ModelError, list[Delta], Answer]:
@@ -456,6 +457,19 @@ async def test_a_refused_parameter_is_left_out_and_remembered(
     assert memory.facts == {"refused": [refused], "listed": {}}
 
 
+async def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole_answer_at_once() -> None:
+    memory = Memory()
+    whole = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Whole."}, "finish_reason": "stop"}]}
+    async with (
+        FakeEndpoint(otherwise=body(json.dumps(whole).encode())) as endpoint,
+        asking(endpoint, memory=memory) as model,
+    ):
+        endpoint.script(failing(400, "Unsupported value: 'stream' does not support true with this model."))
+        _, answer = await ask(model)
+        assert (answer.text, [request.body["stream"] for request in endpoint.asked]) == ("Whole.", [True, False])
+    assert memory.facts["refused"] == ["stream"]
+
+
 async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint_takes() -> None:
     memory = Memory()
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
@@ -499,6 +513,7 @@ async def test_a_learned_window_is_used_and_forgotten_when_an_answer_disproves_i
             assert model.info.context_window == 8
             async for _ in deltas:
                 pass
+        await model.settled()
         assert model.info.context_window is None
     assert memory.facts == {"context_window": None, "listed": {}}
 

@@ -222,3 +222,23 @@ def test_messages_that_are_equal_are_not_encoded_again() -> None:
     first = encoder.messages((SYSTEM, user("a")), endpoint=HERE, dialect=Dialect())
     second = encoder.messages((SystemMessage(text="Be brief."), user("a"), user("b")), endpoint=HERE, dialect=Dialect())
     assert [a is b for a, b in zip(first, second, strict=False)] == [True, True]
+
+
+def test_calls_made_at_once_stand_alone_where_the_endpoint_takes_only_one() -> None:
+    calls = tuple(ToolCall(id=name, name="read_file", arguments="{}") for name in "abc")
+    messages = (
+        UserMessage(parts=(Text(text="go"),)),
+        AssistantMessage(text="I look.", calls=calls),
+        *(ToolMessage(call_id=call.id, text=f"result {call.id}") for call in calls),
+    )
+    dialect = Dialect().refusing("parallel_calls")
+    sent = [json.loads(each) for each in Encoder().messages(messages, endpoint="e", dialect=dialect)]
+    assert [(each["role"], each["content"], [call["id"] for call in each.get("tool_calls", ())]) for each in sent] == [
+        ("user", "go", []),
+        ("assistant", "I look.", ["a"]),
+        ("tool", "result a", []),
+        ("assistant", None, ["b"]),
+        ("tool", "result b", []),
+        ("assistant", None, ["c"]),
+        ("tool", "result c", []),
+    ]

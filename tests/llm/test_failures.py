@@ -20,7 +20,8 @@ from crow.domain.errors import (
 from crow.endpoints import endpoint_of
 from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
 from crow.llm.endpoint import Endpoint
-from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure
+from crow.llm.waits import retry_after_s
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
@@ -73,6 +74,22 @@ def made_of(status: int, body: object) -> ModelError:
         ("Input is too long for requested model.", None, None),
         ("prompt tokens (9000) exceed model maximum (8000)", 8000, 9000),
         ("输入长度超过模型限制", None, None),
+        # Not in the list of wordings: what speaks of a window, of the request and of too much.
+        ("Context window of 128k tokens exceeded: your request has 131k tokens", 128_000, 131_000),
+        ("This model's maximum context length is 128_000 tokens, but 131_072 were requested", 128_000, 131_072),
+        ("Your input of 210,332 tokens exceeds the context limit of 200,000 tokens.", 200_000, 210_332),
+        ("The prompt has 9.210 tokens, which is more than the limit of 8.192 tokens", 8192, 9210),
+        ("Input tokens exceed the configured limit of 8000 tokens. Your messages have 9000 tokens.", 8000, 9000),
+        ("Token limit exceeded: 9210 > 8192", 8192, 9210),
+        ("too many tokens: 9210, maximum is 8192", 8192, 9210),
+        ("the decoder prompt (length 9210) is longer than the maximum model length of 8192", 8192, 9210),
+        ("input (9210 tokens) + max_tokens (1000) > context window 8192", 8192, 9210),
+        ("`inputs` must have less than 3072 tokens. Given: 5000", 3072, 5000),
+        ("Context length exceeded: requested 40,960; available 32,768", 32_768, 40_960),
+        ("n_tokens (9210) exceeds n_ctx (8192)", 8192, 9210),
+        ("Le contexte maximal du modèle est de 32768 jetons", 32_768, None),
+        ("模型的最大上下文长度为 32768 tokens，但请求了 40000 tokens", 32_768, 40_000),
+        ("conversation is too long, please start a new one", None, None),
     ],
 )
 def test_every_known_wording_of_an_overflow_is_one(words: str, limit: int | None, size: int | None) -> None:
@@ -173,6 +190,11 @@ def test_what_is_no_error_is_none(body: object) -> None:
         ({"retry-after-ms": "250", "retry-after": "3"}, 0.25),
         ({"retry-after": "Thu, 01 Jan 1970 00:16:50 GMT"}, 10.0),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "Thu, 01 Jan 99999 00:00:00 GMT"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "-5"}, 0.0),
+        ({"retry-after": "1m30s"}, 90.0),
+        ({"retry-after": "1970-01-01T00:17:00Z"}, 20.0),
         ({"x-ratelimit-reset-requests": "1m30s", "x-ratelimit-reset-tokens": "250ms"}, 0.25),
         ({"x-ratelimit-reset": "1005"}, 1005.0),
         ({"x-ratelimit-reset": "1700000000000"}, 1699999000.0),
@@ -182,10 +204,22 @@ def test_the_wait_that_headers_ask_for(headers: dict[str, str], seconds: float |
     assert retry_after_s(headers, now_s=1000.0) == seconds
 
 
-def test_the_wait_that_words_ask_for() -> None:
-    error = made_of(429, {"error": {"message": "Rate limit reached. Please try again in 1.5s."}})
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ("Please try again in 1.5s.", 1.5),
+        ("Please try again in 6m0s.", 360.0),
+        ("Try again in 500ms", 0.5),
+        ("Retry after 2 minutes", 120.0),
+        ("wait 30 seconds before you ask again", 30.0),
+        ("try again later", None),
+        ("wait " + "1" * 5_000 + "x", None),
+    ],
+)
+def test_the_wait_that_words_ask_for(words: str, seconds: float | None) -> None:
+    error = made_of(429, {"error": {"message": f"Rate limit reached. {words}"}})
     assert isinstance(error, RateLimited)
-    assert error.retry_after_s == 1.5
+    assert error.retry_after_s == seconds
 
 
 def complaint(words: str, status: int = 400) -> Complaint:
@@ -207,6 +241,16 @@ def complaint(words: str, status: int = 400) -> Complaint:
         ("unknown variant `image_url`, expected `text`", "images"),
         ("messages.1.content: Input should be a valid string, got null", "null_content"),
         ("temperature is not supported", None),
+        ("The parameter max_tokens is deprecated for reasoning models, please use max_completion_tokens", "max_tokens"),
+        ("Argument not supported on this model: reasoningEffort", "thought_level"),
+        ("This model only supports single tool-calls at once!", "parallel_calls"),
+        ("Developer instruction is not enabled for this model", "developer_role"),
+        ("Conversation roles must alternate user/assistant/user/assistant/...", "system_role"),
+        ("text content is empty", "null_content"),
+        ("No endpoints found that support image input", "images"),
+        ("The model does not have vision capabilities", "images"),
+        ("Unsupported value: 'stream' does not support true with this model.", "stream"),
+        ("The upstream stream was invalid", None),
     ],
 )
 def test_a_refused_part_is_found_where_leaving_it_out_would_help(words: str, part: str | None) -> None:
@@ -244,3 +288,27 @@ def test_openai_itself_is_asked_in_its_own_words() -> None:
 )
 def test_the_largest_output_that_an_endpoint_takes(words: str, most: int | None) -> None:
     assert most_output_tokens(complaint(words)) == most
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tool name too long: maximum length 64 tokens, got 512",
+        "'tools[0].function.description' is too long: maximum length is 1024 tokens",
+        "Invalid 'messages[3].tool_calls[0].id': string too long. Expected a string with maximum length 400.",
+        "Cached content is too small. total_token_count=1024, min_total_token_count=4096",
+        "max_tokens is too large: 100000. This model supports at most 16384 completion tokens.",
+    ],
+)
+def test_a_number_that_is_too_large_is_not_always_the_request(words: str) -> None:
+    assert type(made_of(400, {"error": {"message": words}})) is BadRequest
+
+
+def test_a_limit_of_a_day_or_month_is_a_quota_and_no_overflow() -> None:
+    for words in ("Your account has exceeded its monthly token limit", "You have exceeded the token limit for today"):
+        assert type(made_of(400, {"error": {"message": words}})) is QuotaExceeded
+
+
+def test_a_model_without_tools_is_named_as_what_cannot_be_used() -> None:
+    error = made_of(400, {"error": {"message": "registry/gemma:2b does not support tools"}})
+    assert "Crow needs a model that can call tools" in str(error)

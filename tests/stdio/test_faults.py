@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from crow.domain.entries import Assistant, TurnEnd
 from crow.store.migrations import VERSION
+from crow.store.sqlite import SqliteStore
 from tests.stdio.conftest import StartCrow
 from tests.stdio.test_turns import drafted_text, opened, reloaded
 from tests.support import fake_endpoint as fake
@@ -21,14 +23,17 @@ from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.disks import FullDisk, full_disk, unprivileged
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 
-IMPATIENT = """
+
+def waits(seconds: float) -> list[str]:
+    """Starts the process as it is, but that it waits so long for other programs, instead of 10 s."""
+    code = f"""
 import sys
 from crow.cli import main
 from crow.store.sqlite import SqliteStore
-SqliteStore.open.__func__.__kwdefaults__["busy_timeout_s"] = 0.2
+SqliteStore.open.__func__.__kwdefaults__["busy_timeout_s"] = {seconds}
 sys.exit(main(["acp"]))
 """
-"""The process as it is, but that it waits 0.2 s for other programs instead of 10 s."""
+    return [sys.executable, "-c", code]
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
@@ -137,8 +142,10 @@ async def test_a_locked_database_is_named_and_the_session_goes_on_when_it_is_fre
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
-    endpoint.script(fake.text("shown", " and kept", between=[gate]))
-    async with crow(endpoint=endpoint, argv=[sys.executable, "-c", IMPATIENT]) as agent:
+    endpoint.script(
+        fake.text("shown", " and kept", between=[gate]), fake.text("second"), fake.text("third", "", between=[Gate()])
+    )
+    async with crow(endpoint=endpoint, argv=waits(0.2)) as agent:
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
@@ -158,11 +165,21 @@ async def test_a_locked_database_is_named_and_the_session_goes_on_when_it_is_fre
             "assistant",
             "user",
         ]
-    async with crow(endpoint=endpoint) as agent:
+    async with crow(endpoint=endpoint, argv=waits(600)) as agent:
         await reloaded(agent, session, place)
         assert agent.text(session, "user_message_chunk") == "firstsecond"
         assert shown == "shown and kept"
         assert agent.text(session).startswith(shown)
+        await agent.start_prompt(session, "third")
+        await drafted_text(home / "crow.db", "third")
+        with held(home / "crow.db"):  # a process that ends waits for nobody
+            assert await agent.close_stdin_and_wait() == 0
+    store = await SqliteStore.open(home / "crow.db")
+    *_, answer, end = (await store.open_session(session)).entries
+    await store.close()
+    assert isinstance(answer.body, Assistant)
+    assert isinstance(end.body, TurnEnd)
+    assert (answer.body.text, end.body.stop) == ("third", "interrupted")
 
 
 @pytest.fixture

@@ -306,16 +306,20 @@ async def test_a_load_of_a_session_that_streams_tells_the_draft_and_goes_on_live
         assert agent.text(session, since=since) == "firstso far, and the rest"
 
 
-async def test_a_load_of_a_session_with_a_running_command_shows_it_as_running(crow: StartCrow, place: Path) -> None:
+async def test_a_load_of_a_session_with_a_running_command_shows_it_as_running_and_where(
+    crow: StartCrow, place: Path, tmp_path: Path
+) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "/title Nests")
         call = await agent.start_prompt(session, "run echo begun; while [ ! -e go ]; do sleep 0.02; done; echo done")
         await agent.wait_for_update("tool_call_update", status="in_progress")
         since = len(agent.log)
-        await agent.load_session(session, place)
+        await agent.load_session(session, tmp_path)
         (again,) = agent.updates(session, "tool_call", since=since)
         assert again["status"] == "in_progress"
+        words = f"(This session runs a turn in {place} and goes on there. To work in {tmp_path}, load it again"
+        await agent.wait_for_text(session, words, since=since)
         await anyio.to_thread.run_sync((place / "go").touch)
         assert await call.result() == {"stopReason": "end_turn"}
         last = agent.updates(session, "tool_call_update", since=since)[-1]

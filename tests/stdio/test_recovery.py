@@ -190,10 +190,12 @@ async def test_two_processes_take_turns_in_one_session_and_each_sees_what_the_ot
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(*(fake.text(f"answer {number}") for number in range(1, 5)))
+    elsewhere = home.parent / "elsewhere"
+    elsewhere.mkdir()
     async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
         session = await opened(one, place)
         await one.prompt(session, "prompt 1")
-        await reloaded(other, session, place)
+        await reloaded(other, session, elsewhere)
         assert texts(other, session) == ["prompt 1", "answer 1"]
         await other.prompt(session, "prompt 2")
         await one.prompt(session, "prompt 3")
@@ -202,6 +204,13 @@ async def test_two_processes_take_turns_in_one_session_and_each_sees_what_the_ot
         assert said == ["prompt 1", "answer 1", "prompt 2", "answer 2", "prompt 3", "answer 3", "prompt 4"]
         for agent in (one, other):
             assert "This session went on elsewhere" in agent.text(session)
+        # each says where its own tools are
+        places = [str(asked.body["messages"][0]["content"]) for asked in endpoint.asked]
+        assert [(str(place) in words, str(elsewhere) in words) for words in places] == [
+            (True, False),
+            (False, True),
+        ] * 2
+        assert f"worked in {elsewhere} until now; from here on it works in {place}." in one.text(session)
     kinds = [kind for kind, _ in stored(home, session) if kind != "remark"]
     assert kinds == ["user", "assistant", "turn_end"] * 4
 

@@ -260,7 +260,9 @@ async def test_kill_before_the_first_token_keeps_the_prompt(
         assert any("remember me" in content for content in contents)
 
 
-async def test_load_replays_all_that_was_shown_and_resume_nothing(crow: StartCrow, place: Path) -> None:
+async def test_load_replays_all_that_was_shown_and_resume_nothing_and_a_move_tells_what_holds_then(
+    crow: StartCrow, place: Path
+) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "think about nests then read README.md then say bye")
@@ -285,6 +287,17 @@ async def test_load_replays_all_that_was_shown_and_resume_nothing(crow: StartCro
         await agent.wait_for_update("available_commands_update")
         assert agent.updates(session, "user_message_chunk", "agent_message_chunk", "tool_call", "plan") == []
         assert (await agent.prompt(session, "say hello"))["stopReason"] == "end_turn"
+        full = agent.updates(session, "usage_update")[-1]
+        for command, expected in (
+            ("/undo", []),
+            ("/undo", [{"sessionUpdate": "plan", "entries": []}]),
+            ("/redo", plan),
+        ):
+            since = len(agent.log)
+            await agent.prompt(session, command)
+            assert agent.updates(session, "plan", since=since) == expected
+            (measured,) = agent.updates(session, "usage_update", since=since)
+            assert (measured["used"] < full["used"], measured["size"]) == (True, full["size"])
 
 
 async def test_the_editors_unsaved_text_is_read_and_its_refusal_to_write_is_final(crow: StartCrow, place: Path) -> None:

@@ -366,7 +366,7 @@ def poor(name, package=None):
     return real(name, package)
 
 importlib.import_module = poor
-for name in ("killpg", "O_CLOEXEC", "O_NONBLOCK", "O_NOFOLLOW", "fchmod"):
+for name in ("killpg", "O_CLOEXEC", "O_NONBLOCK", "O_NOFOLLOW", "O_DIRECTORY", "fchmod", "fchown"):
     delattr(os, name)
 del signal.SIGKILL
 """

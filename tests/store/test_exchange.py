@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
@@ -20,10 +21,11 @@ from jsonschema import Draft202012Validator
 
 from crow.domain import entries as domain
 from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, File, Mask, NewEntry, Note, Pin, Restore, User
-from crow.domain.errors import ArgumentError
+from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.domain.messages import Image, Text, ToolCall, Usage
-from crow.store import NewSession, SessionChanges
-from crow.store.intake import Defaults
+from crow.store import NewSession, Scope, SessionChanges
+from crow.store.export_file import ExportFile
+from crow.store.intake import Defaults, Intake
 from crow.store.sqlite import SqliteStore
 from crow.store.upkeep import Imported, Upkeep
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, row_ids, said
@@ -413,3 +415,103 @@ async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
     assert isinstance(unreadable, domain.Remark)
     assert unreadable.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
     assert end == entries[2].body
+
+
+async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_fork_kept(
+    sqlite_store: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    data = await exported(sqlite_store, ("s1",))
+    await Upkeep(sqlite_store).remove(["s1"])
+    await imported(sqlite_store, tmp_path / "x.jsonl", data)
+    hits = {hit.session: hit.entry for hit in await sqlite_store.search("look")}
+    assert hits.keys() == {"f1", "s1"}
+    for session, entry in hits.items():
+        assert entry in ids(await history(sqlite_store, session))
+
+
+# others, meanwhile
+
+
+async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it_is_there(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.store.intake._PIECE_RECORDS", 2)
+    await told(sqlite_store)
+    data = await exported(sqlite_store)
+    await anyio.Path(tmp_path / "x.jsonl").write_bytes(data)
+    bystander = await SqliteStore.open(tmp_path / "other.db")
+    seen: list[object] = []
+
+    async def meanwhile() -> None:
+        await converse(bystander, "mine", "meanwhile")
+        await bystander.tidy()
+        await bystander.delete_session("s1")
+        seen.append([row_ids((await bystander.sessions()).rows), await bystander.search("elsewhere")])
+        seen.append([total.session for total in await Upkeep(bystander).totals(("session",), Scope())])
+        with pytest.raises(ArgumentError, match='Session "s1" is being imported, or removed, by another process'):
+            await Upkeep(bystander).import_file(tmp_path / "x.jsonl", DEFAULTS)
+
+    try:
+        await bystander.create_session(new_session("mine"))
+        file = ExportFile(tmp_path / "x.jsonl")
+        (block,) = file.check()
+        intake = Intake(file, block, DEFAULTS)
+        assert await other.database.write(lambda sql: intake.begin(sql, other.owner, now_ms=1))
+        while (piece := intake.next_piece()) is not None:
+            await other.database.write(lambda sql, piece=piece: intake.add(sql, other.owner, piece, now_ms=2))
+            await meanwhile()
+        await other.database.write(intake.show)
+        file.close()
+        assert seen == [[["mine"], ()], []] * (len(seen) // 2)
+        assert len(seen) > 8
+        assert sorted(row_ids((await bystander.sessions()).rows)) == ["f1", "mine", "s1"]
+        assert await exported(bystander, ("s1", "f1")) == data
+    finally:
+        await bystander.close()
+
+
+async def test_an_import_that_was_cut_short_leaves_nothing_and_can_be_repeated(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.store.intake._PIECE_RECORDS", 2)
+    await told(sqlite_store)
+    data = await exported(sqlite_store)
+    file = tmp_path / "x.jsonl"
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        for entries in (0, 2, 6, 10):
+            task = asyncio.create_task(imported(other, file, data))
+            while connection.execute("SELECT count(*) FROM entries").fetchone()[0] < entries:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            assert (await other.sessions()).rows == ()
+            assert await other.search("elsewhere") == ()
+            await other.tidy()
+            assert rows_of(other, tmp_path / "other.db") == []
+    assert [one.is_new for one in await imported(other, file, data)] == [True]
+    assert await exported(other) == data
+
+
+async def test_what_a_dead_process_was_importing_is_removed_by_the_next(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.store.intake._PIECE_RECORDS", 2)
+    await told(sqlite_store)
+    data = await exported(sqlite_store)
+    await anyio.Path(tmp_path / "x.jsonl").write_bytes(data)
+    dead = await SqliteStore.open(tmp_path / "other.db")
+    with closing(ExportFile(tmp_path / "x.jsonl")) as file:
+        (block,) = file.check()
+        intake, here = Intake(file, block, DEFAULTS), dead.owner
+        assert await dead.database.write(lambda sql: intake.begin(sql, here, now_ms=1))
+        piece = intake.next_piece()
+        assert piece is not None
+        await dead.database.write(lambda sql: intake.add(sql, here, piece, now_ms=1))
+        await dead.close()
+        assert len(rows_of(other, tmp_path / "other.db")) > 2
+        assert [one.is_new for one in await imported(other, tmp_path / "x.jsonl", data)] == [True]
+        assert await exported(other) == data
+        with pytest.raises(StoreUnavailable, match="Import the file again"):
+            await other.database.write(lambda sql: intake.add(sql, here, piece, now_ms=1))

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.sqlite import SqliteStore
 from tests.store.scenes import add, converse, history, new_session, result, said
+from tests.support.disks import without_shared_memory
 
 READS: dict[str, Callable[[SqliteStore], Awaitable[Any]]] = {
     "session": lambda store: store.session("s1"),
@@ -55,18 +55,6 @@ async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: Sqli
     assert emptied(sqlite_store._database.path)
 
 
-def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connect as on a disk that has none: SQLite's own way to run there (`unix-none`) grants no WAL."""
-    connect = sqlite3.connect
-
-    def connected(path: Any, **options: Any) -> sqlite3.Connection:
-        if path == ":memory:":
-            return connect(path, **options)
-        return connect(f"file:{quote(str(path))}?vfs=unix-none", uri=True, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", connected)
-
-
 async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -79,11 +67,12 @@ async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
     assert await history(store, "s1") == entries
     assert store._database.journal_mode == "delete"
     await store.close()
-    assert f"{path}: WAL is not available here (a network disk?); using delete" in caplog.text
+    assert store.warning.startswith(f"{path} is where SQLite grants no write-ahead log (on a network disk?).")
+    assert f"{store.warning} Using journal mode delete." in caplog.text
     assert "crow.db-wal" not in os.listdir(tmp_path)
     monkeypatch.undo()
     again = await SqliteStore.open(path)
-    assert (again._database.journal_mode, await history(again, "s1")) == ("wal", entries)
+    assert (again._database.journal_mode, again.warning, await history(again, "s1")) == ("wal", "", entries)
     await again.close()
 
 

@@ -8,7 +8,7 @@ from tests.support.killing import killed
 
 
 def test_a_process_killed_at_any_statement_loses_nothing_that_it_was_told_is_stored(tmp_path: Path):
-    report = killed(tmp_path, create=3, log=3, turn=1)
+    report = killed(tmp_path, create=3, log=5, turn=1, intake=4, compaction=23)
     assert report.failures == []
-    assert report.kills.keys() == {"create", "log", "turn"}
+    assert report.kills.keys() == {"create", "log", "turn", "intake", "compaction"}
     assert sum(report.kills.values()) >= 200

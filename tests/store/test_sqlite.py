@@ -169,7 +169,7 @@ async def test_what_a_session_moves_to_while_others_tidy_is_kept(sqlite_store: S
     await sqlite_store.create_session(new_session("f1", conversation=source.conversation, leaf=entries[2].id))
     await sqlite_store.delete_session("s1")
     database = sqlite_store._database
-    found = await database.read(removal.next_removal)
+    found = await database.read(lambda sql: removal.next_removal(sql, now_ms=0))
     assert found.entries == tuple(reversed(ids(entries[3:])))
     await sqlite_store.move_leaf("f1", leaf=entries[2].id, to=entries[4].id, reason="tree")
     assert not await database.write(lambda sql: removal.remove_entries(sql, found, found.entries))

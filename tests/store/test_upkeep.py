@@ -19,7 +19,7 @@ from crow.store.retention import Old
 from crow.store.sqlite import SqliteStore
 from crow.store.totals import Total
 from crow.store.upkeep import Upkeep
-from tests.store.scenes import add, begin, converse, new_session, row_ids, said
+from tests.store.scenes import add, begin, converse, new_session, result, row_ids, said
 
 DAY_MS = 86_400_000
 
@@ -126,6 +126,8 @@ async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_s
     await ask("f1", 10, "m2", None)
     await sqlite_store.create_session(new_session("sub", parent_id="s1"))
     await ask("sub", 1000, "m2", 0.25)
+    repeated = NewEntry(body=result(leaf), model="m1", usage=Usage(input_tokens=1000, output_tokens=1), cost=0.25)
+    await sqlite_store.append("s1", leaf=leaf, turn=1, entries=[repeated])
     age(tmp_path / "crow.db", "f1", 10)
 
     def total(requests: int, tokens_in: int, cost: float | None, **more: str) -> Total:

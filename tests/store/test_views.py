@@ -92,7 +92,8 @@ async def test_usage_sums_by_session_model_and_day(sqlite_store: SqliteStore):
     usage = Usage(input_tokens=10, output_tokens=2, cached_tokens=4)
     answer = NewEntry(body=said("x"), model="m1", usage=usage, cost=0.5)
     await sqlite_store.append("s1", leaf=None, turn=1, entries=[answer, answer, replace(answer, model="m2")])
-    await sqlite_store.append("s2", leaf=None, turn=1, entries=[answer, NewEntry(body=said("free"), model="m1")])
+    task = NewEntry(body=result(1), model="m1", usage=usage, cost=0.5)  # what a sub-agent's own entries say already
+    await sqlite_store.append("s2", leaf=None, turn=1, entries=[answer, NewEntry(body=said("free"), model="m1"), task])
     columns = "session, model, requests, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost"
     assert rows(sqlite_store, f"SELECT {columns}, day = date('now') FROM usage ORDER BY session, model") == [
         ("s1", "m1", 2, 20, 4, 8, None, 1.0, 1),

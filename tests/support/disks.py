@@ -8,13 +8,18 @@ that privilege.
 from __future__ import annotations
 
 import resource
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-__all__ = ["FullDisk", "full_disk", "unprivileged"]
+import pytest
+
+__all__ = ["FullDisk", "full_disk", "unprivileged", "without_shared_memory"]
 
 
 class FullDisk:
@@ -77,3 +82,15 @@ def unprivileged(argv: list[str]) -> list[str]:
 
 DROP = "[prctl(24, capability, 0, 0, 0) for capability in (1, 2)]"
 """Gives up what lets root write (CAP_DAC_OVERRIDE) and read (CAP_DAC_READ_SEARCH) anything; nothing for others."""
+
+
+def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect as on a disk that has none: SQLite's own way to run there (`unix-none`) grants no WAL."""
+    connect = sqlite3.connect
+
+    def connected(path: Any, **options: Any) -> sqlite3.Connection:
+        if path == ":memory:":
+            return connect(path, **options)
+        return connect(f"file:{quote(str(path))}?vfs=unix-none", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)

@@ -25,14 +25,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from crow.domain.conversation import Projection
+import crow.store.intake
+from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
 from crow.domain.events import EntryStored, Event
-from crow.domain.messages import Usage
+from crow.domain.messages import Usage, UserMessage
+from crow.domain.rendering import parts_text
+from crow.llm import ModelInfo, Request
 from crow.store import SessionChanges
+from crow.store.intake import Defaults
 from crow.store.sqlite import SqliteStore
+from crow.store.upkeep import Upkeep
 from tests.agent.harness import NoteTaker, Tool, opened, text
-from tests.store.scenes import begin, converse, new_session, result, said
+from tests.store.scenes import add, begin, converse, new_session, result, said
+from tests.support.compaction import AnsweringModel
+from tests.support.paths import problems
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 __all__ = ["Report", "killed"]
@@ -45,14 +52,23 @@ HALVES = (
     "SELECT hash FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)",
     "SELECT id FROM entries WHERE body_blob IS NOT NULL AND body_blob NOT IN (SELECT hash FROM blobs)",
     "SELECT id FROM entries WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM entries)",
-    "SELECT id FROM sessions s WHERE deleted_ms IS NULL AND entries <> (SELECT total(session = s.id) FROM entries)",
+    (
+        "SELECT id FROM sessions s WHERE deleted_ms IS NULL"
+        " AND entries <> (SELECT total(session = s.id AND conversation = s.conversation) FROM entries)"
+    ),
     "SELECT id FROM searchable WHERE text <> '' AND id NOT IN (SELECT id FROM entries_fts_docsize)",
     "SELECT id FROM entries_fts_docsize WHERE id NOT IN (SELECT id FROM searchable)",
     "SELECT seq FROM drafts",
+    "SELECT id FROM sessions WHERE deleted_ms IS NOT NULL",
+    "SELECT id FROM conversations WHERE id NOT IN (SELECT conversation FROM sessions)",
+    "SELECT hash FROM imports WHERE conversation NOT IN (SELECT conversation FROM sessions)",
     # a prompt that was moved out of the inbox by halves is on the path twice
     "SELECT content FROM messages WHERE content LIKE 'do it %' GROUP BY content HAVING count(*) > 1",
 )
 """What finds a transaction of which only a part is there; each gives no row."""
+
+GUEST_ENTRIES = 7
+"""Of each of the sessions that `intake` imports."""
 
 FRESH_AFTER = 25
 """Kills that one database goes through before the next one begins."""
@@ -66,10 +82,10 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def killed(directory: Path, *, create: int, log: int, turn: int) -> Report:
+def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int) -> Report:
     """Run all this in a process of its own, on databases below `directory`: each scene is killed at every statement
     (1), at every second (2), and so on."""
-    command = [sys.executable, "-m", __name__, str(directory), str(create), str(log), str(turn)]
+    command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake, compaction))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, "")
     return Report(**json.loads(done.stdout))
@@ -116,17 +132,49 @@ async def log(path: Path, tell: Tell) -> None:
 async def turn(path: Path, tell: Tell) -> None:
     """A turn of a session with a tool, streamed text and an end."""
 
-    class Teller(NoteTaker):
-        async def publish(self, event: Event) -> None:
-            if isinstance(event, EntryStored):
-                tell([event.entry.id])
-
     async def act(**_: object) -> str:
         return "acted " * 10_000
 
     model = ScriptedModel(Say(text=["I ", "act"], calls=(call("act"),)), Say(thought="well", text=["Done", "."]))
-    async with opened(path.parent, model, tools={"act": Tool("write", act)}, client=Teller(), session_id="s1") as run:
+    async with opened(
+        path.parent, model, tools={"act": Tool("write", act)}, client=Teller(tell), session_id="s1"
+    ) as run:
         await run.session.prompt(text("Act, please"))
+
+
+class Teller(NoteTaker):
+    """A client that tells of every entry that it was shown."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__()
+        self._tell = tell
+
+    async def publish(self, event: Event) -> None:
+        if isinstance(event, EntryStored):
+            self._tell([event.entry.id])
+
+
+async def compaction(path: Path, tell: Tell) -> None:
+    """Turns in a small window: a summary before a prompt, a mask or a summary after a large output, a compaction on
+    command, and its undoing."""
+
+    async def read(**_: object) -> str:
+        return "line " * 3_000
+
+    model = AnsweringModel(_summing, ModelInfo(name="scripted", endpoint="test scripted", context_window=8_000))
+    tools = {"read": Tool("read", read)}
+    async with opened(path.parent, model, tools=tools, client=Teller(tell), session_id="s1") as run:
+        for words in ("go on " * 1_500, "read, please", "/compact", "/compact undo"):
+            await run.session.prompt(text(words))
+
+
+def _summing(request: Request) -> Say:
+    """A summary where one is asked for, a call where the prompt asks for one, else words."""
+    last = request.messages[-1]
+    said = parts_text(last.parts) if isinstance(last, UserMessage) else ""
+    if "## Goal" in said and "## Next" in said:
+        return Say(text=["## Goal\nGo on.\n## Next\nGo on."])
+    return Say(text=[""], calls=(call("read"),)) if said.startswith("read") else Say(text=["Well. " * 50])
 
 
 async def look(path: Path, told: list[int]) -> None:
@@ -144,9 +192,16 @@ async def look(path: Path, told: list[int]) -> None:
             assert await store.entry(entry_id) is not None
         assert set(told) <= set(path_ids) or tail.row.leaf in told, "only a move leaves stored entries behind"
         before = Projection(tail.entries).context()
+        assert problems(before.messages) == []
+        assert for_model([entry async for batch in store.history("s1") for entry in batch]) == before
         await converse(store, "s1", "and on it goes")
         after = Projection((await store.tail("s1")).entries).context()
         assert len(after.messages) > len(before.messages)
+        await store.tidy()
+        guests = sorted(row.id for row in (await store.sessions()).rows if row.id.startswith("guest"))
+        assert guests in ([], ["guest", "guest-fork"]), "an import is seen when all of it is there"
+        for guest in guests:
+            assert [len(batch) async for batch in store.history(guest)] == [GUEST_ENTRIES]
     finally:
         await store.close()
     with closing(sqlite3.connect(path)) as connection:
@@ -154,6 +209,35 @@ async def look(path: Path, told: list[int]) -> None:
         connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
         for query in HALVES:
             assert connection.execute(query).fetchall() == [], query
+
+
+async def intake(path: Path, _: Tell) -> None:
+    """An import, piece by piece, and the removal of what it brought."""
+    store = await SqliteStore.open(path)
+    upkeep = Upkeep(store)
+    if (await store.sessions()).rows[0].id.startswith("guest"):
+        await upkeep.remove(["guest", "guest-fork"])
+    await upkeep.import_file(path.parent / "guests.jsonl", Defaults(model="m1", mode="ask"))
+    await store.close()
+
+
+async def prepare_intake(path: Path, tell: Tell) -> None:
+    """`prepare`, and a file to import."""
+    await prepare(path, tell)
+    store = await SqliteStore.open(path.parent / "elsewhere.db")
+    source = await store.create_session(new_session("guest", title="A guest"))
+    entries = await converse(store, "guest", "one", "two")
+    await add(store, "guest", result(entries[1].id, "x" * 40_000))
+    leaf = (await store.session("guest")).leaf
+    await store.create_session(
+        new_session("guest-fork", conversation=source.conversation, leaf=leaf, forked_from="guest")
+    )
+    await store.move_leaf("guest", leaf=leaf, to=entries[0].id, reason="undo")
+    await store.move_leaf("guest", leaf=entries[0].id, to=leaf, reason="redo")
+    with (path.parent / "guests.jsonl").open("wb") as file:
+        async for line in Upkeep(store).export(None):
+            file.write(line)
+    await store.close()
 
 
 async def prepare(path: Path, _: Tell) -> None:
@@ -249,11 +333,14 @@ def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
 def main(directory: str, *steps: str) -> None:
     """See `killed`."""
     report = Report()
+    crow.store.intake._PIECE_RECORDS = 2
     gc.freeze()  # a child must not copy the pages of all that was imported
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (
         ("create", _create, None),
         ("log", log, prepare),
         ("turn", turn, prepare),
+        ("intake", intake, prepare_intake),
+        ("compaction", compaction, prepare),
     )
     for (name, scene, start), step in zip(scenes, steps, strict=True):
         kill_in(name, scene, start, Path(directory), report, step=int(step))

@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
-from tests.tools.conftest import OpenBox
+from crow.tools.builtin.window import Window
+from tests.tools.conftest import OpenBox, call
 
 
 async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path):
@@ -40,16 +43,54 @@ async def test_long_lines_and_large_windows_are_bounded(open_box: OpenBox, root:
     assert len(text) < 51_000
 
 
-async def test_a_huge_file_is_read_by_its_beginning_only(
+async def test_any_lines_of_a_huge_file_are_read_in_bounded_memory(
     open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.tools.builtin.files.WHOLE_BYTES", 4)
-    (root / "huge.txt").write_text("a\nb\nc\n")
+    monkeypatch.setattr("crow.tools.builtin.read.WHOLE_BYTES", 4)
+    monkeypatch.setattr("crow.tools.builtin.read.PIECE_BYTES", 7)
+    lines = [f"line {number}" for number in range(1, 51)]
+    lines[9] = "é" * 3_000
+    (root / "huge.txt").write_text("\ufeff" + "\r\n".join(lines))
+    (root / "zero.bin").write_bytes(b"\0" * 99)
     async with open_box() as box:
-        read = await box.run("read_file", path="huge.txt")
-        beyond = await box.run("read_file", path="huge.txt", line=3)
-    assert read.text == "     1\ta\n     2\tb\n[the first 4 bytes end here; use shell, with sed or tail, for the rest]"
-    assert beyond.text == "read_file: line is 3; the readable part of huge.txt has 2 lines"
+        first = await box.run("read_file", path="huge.txt", limit=2)
+        long = await box.run("read_file", path="huge.txt", line=10, limit=1)
+        last = await box.run("read_file", path="huge.txt", line=49)
+        beyond = await box.run("read_file", path="huge.txt", line=51)
+        binary = await box.run("read_file", path="zero.bin")
+    size = (root / "huge.txt").stat().st_size
+    assert first.text == f"     1\tline 1\n     2\tline 2\n[lines 1-2 of a file of {size:,} bytes; go on with line=3]"
+    assert long.text == (
+        f"    10\t{'é' * 2_000}[... 2,000 more bytes in this line]\n"
+        f"[lines 10-10 of a file of {size:,} bytes; go on with line=11]"
+    )
+    assert last.text == f"    49\tline 49\n    50\tline 50\n[the file of {size:,} bytes ends here, with line 50]"
+    assert beyond == Outcome(text="read_file: line is 51; huge.txt has 50 lines", is_error=True)
+    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text can be read"
+
+
+@given(
+    st.lists(st.text(alphabet="ab\u00e9\u2028\r ", max_size=6), max_size=8),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_a_window_shows_the_lines_that_are_there_however_the_file_comes(
+    lines: list[str], first: int, limit: int, piece: int, ended: bool
+):
+    data = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
+    whole = data.decode().split("\n")
+    whole = whole[:-1] if whole[-1] == "" else whole
+    window = Window(first=first, limit=limit, row_bytes=99, most_bytes=9_999)
+    at = 0
+    while at < len(data) and window.feed(data[at : at + piece]):
+        at += piece
+    assert [row.text() for row in window.rows] == [
+        line.removesuffix("\r") for line in whole[first - 1 : first - 1 + limit]
+    ]
+    assert window.has_more == (first - 1 + limit < len(whole))
+    assert window.has_more or window.lines == len(whole)
 
 
 async def test_a_huge_file_is_not_changed_since_what_it_held_could_not_be_kept(open_box: OpenBox, root: Path):
@@ -283,3 +324,29 @@ async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox
         "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: shell can change it, edit_file cannot]",
         "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: shell can change it, edit_file cannot]",
     }
+
+
+async def test_a_call_touches_only_the_place_that_was_judged(open_box: OpenBox, root: Path, tmp_path: Path):
+    (tmp_path / "key").write_text("secret\n")
+    (root / "a.txt").write_text("mine\n")
+    calls = [
+        ("read_file", {"path": "a.txt"}),
+        ("write_file", {"path": "a.txt", "content": "changed\n"}),
+        ("edit_file", {"path": "a.txt", "old_text": "secret", "new_text": "changed"}),
+        ("grep", {"path": "a.txt", "pattern": "s"}),
+        ("list_files", {"path": "a.txt"}),
+    ]
+    async with open_box() as box:
+        offers = [await box.offer(name, **arguments) for name, arguments in calls]
+        (root / "a.txt").unlink()
+        (root / "a.txt").symlink_to(tmp_path / "key")
+        for (name, arguments), offer in zip(calls, offers, strict=True):
+            outcome = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, judged=offer)
+            words = f"a.txt led elsewhere when this call was allowed; call it again if {tmp_path}/key is meant"
+            assert outcome == Outcome(text=f"{name}: {words}", is_error=True)
+        fifo = root / "pipe"
+        os.mkfifo(fifo)
+        for path in (fifo, root / "a.txt", root):  # what may stand there between a look and the opening
+            with pytest.raises(OSError, match=r"no regular file|symbolic link|elsewhere by now"):
+                await box.workspace.read_bytes(path)
+    assert (tmp_path / "key").read_text() == "secret\n"

@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio
 import pytest
 
-from crow.domain.entries import Announcement
+from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
 from crow.tools import HttpServer, Offer, Outcome, Ports, ServerStatus, StdioServer, builtin
 from crow.tools.mcp_client import open_toolbox
@@ -63,7 +64,17 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox):
         "picture": Outcome(text="(a picture)", images=(Image(data="iVBORw0KGgo=", mime_type="image/png"),)),
         "table": Outcome(text='{\n  "rows": [\n    1,\n    2\n  ]\n}', raw_output={"rows": [1, 2]}),
         "links": Outcome(
-            text="[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]"
+            text=(
+                "[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
+                "[file:///c.zip, application/zip, 3 bytes: not shown]\n"
+                "[a picture, image/png, 3 bytes: of a kind that models cannot see]"
+            ),
+            attachments=(
+                Attachment(name="b", uri="file:///b.txt"),
+                Attachment(name="sound", mime_type="audio/wav", data="AAAA"),
+                Attachment(name="file:///c.zip", uri="file:///c.zip", mime_type="application/zip", data="AAAA"),
+                Attachment(name="picture", mime_type="image/png", data="AAAA"),
+            ),
         ),
     }
     assert liar.is_error
@@ -122,11 +133,13 @@ async def test_a_server_that_dies_during_a_call_is_named_and_started_again_at_it
             await failed.wait()
         detail = 'it ended with exit code 7; it last said "about to die"'
         assert outcome == Outcome(text=f"MCP server srv ended during die: {detail}", is_error=True)
-        assert box.toolbox.servers() == (ServerStatus(name="srv", state="failed", detail=detail),)
+        ended = ServerStatus(name="srv", state="failed", detail=detail, losses=1, loss=detail)
+        assert box.toolbox.servers() == (ended,)
         assert listings[-1] == BUILT_IN
         assert (await box.run("recall", query="x")).text == "query=x entry=None limit=20"
         assert await box.run("srv__echo", text="again") == Outcome(text="you said again")
         assert names(box) == listings[0]
+        assert box.toolbox.servers() == (replace(ended, state="ready", detail="", tools=13),), "what it lost is told"
 
 
 async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(open_box: OpenBox):

@@ -13,12 +13,13 @@ from typing import TypeAlias
 
 from crow.agent import Client
 from crow.agent.branch import Branch
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
+from crow.agent.permission import Rule
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
-__all__ = ["CommandSpec", "Desk", "FollowUp", "Handler"]
+__all__ = ["Desk", "FollowUp", "Handler"]
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
 """Goes on after the command's entry, which it is given, was stored and shown; how the turn ended."""
@@ -26,7 +27,7 @@ FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
 
 @dataclass(slots=True, kw_only=True)
 class Desk:
-    """What commands may use, for one command. `models` are the names offered.
+    """What commands may use, for one command. `models` are the names offered, `rules` those of the user's file.
 
     `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
     `toolbox` opens the session's tools. `set_mode` and `set_model` change the row and tell the client. `move` stands
@@ -39,6 +40,7 @@ class Desk:
     client: Client
     workspace: Workspace
     models: Sequence[str]
+    rules: Sequence[Rule]
     compactor: Callable[[], Awaitable[Compactor]]
     set_mode: Callable[[str], Awaitable[None]]
     set_model: Callable[[str], Awaitable[None]]
@@ -50,13 +52,3 @@ class Desk:
 
 Handler: TypeAlias = Callable[[Desk, str], Awaitable[str]]
 """The answer, in Markdown. :raises ~crow.domain.errors.ArgumentError: the argument; its words are the answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSpec:
-    """A command as it is offered; `hint` describes its argument, empty if it takes none."""
-
-    name: str
-    description: str
-    run: Handler
-    hint: str = ""

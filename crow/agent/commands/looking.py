@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
-from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.desk import Desk, Handler
 from crow.agent.commands.places import quoted
 from crow.agent.commands.transcript import transcript
 from crow.domain.errors import ArgumentError
@@ -68,10 +69,4 @@ def unwritable(path: Path, error: OSError) -> ArgumentError:
     return ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}")
 
 
-LOOKING_COMMANDS = (
-    CommandSpec(name="search", description="Search all sessions", hint="words", run=search),
-    CommandSpec(name="usage", description="Show the tokens that this session used", run=usage),
-    CommandSpec(
-        name="export", description="Write this session to a Markdown file", hint="a file in the workspace", run=export
-    ),
-)
+LOOKING_COMMANDS: Mapping[str, Handler] = {"search": search, "usage": usage, "export": export}

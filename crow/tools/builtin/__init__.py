@@ -23,7 +23,8 @@ from crow.tools.builtin.arguments import check, parse, with_expectation
 from crow.tools.builtin.background import SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
-from crow.tools.builtin.files import READ_FILE, WRITE_FILE
+from crow.tools.builtin.files import WRITE_FILE
+from crow.tools.builtin.read import READ_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
 from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL
@@ -35,6 +36,7 @@ __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "
 
 META = "crow"
 CALL_ID = "crow/call_id"
+PLACE = "crow/place"
 
 TOOLS: Mapping[str, Builtin] = {
     tool.spec.name: tool
@@ -67,9 +69,10 @@ async def offer(call: ToolCall, around: Around) -> Offer:
     return Offer(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.is_barrier)
 
 
-def meta_for(call_id: str) -> mcp.RequestParamsMeta:
-    """What a request to the built-in server carries in `_meta`: the id that the ports are told."""
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id})
+def meta_for(call_id: str, place: str | None = None) -> mcp.RequestParamsMeta:
+    """What a request to the built-in server carries in `_meta`: the id that the ports are told, and the file that the
+    call was allowed to touch."""
+    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PLACE: place})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -96,8 +99,15 @@ def build_server(around: Around, ports: Ports) -> Server[Any]:
         async def on_output(text: str) -> None:
             await context.session.report_progress(float(len(text)), message=text)
 
-        call_id = str((context.meta or {}).get(CALL_ID, ""))
-        running = Running(around=around, log=ports.log, plan=ports.plan, call_id=call_id, on_output=on_output)
+        meta: Mapping[str, Any] = context.meta or {}
+        running = Running(
+            around=around,
+            log=ports.log,
+            plan=ports.plan,
+            call_id=meta.get(CALL_ID, ""),
+            on_output=on_output,
+            place=meta.get(PLACE),
+        )
         return to_result(await run(params.name, params.arguments or {}, running))
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)

@@ -56,7 +56,7 @@ async def look_at_edit(around: Around, args: Arguments) -> Offer:
 
 
 async def run_edit(running: Running, args: Arguments) -> Outcome:
-    path = running.workspace.resolve(args["path"])
+    path = running.resolve(args["path"])
     before, replaced = await planned(running.around, path, args)
     name = shown_name(running.workspace, path)
     places = "1 place" if replaced.count == 1 else f"{replaced.count} places"

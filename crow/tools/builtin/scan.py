@@ -1,9 +1,11 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
 Strategy: runs as a process of its own, by its path, with the standard library alone, since a regular expression that
-never ends can be stopped only by ending its process. Argument: a JSON object (see `main`). Standard input: NUL-ended
-names relative to the current directory, or nothing, then the directory is walked. Answer: one line of JSON. Symbolic
-links are never followed. Knows nothing of crow.
+never ends can be stopped only by ending its process; it also ends by itself when nobody reads its answer any more, or
+its time is up. Argument: a JSON object (see `main`). Standard input: NUL-ended names relative to the current directory,
+or nothing, then the directory is walked. Answer: one line of JSON. Where ripgrep is given, it says which files may
+match; the lines are always found here, so that the answer is the same. Symbolic links are never followed. Knows
+nothing of crow.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox")
@@ -23,56 +27,127 @@ FILE_BYTES = 20_000_000
 SNIFFED_BYTES = 8_192
 LINE_CHARS = 400
 UNSAFE_AS_A_WHOLE = re.compile(r"\\[AZ]|\(\?(?![:i])")
+LOOKED_AFTER_S = 0.5
+
+META = re.compile(r"[\\^$.|?*+()\[\]{}]")
+RIPGREP_FILES = 100
+"""Fewer files are searched here sooner than another program has started; so are any for a plain text."""
+RIPGREP_OPTIONS = (
+    *("--no-config", "--no-messages", "--no-ignore", "--hidden", "--text", "--encoding", "none"),
+    *("--color", "never", "--case-sensitive", "--files-with-matches", "--null"),
+)
+ARGUMENT_BYTES = 200_000
+OUTSIDE_ASCII = r"(?-u:[\x80-\xFF\r\x1c-\x1f])"
+"""Bytes about which the two read an expression differently; a file with one of them is searched here."""
+SHARED = re.compile(
+    r"""(?: [\w\s"'#%&,/:;<=>@`~!\-] | [.^$|)*+?] | \((?:\?:)?(?!\?) | \{\d+(?:,\d*)?\}
+          | \\[wWdDsSbBt.^$*+?(){}\[\]|\\/"'#%&,:;=@`~!\-]
+          | \[\^?+\]?+(?: (?!--|&&|~~)[^\\\[\]] | \\[wWdDsSt.^$*+?(){}|\\/\-] )*\] )*""",
+    re.VERBOSE | re.ASCII,
+)
+"""Expressions that mean the same to ripgrep in a line of plain ASCII."""
 
 
 def main() -> None:
     """Answer the request in the first argument.
 
-    `glob`: names to keep, or null. `limit`: how many to give. For grep also `pattern`, `ignore_case`, and `file`: a
-    single name to search, or null. The answer of a list: `names`, `total`. Of grep: `matches` as [name, line, text],
-    `more`, `large` (how many files were too large to look into).
+    `glob`: names to keep, or null. `limit`: how many to give. `seconds`: of processor time, at most. For grep also
+    `pattern`, `ignore_case`, `file`: a single name to search, or null, and `ripgrep`: that program, or null. The answer
+    of a list: `names`, `total`. Of grep: `matches` as [name, line, text], `more`, `large` (how many files were too
+    large to look into).
     """
     request = json.loads(sys.argv[1])
-    names = [request["file"]] if request.get("file") else list_names()
+    end_by_itself(request["seconds"])
+    sizes = {request["file"]: None} if request.get("file") else list_names()
+    names = sorted(sizes)
     if request["glob"]:
         keep = re.compile(glob_expression(request["glob"])).fullmatch
         names = [name for name in names if keep(name if "/" in request["glob"] else name.rpartition("/")[2])]
     if "pattern" in request:
-        flags = re.IGNORECASE if request["ignore_case"] else 0
-        answer = search(names, request["pattern"], flags, request["limit"])
+        pattern, flags = request["pattern"], re.IGNORECASE if request["ignore_case"] else 0
+        is_plain = not flags and not META.search(pattern)
+        if request["ripgrep"] and len(names) >= RIPGREP_FILES and not is_plain and is_shared(pattern):
+            asked = [name for name in names if is_searchable(name, sizes[name])]
+            names = narrowed(names, asked, [request["ripgrep"], *RIPGREP_OPTIONS], expression_for(pattern, flags))
+        answer = search(names, pattern, flags, request["limit"])
     else:
         answer = {"names": summarised(names, request["limit"]), "total": len(names)}
     print(json.dumps(answer))  # noqa: T201
 
 
-def list_names() -> list[str]:
-    """Names from standard input that exist; else everything below the current directory; sorted."""
+def end_by_itself(seconds: int) -> None:
+    """See to it that this process ends after so much processor time, and soon after nobody reads its answer: whoever
+    wanted it may be gone without a word. A signal reaches an expression that never ends; a thread would not."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    except (ImportError, ValueError, OSError):  # no such limits here, or a stricter one already
+        pass
+    if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
+        return
+    answer = select.poll()
+    answer.register(1, 0)  # told of errors alone: of a pipe, that its other end is closed
+
+    def look(_number: int, _frame: object) -> None:
+        if answer.poll(0):
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOKED_AFTER_S, LOOKED_AFTER_S)
+
+
+def list_names() -> dict[str, int | None]:
+    """Names from standard input that exist; else everything below the current directory. With their sizes in bytes,
+    -1 for what is no regular file, None where it is not known."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
-        return sorted(walk("."))
-    names: set[str] = set()
+        return dict.fromkeys(walk("."))
+    sizes: dict[str, int | None] = {}
     for name in given:
         try:
-            is_directory = stat.S_ISDIR(os.lstat(name).st_mode)
+            status = os.lstat(name)
         except OSError:
             continue  # git still knows what was deleted
-        if is_directory:  # a repository in the repository
-            names.update(walk(name.rstrip("/")))
+        if stat.S_ISDIR(status.st_mode):  # a repository in the repository
+            sizes.update(dict.fromkeys(walk(name.rstrip("/"))))
         else:
-            names.add(name)
-    return sorted(names)
+            sizes[name] = size_in(status)
+    return sizes
+
+
+def size_in(status: os.stat_result) -> int:
+    """The size of a regular file, -1 for anything else."""
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def walk(top: str) -> Iterator[str]:
-    """Files below `top`, without the directories that hold what tools made."""
-    count = 0
-    for directory, subdirectories, files in os.walk(top):
-        subdirectories[:] = sorted(name for name in subdirectories if name not in SKIPPED)
-        for name in files:
-            yield os.path.normpath(os.path.join(directory, name))
-            count += 1
-            if count >= WALKED_FILES:
-                return
+    """Files below `top`, without the directories that hold what tools made; however deep it is."""
+    count, waiting = 0, [top]
+    while waiting:
+        directory = waiting.pop()
+        try:
+            with os.scandir(directory) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:  # not allowed, gone, or its path is longer than the system takes
+            continue
+        prefix = "" if directory == "." else f"{directory}/"
+        for entry in entries:
+            if not leads_to_directory(entry):
+                yield prefix + entry.name
+                count += 1
+                if count >= WALKED_FILES:
+                    return
+        below = [prefix + entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        waiting += [name for name in reversed(below) if name.rpartition("/")[2] not in SKIPPED]
+
+
+def leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def glob_expression(pattern: str) -> str:
@@ -139,6 +214,65 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
     return {"matches": matches, "more": False, "large": large}
 
 
+def is_shared(pattern: str) -> bool:
+    """Whether ripgrep finds at least the lines of plain ASCII that are found here."""
+    return pattern.isascii() and SHARED.fullmatch(pattern) is not None
+
+
+def expression_for(pattern: str, flags: int) -> str:
+    """What ripgrep is to look for."""
+    return f"{'(?i)' if flags else ''}(?:{pattern})|{OUTSIDE_ASCII}"
+
+
+def narrowed(names: list[str], asked: list[str], ripgrep: Sequence[str], expression: str) -> list[str]:
+    """The names without those of `asked` in which ripgrep finds nothing; all names where it cannot tell."""
+    wanted = set(names).difference(asked)
+    for batch in batches(asked):
+        status, answer = answer_of([*ripgrep, "--regexp", expression, "--", *(f"./{name}" for name in batch)])
+        if status > 1 and not answer:
+            return names  # an expression or an option that it does not take
+        wanted.update(batch if status > 1 else (os.fsdecode(name)[2:] for name in answer.split(b"\0") if name))
+    return [name for name in names if name in wanted]
+
+
+def is_searchable(name: str, size: int | None) -> bool:
+    """Whether a file can be opened by a program that follows links, waits for pipes and reads all."""
+    if size is None:
+        try:
+            size = size_in(os.lstat(name))
+        except OSError:
+            return False
+    return 0 <= size <= FILE_BYTES
+
+
+def batches(names: list[str]) -> Iterator[Sequence[str]]:
+    """The names in pieces that fit on a command line."""
+    start, size = 0, 0
+    for at, name in enumerate(names):
+        size += len(os.fsencode(name)) + 11  # its dot, slash and end, and the pointer to it
+        if size > ARGUMENT_BYTES:
+            yield names[start:at]
+            start, size = at, 0
+    yield names[start:]
+
+
+def answer_of(command: list[str]) -> tuple[int, bytes]:
+    """The exit code and output of a program; 2 and nothing if it could not be started."""
+    output, given = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    places = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, given, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+    with open(output, "rb") as stream:
+        try:
+            child = os.posix_spawn(command[0], command, os.environ, file_actions=places)
+        except OSError:
+            return 2, b""
+        finally:
+            os.close(given)
+            os.close(null)
+        answer = stream.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256, answer
+
+
 def text_of(name: str) -> str | None:
     """The text of a regular file; "" for what is none, None for one that is too large."""
     try:
@@ -165,7 +299,7 @@ def matching_lines(
     name: str, text: str, matches: Callable[[str], re.Match[str] | None], limit: int
 ) -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         match = matches(line.removesuffix("\r"))
         if match is not None:
             found.append((name, number, excerpt(line.removesuffix("\r"), match.start())))

@@ -2,13 +2,15 @@
 
 Strategy: git names the files where there is a repository, so that what it ignores is left out; everywhere else the
 directory is walked. The work is done by a program of its own (`scan.py`), run through the workspace and ended with
-the call, since a bad regular expression would otherwise hold up the whole process. git is kept from running anything
-that the repository's own configuration names.
+the call, since a bad regular expression would otherwise hold up the whole process. git and ripgrep are used where
+there are some outside of the workspace; git is kept from running anything that the repository's own configuration
+names.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -18,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
@@ -25,16 +29,22 @@ from crow.tools import Offer, Outcome, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import missing
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
+from crow.tools.programs import found_program
 
 __all__ = ["GREP", "LIST_FILES"]
 
 LISTED = 500
 MATCHES = 200
 TIMEOUT_S = 60.0
+ENTER = (
+    "cd {place} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path leads elsewhere by now'; exit 1; }}; }}"
+)
+"""To a directory, if no link leads out of the way to it by now."""
+
 GIT_FILES = (
-    "env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE "
+    "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE; "
     "GIT_OPTIONAL_LOCKS=0 GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none "
-    "git -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null"
+    "{git} -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null; }} | "
 )
 
 
@@ -83,7 +93,7 @@ def compiled(args: Arguments) -> None:
 
 async def run_list(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
-    path = workspace.resolve(args.get("path") or ".")
+    path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
     stat = await workspace.stat(path)
     if stat.kind == "missing":
@@ -106,7 +116,7 @@ async def run_list(running: Running, args: Arguments) -> Outcome:
 async def run_grep(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
     compiled(args)
-    path = workspace.resolve(args.get("path") or ".")
+    path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
     stat = await workspace.stat(path)
     if stat.kind == "missing":
@@ -139,10 +149,15 @@ async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[s
 
     :raises ~crow.domain.errors.ArgumentError: it took too long, or may not look there.
     """
-    program = [sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(request)]
-    names = "</dev/null" if request.get("file") else ""
-    source = "" if names else f"{GIT_FILES} | "
-    command = f"cd {shlex.quote(str(top))} && {source}{shlex.join(program)} {names}"
+    git, ripgrep = await anyio.to_thread.run_sync(programs, workspace)
+    whole = {**request, "seconds": math.ceil(TIMEOUT_S) + 1, "ripgrep": ripgrep}
+    program = [sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(whole)]
+    walks = git is None or request.get("file") is not None
+    source = "" if walks else GIT_FILES.format(git=shlex.quote(str(git)))
+    enter = ENTER.format(place=shlex.quote(str(top)), shown=shlex.quote(f"{top}\n."))
+    command = f"{enter} && {source}{shlex.join(program)}"
+    if walks:
+        command += " </dev/null"
     code, output = await workspace.run(command, timeout_s=TIMEOUT_S, on_output=unwatched)
     if code is None:
         raise ArgumentError(f"{tool}: stopped after {TIMEOUT_S:.0f} s; narrow it with path, or a simpler pattern")
@@ -150,6 +165,11 @@ async def scanned(tool: str, workspace: Workspace, top: Path, request: Mapping[s
         raise ArgumentError(f"{tool}: the search failed: {output.strip().rpartition(chr(10))[2]}")
     answer: dict[str, Any] = json.loads(output)
     return answer
+
+
+def programs(workspace: Workspace) -> tuple[str | None, str | None]:
+    """git and ripgrep, where there are some that may be run."""
+    return found_program("git", workspace.contains), found_program("rg", workspace.contains)
 
 
 async def unwatched(_output: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from crow.domain.entries import CallKind
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
 from crow.tools.jobs import Jobs
@@ -38,18 +39,29 @@ class Around:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What a running call reaches: the world, the session, and whoever watches."""
+    """What a running call reaches: the world, the session, and whoever watches. `place` is the file or directory that
+    it was allowed to touch, None if nobody was asked."""
 
     around: Around
     log: Log
     plan: Plan
     call_id: str
     on_output: OnOutput
+    place: str | None = None
 
     @property
     def workspace(self) -> Workspace:
         """The files and processes."""
         return self.around.workspace
+
+    def resolve(self, path: str) -> Path:
+        """The place that `path` leads to. :raises ~crow.domain.errors.ArgumentError: not the one that was allowed."""
+        resolved = self.workspace.resolve(path)
+        if self.place is not None and str(resolved) != self.place:
+            raise ArgumentError(
+                f"{path} led elsewhere when this call was allowed; call it again if {resolved} is meant"
+            )
+        return resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,142 @@
+"""`/permissions`: typed rules hold from the next call on, stay with the session, and can be taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crow.agent.permission import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
+from crow.domain.entries import Announcement, Command, ToolResult
+from crow.domain.errors import ArgumentError
+from crow.tools import Offer
+from tests.agent.harness import NoteTaker, text
+from tests.agent.test_delegate import Casting, running
+from tests.support.scripted_model import Say, call
+
+SHOWN = Announcement(title="t")
+
+
+async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: Path) -> None:
+    calls = (
+        call("shell", "c0", command="echo one two"),
+        call("shell", "c1", command="echo one; echo two"),
+        call("shell", "c2", command="echo two"),
+        call("write_file", "c3", path="docs/a.md", content="a"),
+    )
+    model = Casting(go=[Say(calls=calls), Say(text=["ok"])], again=[Say(calls=calls[:1]), Say(text=["ok"])])
+    client = NoteTaker("reject_once", "reject_once")
+    async with running(tmp_path, model, client=client, deny=("shell(git push)",)) as run:
+        for typed in (
+            "/permissions allow shell(echo one)",
+            "/permissions deny shell(echo two)",
+            "/permissions allow write_file(docs/**)",
+            "/permissions allow  shell(echo one)",
+            "/permissions deny srv__*",
+            "/permissions",
+        ):
+            await run.session.prompt(text(typed))
+        await run.session.prompt(text("go"))
+        results = sorted(run.client.stored(ToolResult), key=lambda result: result.call.index)
+        await run.session.prompt(text("/permissions forget 1"))
+        stored = (await run.store.open_session("s1")).row.permissions
+        await run.session.prompt(text("/permissions forget all"))
+        await run.session.prompt(text("/permissions"))
+        answers = [command.answer for command in run.client.stored(Command)]
+    assert [result.text.split(".")[0] for result in results] == [
+        "one two",
+        "The user has forbidden this call of shell",
+        "The user has forbidden this call of shell",
+        "Created docs/a",
+    ]
+    assert client.questions == []
+    take_back = "`/permissions forget {}` takes it back."
+    assert answers[:5] == [
+        f"From now on in this session: allow `shell(echo one)`. {take_back.format(1)}",
+        f"From now on in this session: deny `shell(echo two)`. {take_back.format(2)}",
+        f"From now on in this session: allow `write_file(docs/**)`. {take_back.format(3)}",
+        "There is such a rule already: 1. allow `shell(echo one)`",
+        f"From now on in this session: deny `srv__*`. No tool that is there now has such a name. {take_back.format(4)}",
+    ]
+    assert answers[5].splitlines()[:-2] == [
+        "The mode is `ask`. A denial wins over everything else.",
+        "",
+        "Rules of config.toml:",
+        "- deny `shell(git push)`",
+        "",
+        "Rules of this session:",
+        "1. allow `shell(echo one)`",
+        "2. deny `shell(echo two)`",
+        "3. allow `write_file(docs/**)`",
+        "4. deny `srv__*`",
+    ]
+    assert stored == (
+        {"tool": "shell", "argument": "echo two", "allow": False, "pattern": True},
+        {"tool": "write_file", "argument": "docs/**", "allow": True, "pattern": True},
+        {"tool": "srv__*", "argument": None, "allow": False},
+    )
+    assert answers[6:8] == ["Forgotten: allow `shell(echo one)`.", "Forgotten: 3 rules of this session."]
+    assert "Rules of this session" not in answers[8]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("allow", "Type `/permissions` to see the rules, "),
+        ("permit shell", "Type `/permissions` to see the rules, "),
+        ("forget 1", "There is no rule `1` of this session; expected nothing, as this session has no rules."),
+        ("allow shell(", "`shell(` is no rule. A rule is a tool, such as `write_file`, "),
+        ("allow rm -rf x", "`rm -rf x` is no rule. "),
+        (
+            "deny shel(git push)",
+            "A rule about `shel` takes no argument; write `shel` alone. Those that take one: `shell`",
+        ),
+        ("deny shel", "There is no tool `shel`; there are `read_file`, "),
+        (
+            "allow shell(git status; ls)",
+            "`shell(git status; ls)` would allow nothing: a command is allowed by its first",
+        ),
+        ("allow shell(*)", "`shell(*)` would allow nothing: "),
+        ("allow recall(x)", "A rule about `recall` takes no argument; "),
+    ],
+)
+async def test_a_rule_that_would_mean_nothing_is_refused_in_words(tmp_path: Path, typed: str, words: str) -> None:
+    async with running(tmp_path, Casting()) as run:
+        await run.session.prompt(text(f"/permissions {typed}"))
+        (told,) = run.client.stored(Command)
+        assert (await run.store.open_session("s1")).row.permissions == ()
+    assert told.answer.startswith(words)
+
+
+def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
+    for typed in (
+        "shell(git status)",
+        "shell(git log *)",
+        "edit_file(docs/**)",
+        "mcp__*",
+        "fetch(https://a.example/*)",
+    ):
+        rule = typed_rule(f" {typed} ", allow=True)
+        assert rule_from(rule.as_json()) == rule
+        assert rule_text(rule) == f"`{typed}`"
+    with pytest.raises(ArgumentError, match="is no rule"):
+        typed_rule("", allow=True)
+
+
+def test_a_star_behind_the_words_of_a_command_stands_for_what_may_follow_them() -> None:
+    def decided(line: str) -> object:
+        offer = Offer(announcement=SHOWN, access="execute", argument=line)
+        return type(
+            decide("shell", offer, "ask", user_rules(["shell(git log *)", "shell(ls:*)"], ["shell(git push *)"]))
+        )
+
+    assert [decided(line) for line in ("git log -1", "git log", "ls", "git push x", "git log; git push x")] == [
+        *(Allow, Allow, Allow, Refuse, Refuse)
+    ]
+    assert decided("git log; rm x") not in (Allow, Refuse)
+
+
+def test_a_denied_name_is_denied_however_its_accents_are_written() -> None:
+    (rule,) = user_rules([], ["read_file(schlüssel)"])
+    offer = Offer(announcement=SHOWN, access="read", paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
+    assert isinstance(decide("read_file", offer, "auto", [rule]), Refuse)
