@@ -45,13 +45,16 @@ class PromptShelf:
         self._on_change = on_change
         self._changed = anyio.Event()
 
+    def begin(self) -> None:
+        """A new life of the server begins, of which nothing is known yet."""
+        self.known = anyio.Event()
+
     def change(self) -> None:
         """The server says that its listing has changed."""
         self._changed.set()
 
     async def keep(self, client: Client) -> None:
         """List what a new client's server has, and again with each change, until cancelled."""
-        self.known = anyio.Event()
         while True:
             self._changed = anyio.Event()
             found = await self._look(client)
