@@ -105,8 +105,9 @@ class SubAgents:
     async def _run(self, branch: Branch, task: Task, tools: Subset, watcher: Watcher) -> Delegated:
         """One prompt in the branch, to its end. Cancelled or failed, it is ended all the same."""
         with anyio.CancelScope(shield=True):
-            seq = await self.store.enqueue(branch.row.id, (Text(text=task.prompt),), new_message_id())
-            await branch.claim(seq)
+            message_id = new_message_id()
+            await self.store.enqueue(branch.row.id, (Text(text=task.prompt),), message_id)
+            await branch.claim(message_id)
         turn: Turn | None = None
         failure = ""
         end = TurnEnd(stop="end_turn")

@@ -98,7 +98,7 @@ class Session:
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
-        waiter = Waiter(parts=parts, text=text, message_id=new_message_id())
+        waiter = Waiter(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers and text.startswith("/"):
             from crow.agent.server_prompts import called
 
@@ -112,19 +112,29 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
         """
         try:
-            if commands.parse(waiter.text) is None:
-                waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
-                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, waiter.message_id)
-        except BaseException:
-            self._queue.remove(waiter)
+            if waiter.command is None:
+                await self._enqueue(waiter)
+        except BaseException as error:
+            if not waiter.ready.is_set():
+                self._queue.remove(waiter)
+            elif not isinstance(error, Exception):  # the request was cancelled
+                self.withdraw(waiter)
             raise
         finally:
-            waiter.stored.set()
-        self._wake.set()
+            waiter.ready.set()
+            self._wake.set()
         await waiter.done.wait()
         if waiter.error is not None:
             raise waiter.error
         return waiter.stop
+
+    async def _enqueue(self, waiter: Waiter) -> None:
+        """Put a prompt into the inbox. An idle session claims it at the same moment, so that both are one flush."""
+        waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
+        if waiter.called is None:  # else the claim would not miss it
+            waiter.ready.set()
+            self._wake.set()
+        await self._adapters.store.enqueue(self.id, waiter.parts, waiter.message_id)
 
     async def prompt(self, parts: Sequence[Part]) -> StopReason:
         """`submit` and `answer`."""
@@ -162,9 +172,7 @@ class Session:
         await self._adapters.store.enqueue(self.id, parts, message_id)
         turn = self._running()
         if turn is None:  # it ended meanwhile: the sender prompts anew
-            for waiting in await self._adapters.store.queued(self.id):
-                if waiting.message_id == message_id:
-                    await self._adapters.store.drop_prompt(self.id, waiting.seq)
+            await self._adapters.store.drop_prompt(self.id, message_id)
             return False
         turn.steer(User(parts=tuple(parts), message_id=message_id))
         return True
@@ -268,7 +276,7 @@ class Session:
         return self._turns_made
 
     async def _serve(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
-        await waiter.stored.wait()
+        await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
         background.start_soon(self._show_life, waiter)
@@ -299,16 +307,15 @@ class Session:
 
     async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
-        command = commands.parse(waiter.text) if waiter.seq is None else None
-        if self._turns_made is not None and command is None:
+        if self._turns_made is not None and waiter.command is None:
             self._turns_made.look(background)
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
             await anyio.lowlevel.checkpoint()
             await self._begin(moved)
-            if command is not None:
-                waiter.stop = await self._turns().run_command(waiter.text, command)
+            if waiter.command is not None:
+                waiter.stop = await self._turns().run_command(waiter.text, waiter.command)
             else:
                 await self._adapters.load()
                 if waiter.called is not None:
@@ -333,11 +340,13 @@ class Session:
         try:
             await self._unstored.settle()
             known = self._branch.plan
-            seq = waiter.seq if waiter.called is None else None  # its words are the server's to give
-            start = await self._branch.claim(seq, cut=await self._cut(waiter.parts) if seq is not None else None)
+            if waiter.command is None and waiter.called is None:
+                start = await self._branch.claim(waiter.message_id, cut=await self._cut(waiter.parts))
+            else:  # the words of a called prompt are the server's to give
+                start = await self._branch.claim(None)
         except StoreError:
-            if waiter.seq is not None:  # the caller is told, and asks again
-                await self._unstored.drop_prompt(waiter.seq)
+            if waiter.command is None:  # the caller is told, and asks again
+                await self._unstored.drop_prompt(waiter.message_id)
             raise
         if start.moved:
             await self._look_around(known)

@@ -128,8 +128,7 @@ class Turns:
         except (ArgumentError, ToolServerError) as error:
             body = Command(text=waiter.text, answer=str(error), message_id=waiter.message_id)
             await self._branch.record([NewEntry(body=body)])
-            assert waiter.seq is not None, "it was stored before its turn began"
-            await self._adapters.store.drop_prompt(self._branch.row.id, waiter.seq)
+            await self._adapters.store.drop_prompt(self._branch.row.id, waiter.message_id)
             return "end_turn"
         except BaseException:
             self._unstored.keep([NewEntry(body=prompt)])  # what the user said stays in the history
