@@ -28,10 +28,10 @@ class SdkAgent(acp.Agent):
     def on_connect(self, conn: Any) -> None:
         self.client = conn
 
-    async def initialize(self, protocol_version: int, **_: Any) -> acp.InitializeResponse:
+    async def initialize(self, **_: Any) -> acp.InitializeResponse:
         return acp.InitializeResponse(protocol_version=acp.PROTOCOL_VERSION)
 
-    async def new_session(self, cwd: str, **_: Any) -> acp.NewSessionResponse:
+    async def new_session(self, **_: Any) -> acp.NewSessionResponse:
         session = f"s{len(self.sessions)}"
         self.sessions[session] = []
         return acp.NewSessionResponse(session_id=session)

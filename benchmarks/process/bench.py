@@ -64,7 +64,9 @@ class Bench:
         """An agent with a session that has had a turn, and in which nothing is asked."""
         with self.start(home, floor=floor) as agent:
             agent.initialize()
-            yield agent, self.warm_session(agent, floor=floor, servers=servers)
+            session = self.warm_session(agent, floor=floor, servers=servers)
+            agent.settle(0.05)
+            yield agent, session
 
     def warm_session(
         self, agent: Agent, *, floor: str | None = None, servers: Sequence[Mapping[str, object]] = ()
@@ -75,5 +77,4 @@ class Bench:
             agent.ask("session/set_mode", {"sessionId": session, "modeId": "auto"})
         agent.prompt(session, "bench {}")
         self.endpoint.wait()
-        agent.settle(0.05)
         return session

@@ -1,4 +1,4 @@
-"""A person who stops a turn: how long until the prompt is answered, and until the endpoint and the command are let go."""
+"""A person who stops a turn: how long until the prompt is answered, and endpoint and command are let go."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ updates are only looked at when the clock has stopped.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -53,7 +54,7 @@ class Turn:
     def largest_gap(self) -> float:
         """Seconds between two chunks of text."""
         times = [at for at, _ in self.chunks()]
-        return max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=0.0)
+        return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
 
 class Agent:

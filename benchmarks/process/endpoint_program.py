@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         if self._task is not None and not self._task.done() and self._noted is not None:
             self._task.cancel()
             self._noted.left, self._noted.last, self._noted.state = True, time.monotonic(), "done"

@@ -36,6 +36,7 @@ def stream(bench: Bench) -> list[Row]:
             agent.initialize()
             for _ in range(times):
                 session = bench.warm_session(agent, floor=floor)
+                agent.settle(0.05)
                 before = agent.cpu_s()
                 turn = agent.prompt(session, prompt(tokens=TOKENS))
                 wall[floor].append(turn.answered - turn.sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -98,7 +99,7 @@ def steps(bench: Bench) -> list[Row]:
                 agent.settle(PAUSE_S)
                 agent.prompt(session, prompt(calls=STEPS, **tool))
                 served = [bench.endpoint.wait() for _ in range(STEPS + 1)]
-                gaps = [later.asked - before.last for before, later in zip(served, served[1:], strict=False)]
+                gaps = [later.asked - before.last for before, later in itertools.pairwise(served)]
                 taken[floor, tool["tool"]] = gaps
     return [
         of_times(
