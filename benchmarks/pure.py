@@ -1,8 +1,9 @@
 """What pure functions cost as a session grows: `python -m benchmarks.pure`.
 
 Strategy: one session of turns with a tool call each, at 10, 1,000 and 100,000 entries; what is done for each entry,
-or for each request, should cost the same in all of them. A long session has no checkpoint here, so its context is far larger than any window: what a request costs
-there is the bytes of the context itself, and the row with a checkpoint every 400 entries is what a session really is.
+or for each request, should cost the same in all of them. A long session has no checkpoint here, so its context is far
+larger than any window: what a request costs there is the bytes of the context itself. The rows with a checkpoint every
+400 entries are what a session really is.
 """
 
 from __future__ import annotations

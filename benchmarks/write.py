@@ -17,6 +17,7 @@ __all__ = ["BEGIN", "END", "figures", "written"]
 
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 ORDER = ("process", "pure", "llm", "store", "upkeep", "tools", "retention")
+"""Others follow by name."""
 
 
 def figures(directory: Path) -> str:
@@ -24,7 +25,7 @@ def figures(directory: Path) -> str:
 
     :raises FileNotFoundError: there is none.
     """
-    files = sorted(directory.glob("*.json"), key=lambda file: (*ORDER, file.stem).index(file.stem))
+    files = sorted(directory.glob("*.json"), key=lambda file: ((*ORDER, file.stem).index(file.stem), file.stem))
     if not files:
         raise FileNotFoundError(f"No figures in {directory}. Run `make bench` first.")
     contents = [json.loads(file.read_text("utf-8")) for file in files]
@@ -39,8 +40,8 @@ def machines(found: list[dict[str, Any]]) -> str:
     first = found[0]
     flushes, loads = [each["flush_ms"] for each in found], [each["load"] for each in found]
     return (
-        f"{first['system']}, {first['cores']} cores, Python {first['python']}, SQLite {first['sqlite']}; flushing one page"
-        f" to disk took {between(flushes)} ms; load average {between(loads)} when a benchmark ended."
+        f"{first['system']}, {first['cores']} cores, Python {first['python']}, SQLite {first['sqlite']}; flushing one"
+        f" page to disk took {between(flushes)} ms; load average {between(loads)} when a benchmark ended."
     )
 
 
