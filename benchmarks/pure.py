@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.rows import Row, arguments, report
-from crow.agent.compaction import CompactionSettings, Measure, limits_for, plan
+from crow.agent.compaction.limits import CompactionSettings, limits_for
+from crow.agent.compaction.measuring import Measure
+from crow.agent.compaction.planner import plan
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
     Announcement,

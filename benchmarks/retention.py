@@ -22,7 +22,7 @@ import anyio
 
 from benchmarks.rows import Row, arguments, report
 from crow.agent.branch import Branch
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.recall import BranchLog, text_of
 from crow.domain.entries import (
     Announcement,

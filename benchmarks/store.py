@@ -94,8 +94,8 @@ def flush_row(directory: Path) -> Row:
 async def open_and_take(store: SqliteStore, session: str) -> None:
     """Open the session, put a prompt into the inbox, claim its turn."""
     tail = await store.open_session(session)
-    seq = await store.enqueue(session, (Text(text=WORDS),), "u")
-    await store.take_turn(session, seq, leaf=tail.row.leaf)
+    await store.enqueue(session, (Text(text=WORDS),), "u")
+    await store.take_turn(session, "u", leaf=tail.row.leaf)
 
 
 async def give_back(store: SqliteStore, session: str) -> None:
@@ -174,8 +174,8 @@ async def many(store: SqliteStore, number: int) -> None:
     for index in range(number):
         if index == 0:
             await store.create_session(NewSession(id="s0", cwd="/work", model="m", mode="ask"))
-            seq = await store.enqueue("s0", (Text(text="hello"),), "u")
-            start = await store.take_turn("s0", seq, leaf=None)
+            await store.enqueue("s0", (Text(text="hello"),), "u")
+            start = await store.take_turn("s0", "u", leaf=None)
             await store.append("s0", leaf=start.entries[-1].id, turn=1, entries=[], release=True)
     template = await store.session("s0")
 

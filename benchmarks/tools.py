@@ -20,8 +20,9 @@ from pathlib import Path
 import anyio
 
 from benchmarks.rows import Row, arguments, of_times, report
-from crow.agent.compaction import CompactionSettings
-from crow.agent.session import Adapters, Session, SessionSettings
+from crow.agent.adapters import Adapters, SessionSettings
+from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore
@@ -171,17 +172,15 @@ async def search(files: int) -> None:
             place.mkdir(parents=True, exist_ok=True)
             needle = "the needle\n" if number % 1_000 == 0 else ""
             (place / f"f{number}.txt").write_text("some words in a line\n" * 20 + needle)
-        floor_ms = None
-        if ripgrep := shutil.which("rg"):
-            floor_ms = printed(ripgrep, "--line-number", "the needle", cwd=directory)[0] * 1e3
+        ripgrep = shutil.which("rg")
         async with toolbox(root) as box:
-            grep = call("grep", pattern="the needle")
-            row(
-                f"grep over {files:,} files",
-                await timed(3, lambda: box.run(grep, "call_1_0", unwatched)),
-                None,
-                floor_ms,
-            )
+            for pattern in ("the needle", "the ne+dle$"):
+                floor_ms = None
+                if ripgrep is not None:
+                    floor_ms = printed(ripgrep, "--line-number", pattern, cwd=directory)[0] * 1e3
+                grep = call("grep", pattern=pattern)
+                times = await timed(3, lambda grep=grep: box.run(grep, "call_1_0", unwatched))
+                row(f"grep `{pattern}` over {files:,} files, ripgrep's floor", times, None, floor_ms)
 
 
 async def main(files: int) -> None:

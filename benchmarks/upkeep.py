@@ -66,8 +66,8 @@ async def short_sessions(store: SqliteStore, number: int) -> None:
     for index in range(number):
         name = f"s{index}"
         await store.create_session(NewSession(id=name, cwd="/old", model="m", mode="ask"))
-        seq = await store.enqueue(name, (Text(text=f"Where does magpie {index} nest?"),), "u")
-        start = await store.take_turn(name, seq, leaf=None)
+        await store.enqueue(name, (Text(text=f"Where does magpie {index} nest?"),), "u")
+        start = await store.take_turn(name, "u", leaf=None)
         end = NewEntry(body=TurnEnd(stop="end_turn"))
         leaf = start.entries[-1].id
         await store.append(name, leaf=leaf, turn=1, entries=[answer(), end], release=True)

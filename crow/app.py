@@ -12,17 +12,17 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
 from crow import __version__
+from crow.agent.adapters import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction import CompactionSettings, Hooks, NamedHook
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
-from crow.agent.session import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.templates import Template, read_templates
 from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
@@ -33,6 +33,7 @@ from crow.store import Store
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 
 if TYPE_CHECKING:
+    from crow.agent.compaction.hooks import Hooks, NamedHook
     from crow.frontend.agent import Kit
     from crow.llm.offline import OfflineModel
     from crow.store.sqlite import SqliteStore
@@ -107,7 +108,7 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._imports = Imports()
-        self._hooks = Hooks(find_hooks)
+        self._hooks: Hooks | None = None
         # The configured models, the default first; those that the endpoint tells of come behind them.
         self._offered = list(names_offered(self._settings))
 
@@ -170,8 +171,16 @@ class Wiring:
                     compact_model=compaction.compact_model or "",
                 ),
             ),
-            hooks=self._hooks,
+            hooks=self._own_hooks,
         )
+
+    def _own_hooks(self) -> Hooks:
+        """The hooks of this process."""
+        if self._hooks is None:
+            from crow.agent.compaction.hooks import Hooks
+
+            self._hooks = Hooks(find_hooks)
+        return self._hooks
 
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
         from crow.tools.workspace import DiskWorkspace
@@ -179,7 +188,12 @@ class Wiring:
         return DiskWorkspace(cwd, directories)
 
     def _open_toolbox(
-        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
+        self,
+        workspace: Workspace,
+        ports: Ports,
+        servers: Sequence[McpServer],
+        *,
+        on_change: Callable[[], Awaitable[None]],
     ) -> AbstractAsyncContextManager[WaitableToolbox]:
         from crow.tools.mcp_client import ToolSettings, open_toolbox
 
@@ -191,7 +205,7 @@ class Wiring:
             skill_folders=(self._loaded.paths.config_file.parent / "skills",),
             fetches_private=self._settings.permissions.fetch_private,
         )
-        return open_toolbox(workspace, ports, servers, settings)
+        return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
     def _check(self, name: str) -> None:
         """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
@@ -307,6 +321,7 @@ class Imports:
         failure: ImportError | None = None
         try:
             with importing():
+                import crow.agent.turns
                 import crow.llm.chat_completions
                 import crow.llm.offline
                 import crow.tools.mcp_client  # noqa: F401

@@ -28,7 +28,7 @@ BLOB = {
     "required": ["blob"],
     "additionalProperties": False,
 }
-ASIDE = {("Prompt", "system"), ("Prompt", "tools"), ("Image", "data"), ("File", "before")}
+ASIDE = {("Prompt", "system"), ("Prompt", "tools"), ("Image", "data"), ("Attachment", "data"), ("File", "before")}
 PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
 
 

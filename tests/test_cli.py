@@ -35,8 +35,8 @@ async def add_session(home: Path, session_id: str, cwd: str, prompt: str) -> Non
     store = await SqliteStore.open(home / "crow.db")
     try:
         await store.create_session(NewSession(id=session_id, cwd=cwd, model="offline", mode="ask", title=prompt))
-        seq = await store.enqueue(session_id, (Text(text=prompt),), f"message-{session_id}")
-        start = await store.take_turn(session_id, seq, leaf=None)
+        await store.enqueue(session_id, (Text(text=prompt),), f"message-{session_id}")
+        start = await store.take_turn(session_id, f"message-{session_id}", leaf=None)
         await store.append(session_id, leaf=start.entries[-1].id, turn=start.turn, entries=(), release=True)
     finally:
         await store.close()

@@ -135,6 +135,10 @@ def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndp
     assert "refused the key: Incorrect API key provided: [secret]" in line
     assert "sk-secret" not in done.stdout + done.stderr
     assert done.returncode == 1
+    endpoint._reply = FakeEndpoint._reply.__get__(endpoint)  # type: ignore[method-assign]
+    endpoint._otherwise = refusing
+    done = run(tmp_path, "doctor", "--json", **asked(endpoint))  # everybody may see its list of models
+    assert {check: state for check, state in states(done).items() if state != "ok"} == {"key": "failed"}
 
 
 def test_the_built_in_model_is_examined_without_any_endpoint(tmp_path: Path) -> None:

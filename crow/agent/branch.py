@@ -113,10 +113,10 @@ class Branch:
                     self._take_row(await self._store.session(self.row.id))
             return stored
 
-    async def claim(self, seq: int | None, *, cut: int | None = None) -> TurnStart:
-        """Take the turn for the waiting prompt `seq` (None: for a command); a leaf that others moved is followed."""
+    async def claim(self, message_id: str | None, *, cut: int | None = None) -> TurnStart:
+        """Take the turn for a prompt that waits (None: for a command); a leaf that others moved is followed."""
         async with self._lock:
-            start = await self._store.take_turn(self.row.id, seq, leaf=self.leaf, cut=cut)
+            start = await self._store.take_turn(self.row.id, message_id, leaf=self.leaf, cut=cut)
             self.turn = start.turn
             if start.moved:
                 self._stand_on(await self._store.tail(self.row.id))

@@ -33,13 +33,15 @@ class Briefing:
         self._checkpoint = self._branch.projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
-    async def begin_turn(
-        self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()
-    ) -> None:
-        """Look around, and write a prompt entry if the newest one no longer fits."""
+    async def look(self, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> None:
+        """Look around; before each turn."""
+        row = self._branch.row
+        self._facts = await facts_now(row.cwd, row.mode, servers, skills)
+
+    async def begin_turn(self, tools: Sequence[ToolSpec]) -> None:
+        """Write a prompt entry if the newest one no longer fits."""
         row = self._branch.row
         self._tools = tuple(tools)
-        self._facts = await facts_now(row.cwd, row.mode, servers, skills)
         newest = self._branch.prompt
         if newest is None or (newest.cwd, newest.model, newest.tools) != (row.cwd, row.model, self._tools):
             await self._branch.record([*place_changed(newest, row.cwd), NewEntry(body=await self.fresh_prompt())])
@@ -47,7 +49,7 @@ class Briefing:
 
     async def fresh_prompt(self) -> Prompt:
         """The prompt entry as it would be written now; also written with each checkpoint."""
-        assert self._facts is not None, "begin_turn comes first"
+        assert self._facts is not None, "look comes first"
         row = self._branch.row
         extra = row.config.get("system_prompt_append")
         whole = row.config.get("system_prompt")
@@ -66,7 +68,7 @@ class Briefing:
 
         The caller stores both before its next request.
         """
-        assert self._facts is not None, "begin_turn comes first"
+        assert self._facts is not None, "look comes first"
         if self._branch.projection.checkpoint is not self._checkpoint:
             self.look_back()  # what was told before it may be covered now
         facts = self._facts.with_mode(self._branch.row.mode)

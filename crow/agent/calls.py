@@ -142,6 +142,7 @@ class Calls:
             announcement=outcome.announcement or opened.offer.announcement,
             cut=seen if seen < len(outcome.text) else None,
             images=outcome.images,
+            attachments=outcome.attachments,
             plan=outcome.plan,
             raw_output=outcome.raw_output,
         )

@@ -19,7 +19,7 @@ from crow.agent import Client, new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.recall import BranchLog
 from crow.agent.turn import Turn
 from crow.domain.elicitation import ElicitationKind
@@ -105,15 +105,17 @@ class SubAgents:
     async def _run(self, branch: Branch, task: Task, tools: Subset, watcher: Watcher) -> Delegated:
         """One prompt in the branch, to its end. Cancelled or failed, it is ended all the same."""
         with anyio.CancelScope(shield=True):
-            seq = await self.store.enqueue(branch.row.id, (Text(text=task.prompt),), new_message_id())
-            await branch.claim(seq)
+            message_id = new_message_id()
+            await self.store.enqueue(branch.row.id, (Text(text=task.prompt),), message_id)
+            await branch.claim(message_id)
         turn: Turn | None = None
         failure = ""
         end = TurnEnd(stop="end_turn")
         try:
             model = await self.model(branch.row.model)
             briefing = Briefing(branch)
-            await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+            await briefing.look(tools.servers(), tools.skills())
+            await briefing.begin_turn(tools.specs())
             turn = Turn(
                 branch,
                 await self.compactor(branch, model, briefing),

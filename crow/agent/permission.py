@@ -129,9 +129,14 @@ def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decisio
         return Ask()
     if mode == "auto":
         return Allow(why="mode auto")
-    if mode == "accept-edits" and offer.access == "write":
+    if mode == "accept-edits" and offer.access == "write" and not is_of_git(offer):
         return Allow(why="mode accept-edits")
     return Ask()
+
+
+def is_of_git(offer: Offer) -> bool:
+    """Whether a file belongs to a repository's own directory: its hooks and settings are commands in disguise."""
+    return any(".git" in path.lower().split(os.sep) for path in offer.paths)
 
 
 def covers_command(pattern: str, line: str, *, allow: bool) -> bool:

@@ -9,8 +9,11 @@ files, bounded; knows no model, store or protocol.
 from __future__ import annotations
 
 import datetime
+import os
 import platform
+import re
 import shutil
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +28,9 @@ __all__ = ["Facts", "build_prompt", "changes", "facts_now", "facts_told"]
 
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
+SMALL_BYTES = 4_096
+HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
+"""What a repository's HEAD holds; whatever else stands there is not told to a model."""
 SERVER_CHARS = 400
 SHELL = "bash" if shutil.which("bash") else "sh"
 
@@ -194,6 +200,8 @@ def read_instructions(cwd: Path) -> str:
                 data = stream.read(INSTRUCTION_BYTES + 1)
         except OSError:
             continue
+        if b"\0" in data:
+            continue  # no text
         text = data[:INSTRUCTION_BYTES].decode("utf-8", "replace").strip()
         if len(data) > INSTRUCTION_BYTES:
             text += f"\n(cut: {file} is larger than {INSTRUCTION_BYTES // 1024} KiB)"
@@ -208,12 +216,22 @@ def git_state(cwd: str) -> str:
     for directory in [Path(cwd), *Path(cwd).parents]:
         marker = directory / ".git"
         try:
-            if marker.is_file():  # a worktree or submodule names its real directory
-                marker = directory / marker.read_text("utf-8").removeprefix("gitdir:").strip()
-            head = (marker / "HEAD").read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError):
+            if not marker.is_dir():  # a worktree or submodule names its real directory
+                marker = directory / small_text(marker).removeprefix("gitdir:").strip()
+            head = HEAD.fullmatch(small_text(marker / "HEAD"))
+        except (OSError, ValueError):
             continue
-        if head.startswith("ref: refs/heads/"):
-            return f"branch {head.removeprefix('ref: refs/heads/')}, checked out in {directory}"
-        return f"no branch, at commit {head[:12]}, checked out in {directory}"
+        if head is not None:
+            state = f"branch {head[1]}" if head[1] else f"no branch, at commit {head[2][:12]}"
+            return f"{state}, checked out in {directory}"
     return "not a repository"
+
+
+def small_text(path: Path) -> str:
+    """A small file of a repository, which may be anything. :raises OSError: no regular file. :raises ValueError: no
+    text."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(SMALL_BYTES).decode("utf-8")

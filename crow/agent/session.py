@@ -10,37 +10,37 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
 from crow.agent import Client, commands, new_message_id
-from crow.agent.asking import Permissions
+from crow.agent.adapters import Adapters
 from crow.agent.branch import Branch
-from crow.agent.briefing import Briefing
-from crow.agent.compaction import CompactionSettings, Compactor, Gauge, Helpers, Hooks, Window
-from crow.agent.delegate import SubAgents
+from crow.agent.choices import set_mode, set_model, set_option
+from crow.agent.compaction.gauge import Gauge, gauge_on
 from crow.agent.links import with_contents
-from crow.agent.permission import Rule
-from crow.agent.recall import BranchLog
-from crow.agent.templates import Template
-from crow.agent.turn import Turn
 from crow.agent.unstored import RETRY_S, Unstored
-from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
+from crow.agent.waiter import Waiter
+from crow.domain.entries import NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, StoreError
-from crow.domain.events import ContextMeasured, ModeChanged, NoticeShown, OptionsChanged, PlanChanged, TitleChanged
+from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
-from crow.llm import Model, ModelInfo
-from crow.store import SessionChanges, Store, Tail
-from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
+from crow.llm import ModelInfo
+from crow.store import SessionChanges, Tail
+from crow.tools import McpServer, Workspace
 
-__all__ = ["Adapters", "OpenToolbox", "Session", "SessionSettings"]
+if TYPE_CHECKING:
+    from crow.agent.turn import Turn
+    from crow.agent.turns import Turns
+    from crow.tools.prompts import ServerPrompt
+
+__all__ = ["Session"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,74 +48,8 @@ TITLE_CHARS = 80
 SMALL_CHARS = 2_000
 """A prompt of no more characters is a small part of every window."""
 
-SERVER_GRACE_S = 1.0
 END_S = 5.0
 RENEW_S = 20.0
-
-
-class WaitableToolbox(Toolbox, Protocol):
-    """A toolbox whose servers start in the background."""
-
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every server is ready or has failed, at most so long."""
-        ...
-
-
-class OpenToolbox(Protocol):
-    """Opens a session's tools; entered and left in the session's task."""
-
-    def __call__(
-        self, workspace: Workspace, ports: Ports, servers: Sequence[McpServer]
-    ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSettings:
-    """What the configuration says about sessions."""
-
-    steps_per_turn: int
-    compaction: CompactionSettings
-    rules: tuple[Rule, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapters:
-    """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything."""
-
-    store: Store
-    load: Callable[[], Awaitable[None]]
-    model: Callable[[str], Awaitable[Model]]
-    info: Callable[[str], ModelInfo]
-    open_toolbox: OpenToolbox
-    settings: SessionSettings
-    models: Sequence[str] = ()
-    templates: Callable[[], Sequence[Template]] = tuple
-    hooks: Hooks = field(default_factory=Hooks)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Waiter:
-    """A prompt that somebody waits for: in the inbox once `seq` is set."""
-
-    parts: Sequence[Part]
-    text: str
-    seq: int | None = None
-    stored: anyio.Event = field(default_factory=anyio.Event)
-    done: anyio.Event = field(default_factory=anyio.Event)
-    cancelled: bool = False
-    stop: StopReason = "end_turn"
-    error: Exception | None = None
-
-
-class CurrentPlan:
-    """The plan port: the newest plan on the branch."""
-
-    def __init__(self, branch: Branch) -> None:
-        self._branch = branch
-
-    def current(self) -> tuple[PlanItem, ...]:
-        return self._branch.plan
 
 
 class Session:
@@ -130,29 +64,26 @@ class Session:
         self._client = client
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
-        self._briefing = Briefing(self._branch)
         self._unstored = Unstored(adapters.store, self._branch)
-        self._delegate: SubAgents | None = None
-        self._permissions = Permissions(self._branch, client, adapters.settings.rules)
-        self._named: dict[int, tuple[bool, int]] = {}
         self._has_warned = False
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
         self._tools_wanted = anyio.Event()
-        self._tools_there = anyio.Event()
-        self._tools_unwanted = anyio.Event()
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
-        self._turn: Turn | None = None
-        self._toolbox: WaitableToolbox | None = None
-        self._toolbox_failure: Exception | None = None
+        self._turns_made: Turns | None = None
 
     @property
     def branch(self) -> Branch:
         """Where the session stands."""
         return self._branch
+
+    @property
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """The prompts that the session's servers offer now."""
+        return self._turns_made.tools.prompts if self._turns_made is not None else ()
 
     @property
     def busy(self) -> bool:
@@ -167,7 +98,11 @@ class Session:
         if self._closing:
             raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
-        waiter = Waiter(parts=parts, text=text)
+        waiter = Waiter(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
+        if self.servers and text.startswith("/"):
+            from crow.agent.server_prompts import called
+
+            waiter.called = called(text)
         self._queue.append(waiter)
         return waiter
 
@@ -177,19 +112,29 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
         """
         try:
-            if commands.parse(waiter.text) is None:
-                waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
-                waiter.seq = await self._adapters.store.enqueue(self.id, waiter.parts, new_message_id())
-        except BaseException:
-            self._queue.remove(waiter)
+            if waiter.command is None:
+                await self._enqueue(waiter)
+        except BaseException as error:
+            if not waiter.ready.is_set():
+                self._queue.remove(waiter)
+            elif not isinstance(error, Exception):  # the request was cancelled
+                self.withdraw(waiter)
             raise
         finally:
-            waiter.stored.set()
-        self._wake.set()
+            waiter.ready.set()
+            self._wake.set()
         await waiter.done.wait()
         if waiter.error is not None:
             raise waiter.error
         return waiter.stop
+
+    async def _enqueue(self, waiter: Waiter) -> None:
+        """Put a prompt into the inbox. An idle session claims it at the same moment, so that both are one flush."""
+        waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
+        if waiter.called is None:  # else the claim would not miss it
+            waiter.ready.set()
+            self._wake.set()
+        await self._adapters.store.enqueue(self.id, waiter.parts, waiter.message_id)
 
     async def prompt(self, parts: Sequence[Part]) -> StopReason:
         """`submit` and `answer`."""
@@ -220,17 +165,16 @@ class Session:
 
         It is in the inbox when this returns. A turn that ends before the model saw it keeps it in the history.
         """
-        if self._turn is None:
+        if self._running() is None:
             return False
         message_id = new_message_id()
         parts = await with_contents(parts, self._workspace)
         await self._adapters.store.enqueue(self.id, parts, message_id)
-        if self._turn is None:  # it ended meanwhile: the sender prompts anew
-            for waiting in await self._adapters.store.queued(self.id):
-                if waiting.message_id == message_id:
-                    await self._adapters.store.drop_prompt(self.id, waiting.seq)
+        turn = self._running()
+        if turn is None:  # it ended meanwhile: the sender prompts anew
+            await self._adapters.store.drop_prompt(self.id, message_id)
             return False
-        self._turn.steer(User(parts=tuple(parts), message_id=message_id))
+        turn.steer(User(parts=tuple(parts), message_id=message_id))
         return True
 
     def cancel(self) -> None:
@@ -246,30 +190,23 @@ class Session:
             self._tools_wanted.set()
 
     async def set_mode(self, mode: str) -> None:
-        """Change the permission mode from the next call on; stored with the session."""
-        if mode != self._branch.row.mode:
-            await self._branch.change(SessionChanges(mode=mode))
-        await self._branch.publish(ModeChanged(mode=mode))
+        """See :func:`crow.agent.choices.set_mode`."""
+        await set_mode(self._branch, mode)
 
     async def set_model(self, name: str) -> None:
-        """Change the model from the next turn on; stored with the session."""
-        if name != self._branch.row.model:
-            await self._branch.change(SessionChanges(model=name))
-        await self._branch.publish(OptionsChanged())
+        """See :func:`crow.agent.choices.set_model`."""
+        await set_model(self._branch, name)
 
     async def set_option(self, name: str, value: str | bool) -> None:
-        """Set an entry of the session's configuration; stored with the session, in force from the next turn on."""
-        config = self._branch.row.config
-        if config.get(name) != value:
-            await self._branch.change(SessionChanges(config={**config, name: value}))
-        await self._branch.publish(OptionsChanged())
+        """See :func:`crow.agent.choices.set_option`."""
+        await set_option(self._branch, name, value)
 
     async def measured(self) -> ContextMeasured:
         """How full the context is, without loading anything.
 
         :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
         """
-        return (await self._gauge(self._branch, self._info)).reading()
+        return (await self._gauge()).reading()
 
     async def close(self) -> None:
         """Cancel, and wait until the session's task has ended."""
@@ -282,14 +219,15 @@ class Session:
         """The session's task. Ends after `close`, or when cancelled."""
         try:
             async with anyio.create_task_group() as background:
-                background.start_soon(self._keep_toolbox)
+                background.start_soon(self._keep_tools)
                 while not self._closing:
                     if self._queue:
                         await self._serve(self._queue[0], background)
                     else:
                         await self._rest()
                 await self._unstored.close()
-                self._tools_unwanted.set()
+                if self._turns_made is not None:
+                    self._turns_made.tools.close()
                 self._tools_wanted.set()
         finally:
             self._closing = True
@@ -307,47 +245,38 @@ class Session:
         if scope.cancelled_caught:
             await self._unstored.settle_if_possible()
 
-    async def _keep_toolbox(self) -> None:
+    async def _keep_tools(self) -> None:
         """Open the tools when they are first wanted, and close them in the same task, outside of any turn's scope."""
         await self._tools_wanted.wait()
-        if self._closing:
-            return
-        try:
+        with suppress(Exception):  # told by each turn that needs the tools
             await self._adapters.load()
-            async with self._adapters.open_toolbox(self._workspace, self._ports(), self.servers) as self._toolbox:
-                self._tools_there.set()
-                await self._tools_unwanted.wait()
-        except Exception as error:
-            if self._toolbox is not None:
-                raise
-            self._toolbox_failure = error  # raised by each turn that needs the tools
-        finally:
-            self._tools_there.set()
+        if not self._closing:
+            await self._turns().tools.keep()
 
-    def _ports(self) -> Ports:
-        """What the tools may ask of the session."""
-        log = BranchLog(self._adapters.store, self._branch)
-        self._delegate = SubAgents(
-            store=self._adapters.store,
-            parent=self._branch,
-            client=self._client,
-            log=log,
-            permissions=self._permissions,
-            model=self._adapters.model,
-            compactor=self._make_compactor,
-            steps=self._adapters.settings.steps_per_turn,
-        )
-        return Ports(log=log, plan=CurrentPlan(self._branch), delegate=self._delegate, asker=self._client)
+    def _running(self) -> Turn | None:
+        return self._turns_made.turn if self._turns_made is not None else None
 
-    async def _tools(self) -> WaitableToolbox:
-        self._tools_wanted.set()
-        await self._tools_there.wait()
-        if self._toolbox is None:
-            raise CrowError(f"The tools of this session could not be opened: {self._toolbox_failure}")
-        return self._toolbox
+    def _turns(self) -> Turns:
+        """What only turns need. Imported with the first of them, if `load` has not done it yet."""
+        if self._turns_made is None:
+            from crow.agent.turns import Turns
+
+            self._turns_made = Turns(
+                self._adapters,
+                self._client,
+                self._workspace,
+                self.servers,
+                self._branch,
+                self._unstored,
+                cut=self._cut,
+                name=self._name,
+                move=self._move,
+                want_tools=self._tools_wanted.set,
+            )
+        return self._turns_made
 
     async def _serve(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
-        await waiter.stored.wait()
+        await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
         background.start_soon(self._show_life, waiter)
@@ -355,7 +284,7 @@ class Session:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
                     self._scope.cancel()
-                await self._answer(waiter)
+                await self._answer(waiter, background)
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
         finally:
@@ -371,24 +300,28 @@ class Session:
                 await waiter.done.wait()
                 return
             try:
-                for session_id in (self.id, *(self._delegate.running if self._delegate is not None else ())):
+                for session_id in (self.id, *(self._turns_made.sub_agents if self._turns_made is not None else ())):
                     await self._adapters.store.renew_lease(session_id)
             except StoreError as error:
                 logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
-    async def _answer(self, waiter: Waiter) -> None:
+    async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
-        command = commands.parse(waiter.text) if waiter.seq is None else None
-        self._turn = None
+        if self._turns_made is not None and waiter.command is None:
+            self._turns_made.look(background)
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
             await anyio.lowlevel.checkpoint()
             await self._begin(moved)
-            if command is not None:
-                await self._command(waiter, command)
+            if waiter.command is not None:
+                waiter.stop = await self._turns().run_command(waiter.text, waiter.command)
             else:
-                waiter.stop = await self._run_turn()
+                await self._adapters.load()
+                if waiter.called is not None:
+                    waiter.stop = await self._turns().run_called(waiter, waiter.called)
+                else:
+                    waiter.stop = await self._turns().run()
             end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
             waiter.stop = "cancelled"
@@ -407,21 +340,24 @@ class Session:
         try:
             await self._unstored.settle()
             known = self._branch.plan
-            start = await self._branch.claim(waiter.seq, cut=await self._cut(waiter))
+            if waiter.command is None and waiter.called is None:
+                start = await self._branch.claim(waiter.message_id, cut=await self._cut(waiter.parts))
+            else:  # the words of a called prompt are the server's to give
+                start = await self._branch.claim(None)
         except StoreError:
-            if waiter.seq is not None:  # the caller is told, and asks again
-                await self._unstored.drop_prompt(waiter.seq)
+            if waiter.command is None:  # the caller is told, and asks again
+                await self._unstored.drop_prompt(waiter.message_id)
             raise
         if start.moved:
             await self._look_around(known)
         return start.moved
 
-    async def _cut(self, waiter: Waiter) -> int | None:
+    async def _cut(self, parts: Sequence[Part]) -> int | None:
         """How many characters of a huge prompt the model may see; None: all of them."""
-        text = parts_text(waiter.parts)
-        if waiter.seq is None or len(text) <= SMALL_CHARS:
+        text = parts_text(parts)
+        if len(text) <= SMALL_CHARS:
             return None
-        return (await self._gauge(self._branch, self._info)).cut_prompt(text)
+        return (await self._gauge()).cut_prompt(text)
 
     def _info(self) -> ModelInfo:
         return self._adapters.info(self._branch.row.model)
@@ -437,26 +373,13 @@ class Session:
         if moved:
             text = "This session went on elsewhere since it was opened here; what was said there is part of it now."
             await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
-        if row.title is None and (title := title_from(self._branch.newest_user_text())):
+        await self._name()
+
+    async def _name(self) -> None:
+        """Give the session the title of its first prompt, unless it has one."""
+        if self._branch.row.title is None and (title := title_from(self._branch.newest_user_text())):
             await self._branch.change(SessionChanges(title=title))
             await self._branch.publish(TitleChanged(title=title))
-
-    async def _run_turn(self) -> StopReason:
-        compactor, toolbox = await self._prepare()
-        steps, most = self._adapters.settings.steps_per_turn, self._branch.row.config.get("max_turns")
-        self._turn = Turn(
-            self._branch,
-            compactor,
-            toolbox,
-            steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
-            briefing=self._briefing,
-            permissions=self._permissions,
-        )
-        return await self._turn.run()
-
-    async def _run_prompt(self, prompt: User) -> StopReason:
-        await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
-        return await self._run_turn()
 
     async def _move(self, to: int | None, reason: str) -> None:
         known = self._branch.plan
@@ -466,7 +389,8 @@ class Session:
     async def _look_around(self, known: Sequence[PlanItem]) -> None:
         """The session stands elsewhere now: see what the model was told there, and tell the client what holds there,
         the plan if it is not the one `known` to it, and how full the context is."""
-        self._briefing.look_back()
+        if self._turns_made is not None:
+            self._turns_made.briefing.look_back()
         if self._branch.plan != known:
             await self._branch.publish(PlanChanged(plan=self._branch.plan))
         try:
@@ -476,85 +400,17 @@ class Session:
         else:
             await self._branch.publish(measured)
 
-    async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
-        """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
-        await self._adapters.load()
-        model = await self._adapters.model(self._branch.row.model)
-        model.check()
-        toolbox = await self._tools()
-        await toolbox.wait_ready(SERVER_GRACE_S)
-        await self._name_failed_servers(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self._briefing), toolbox
-
-    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
-        settings = self._compaction()
-        other = settings.compact_model if settings.compact_model != branch.row.model else ""
-        helpers = Helpers(
-            fresh_prompt=briefing.fresh_prompt,
-            compact_model=await self._adapters.model(other) if other else None,
-            hooks=self._adapters.hooks,
-        )
-        return Compactor(await self._gauge(branch, lambda: model.info), model, helpers)
-
-    async def _gauge(self, branch: Branch, info: Callable[[], ModelInfo]) -> Gauge:
-        window = Window(self._adapters.store)
-        await window.look_up(info())
-        return Gauge(branch, info, self._compaction(), window)
-
-    def _compaction(self) -> CompactionSettings:
-        """As configured, unless the session was told otherwise."""
-        settings, auto = self._adapters.settings.compaction, self._branch.row.config.get("auto_compact")
-        return replace(settings, auto=auto) if isinstance(auto, bool) else settings
-
-    async def _name_failed_servers(self, servers: Sequence[ServerStatus]) -> None:
-        """Tell the user once of each failure of a server, also of one that it has got over by now."""
-        for place, server in enumerate(servers):
-            was_failed, losses = self._named.get(place, (False, 0))
-            is_failed = server.state == "failed" or (server.state == "starting" and was_failed)
-            self._named[place] = (is_failed, server.losses)
-            if server.state == "failed" and not (was_failed and losses == server.losses):
-                await self._tell(f"MCP server {server.name} is not available", server.detail)
-            elif server.state != "failed" and losses < server.losses:
-                done = "was" if server.state == "ready" else "is being"
-                await self._tell(f"MCP server {server.name} had ended and {done} started again", server.loss)
-
-    async def _tell(self, title: str, detail: str) -> None:
-        """Tell the user something of this moment; where the editor has no place for that, in the history."""
-        if self._client.takes_notices:
-            await self._client.publish(NoticeShown(severity="warning", title=title, description=detail))
-        else:
-            await self._branch.record([NewEntry(body=Remark(text=f"{title}: {detail}", message_id=new_message_id()))])
-
-    async def _command(self, waiter: Waiter, typed: commands.Typed) -> None:
-        async def compactor() -> Compactor:
-            return (await self._prepare())[0]
-
-        desk = commands.Desk(
-            branch=self._branch,
-            store=self._adapters.store,
-            client=self._client,
-            workspace=self._workspace,
-            models=self._adapters.models,
-            rules=self._adapters.settings.rules,
-            compactor=compactor,
-            set_mode=self.set_mode,
-            set_model=self.set_model,
-            move=self._move,
-            run_prompt=self._run_prompt,
-            toolbox=self._tools,
-        )
-        answer = await commands.answer(desk, typed)
-        body = Command(text=waiter.text, answer=answer, message_id=new_message_id())
-        (entry,) = await self._branch.record([NewEntry(body=body)])
-        if desk.follow_up is not None:
-            waiter.stop = await desk.follow_up(entry)
+    async def _gauge(self) -> Gauge:
+        return await gauge_on(self._branch, self._info, self._adapters.settings.compaction, self._adapters.store)
 
     async def _end(self, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end and give the turn back, whatever happens meanwhile."""
-        turn, self._turn = self._turn, None
-        left = [*turn.leftover(), *turn.unseen()] if turn is not None else []
-        self._unstored.keep([*left, NewEntry(body=end)])
+        turn = None
+        if self._turns_made is None:
+            self._unstored.keep([NewEntry(body=end)])
+        else:
+            self._turns_made.look_away()
+            turn = self._turns_made.leave(end)
         if turn is not None:
             with anyio.move_on_after(END_S, shield=True):
                 await turn.end_open()

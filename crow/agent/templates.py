@@ -67,4 +67,4 @@ def _read(file: Path) -> Template | None:
     first = body.splitlines()[0].lstrip("# ").strip()
     hint = fields.get("argument-hint", "").strip("\"'") or ("arguments" if "$ARGUMENTS" in body else "")
     description = fields.get("description", "").strip("\"'") or first[:100] or file.stem
-    return Template(name=file.stem, description=description, hint=hint, text=body)
+    return Template(name=file.stem, description=description[:200], hint=hint[:200], text=body)

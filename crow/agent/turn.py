@@ -21,7 +21,7 @@ from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
 from crow.agent.calls import Calls
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.cost import cost_of
 from crow.agent.draft import Draft
 from crow.agent.repetition import GIVE_UP, POINT_OUT, Repetition

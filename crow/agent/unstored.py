@@ -33,7 +33,7 @@ class Unstored:
         self._store = store
         self._branch = branch
         self._end: tuple[NewEntry, ...] = ()
-        self._unwanted: list[int] = []
+        self._unwanted: list[str] = []
         self._tried_at = 0.0
 
     def __bool__(self) -> bool:
@@ -69,9 +69,9 @@ class Unstored:
         except StoreError as error:
             logger.warning("Session %s: the end of a turn waits to be stored: %s", self._branch.row.id, error)
 
-    async def drop_prompt(self, seq: int) -> None:
+    async def drop_prompt(self, message_id: str) -> None:
         """Take a prompt out of the inbox, now or later: its sender was told that it does not run."""
-        self._unwanted.append(seq)
+        self._unwanted.append(message_id)
         if not self._end:
             await self.settle_if_possible()
 

@@ -112,12 +112,14 @@ def _acp(options: argparse.Namespace) -> int:
     from crow.collector import importing
 
     with importing():
-        from crow.app import serve
         from crow.log import start_logging
 
         loaded = _load(options)
     start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
     try:
+        with importing():
+            from crow.app import serve
+
         return asyncio.run(serve(loaded))
     except CrowError:
         raise

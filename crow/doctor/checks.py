@@ -18,7 +18,7 @@ from typing import Literal
 import anyio
 
 from crow.app import NOTHING_CONFIGURED, open_store, server_from
-from crow.domain.errors import AuthError, CrowError, ModelError, ModelTimeout, NetworkError
+from crow.domain.errors import AuthError, CrowError, ModelError, ModelNotFound, ModelTimeout, NetworkError
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, Request, TextDelta
@@ -41,6 +41,7 @@ _TOOL = ToolSpec(
     input_schema={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 )
 _CALL = 'call report_word {"word": "ready"}'
+_COUNT = "say one two three four five six seven eight"
 _DEFAULT_WINDOW = 128_000
 
 
@@ -128,7 +129,8 @@ async def _model_checks(loaded: Loaded, store: SqliteStore | None) -> AsyncGener
         if not there:
             yield Finding(check="answers", state="skipped", words="not tried: there is nobody to ask")
         else:
-            async with aclosing(_answers(model)) as findings:
+            has_key = target.key is not None or bool(target.key_command)
+            async with aclosing(_answers(model, has_key=has_key)) as findings:
                 async for found in findings:
                     yield found
     finally:
@@ -148,11 +150,7 @@ async def _endpoint(model: ChatCompletions, target: Target) -> tuple[bool, list[
     except ModelError as error:
         words = f"{where} answers, but lists no models: {error}"
         return True, [Finding(check="endpoint", state="warning", words=words)]
-    key = "no key is needed" if target.key is None and not target.key_command else "the key is accepted"
-    found = [
-        Finding(check="endpoint", state="ok", words=f"{where} answers and lists {len(names)} models"),
-        Finding(check="key", state="ok", words=key),
-    ]
+    found = [Finding(check="endpoint", state="ok", words=f"{where} answers and lists {_counted(len(names), 'model')}")]
     if name in names:
         found.append(Finding(check="model", state="ok", words=f"{name} is offered"))
         return True, found
@@ -163,14 +161,20 @@ async def _endpoint(model: ChatCompletions, target: Target) -> tuple[bool, list[
     return True, found
 
 
-async def _answers(model: Model) -> AsyncGenerator[Finding, None]:
-    """Streaming, usage, window, tool calling."""
-    question = Request(messages=(_SYSTEM, UserMessage(parts=(Text(text="say ready"),))), max_output_tokens=_MOST_TOKENS)
+async def _answers(model: Model, *, has_key: bool | None = None) -> AsyncGenerator[Finding, None]:
+    """Key (None: there is nobody to give one to), streaming, usage, window, tool calling."""
+    question = Request(messages=(_SYSTEM, UserMessage(parts=(Text(text=_COUNT),))), max_output_tokens=_MOST_TOKENS)
     answer, pieces, first_s, failure = await _asked(model, question)
     if answer is None:
-        yield Finding(check="streaming", state="failed", words=failure)
+        # Many endpoints list their models to everybody: who asks for an answer learns whether the key is good.
+        check = (
+            "key" if isinstance(failure, AuthError) else "model" if isinstance(failure, ModelNotFound) else "streaming"
+        )
+        yield Finding(check=check, state="failed", words=str(failure))
         return
-    words = f"{pieces} pieces, the first after {first_s:.1f} s"
+    if has_key is not None:
+        yield Finding(check="key", state="ok", words="the key is accepted" if has_key else "no key is needed")
+    words = f"{_counted(pieces, 'piece')}, the first after {first_s:.1f} s"
     if pieces > 1 or len(answer.text) < 12:
         yield Finding(check="streaming", state="ok", words=words)
     else:
@@ -205,13 +209,13 @@ def _window(model: Model) -> Finding:
     return Finding(check="context window", state="ok", words=f"{window:,} tokens")
 
 
-def _tool_call(answer: Answer | None, failure: str) -> Finding:
+def _tool_call(answer: Answer | None, failure: CrowError | None) -> Finding:
     advice = (
         "Without tool calls crow can only talk. Choose a model that is made for tools, and start the server with its "
         "tool call parser (vLLM: --enable-auto-tool-choice --tool-call-parser; llama.cpp: --jinja)."
     )
     if answer is None:
-        return Finding(check="tool calling", state="failed", words=failure, advice=advice)
+        return Finding(check="tool calling", state="failed", words=str(failure), advice=advice)
     call = next(iter(answer.calls), None)
     if call is None:
         words = "the model was asked for a call, and made none"
@@ -222,8 +226,8 @@ def _tool_call(answer: Answer | None, failure: str) -> Finding:
     return Finding(check="tool calling", state="ok", words=f"{call.name} {call.arguments}")
 
 
-async def _asked(model: Model, request: Request) -> tuple[Answer | None, int, float, str]:
-    """The answer, how many pieces it came in, seconds until the first; or the words of the failure."""
+async def _asked(model: Model, request: Request) -> tuple[Answer | None, int, float, CrowError | None]:
+    """The answer, how many pieces it came in, seconds until the first; or the failure."""
     started = time.monotonic()
     pieces, first_s = 0, 0.0
     try:
@@ -232,11 +236,15 @@ async def _asked(model: Model, request: Request) -> tuple[Answer | None, int, fl
                 async for delta in stream:
                     first_s = first_s or time.monotonic() - started
                     pieces += isinstance(delta, TextDelta)
-                return stream.answer, pieces, first_s, ""
+                return stream.answer, pieces, first_s, None
     except TimeoutError:
-        return None, 0, 0.0, f"no whole answer within {_ANSWER_S:.0f} s"
+        return None, 0, 0.0, ModelTimeout(f"no whole answer within {_ANSWER_S:.0f} s")
     except CrowError as error:
-        return None, 0, 0.0, str(error)
+        return None, 0, 0.0, error
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 class _NoLog:

@@ -15,6 +15,7 @@ from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall
 __all__ = [
     "Announcement",
     "Assistant",
+    "Attachment",
     "Body",
     "CallKind",
     "CallRef",
@@ -157,6 +158,17 @@ class File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """Something that a result brings for the user, and the model is only told of in words: `data` (base64) where it
+    came along, else what `uri` leads to. `name` is for people."""
+
+    name: str
+    uri: str | None = None
+    mime_type: str | None = None
+    data: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
     """What a call gave. `text` is whole; the model sees `cut` characters of it when set, head and tail.
 
@@ -171,6 +183,7 @@ class ToolResult:
     announcement: Announcement
     cut: int | None = None
     images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     plan: tuple[PlanItem, ...] | None = None
     raw_output: JsonObject = field(default_factory=dict)
 

@@ -42,12 +42,16 @@ IMAGE_TOKENS = 1_500
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
 
-RUN = re.compile(r"[A-Za-z0-9+/=_\-]{80,}+")
-RUN_CHARS = 80
+RUN_CHARS = 60
+RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
+"""A line of base64 has 64 or 76 characters."""
 # Most texts hold no such run, and this finds that out twenty times faster than the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
 """A run of so many different characters is base64, hex or a key, which no tokenizer has words for; of fewer, a rule."""
+LONG_RUN = 100
+SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
+"""What a shorter run looks like, unlike a path or a name: hex, or digits and capitals."""
 
 
 def estimate_text(text: str) -> int:
@@ -58,7 +62,7 @@ def estimate_text(text: str) -> int:
     data = text.encode("utf-8", "surrogatepass")
     encoded = 0
     if b"X" * RUN_CHARS in data.translate(IN_RUNS):
-        encoded = sum(len(run) for run in RUN.findall(text) if len(set(run)) >= ENCODED_LETTERS)
+        encoded = sum(len(run) for run in RUN.findall(text) if is_encoded(run))
     if text.isascii():
         return (len(text) + encoded + 3) // 4
     ascii_chars = len(text.encode("ascii", "ignore"))
@@ -68,6 +72,13 @@ def estimate_text(text: str) -> int:
     three_bytes = size - ascii_chars - 4 * astral - 2 * others
     two_bytes = others - three_bytes
     return (ascii_chars + encoded + 2 * two_bytes + 4 * three_bytes + 8 * astral + 3) // 4
+
+
+def is_encoded(run: str) -> bool:
+    """Whether a run without blanks is base64, hex or a key."""
+    if len(set(run[:1000])) < ENCODED_LETTERS:
+        return False
+    return len(run) >= LONG_RUN or SHORT_ENCODED.fullmatch(run) is not None
 
 
 def estimate_message(message: Message) -> int:

@@ -21,9 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crow.agent.idle import Idle
 from crow.domain.errors import ArgumentError, AuthError, CrowError
+from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.content import parts_from
 from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
-from crow.frontend.failures import cancelled_request, internal_error, invalid_params, request_error
+from crow.frontend.failures import cancelled_request, internal_error, invalid_params, request_error, unknown_method
 from crow.frontend.frames import RequestId
 from crow.frontend.handshake import CONFIGURED, initialize_answer
 from crow.frontend.opening import NULLABLE, opening_from, session_info
@@ -60,13 +61,13 @@ class ConfigOptionRequest(BaseModel):
     value: str | bool
 
 
-class SteeringRequest(BaseModel):
-    """`_session/steering`."""
+class PromptRequest(BaseModel):
+    """`session/prompt` and `_session/steering`; the blocks are checked as they become parts."""
 
     model_config = ConfigDict(strict=True)
 
     session_id: str = Field(alias="sessionId")
-    prompt: list[dict[str, Any]]
+    prompt: list[Any]
 
 
 class AcpAgent:
@@ -91,10 +92,10 @@ class AcpAgent:
             "session/list": (schema.ListSessionsRequest, self._list),
             "session/close": (schema.CloseSessionRequest, self._close),
             "session/delete": (schema.DeleteSessionRequest, self._delete),
-            "session/prompt": (schema.PromptRequest, self._prompt),
+            "session/prompt": (PromptRequest, self._prompt),
             "session/set_mode": (schema.SetSessionModeRequest, self._set_mode),
             "session/set_config_option": (ConfigOptionRequest, self._set_config_option),
-            "_session/steering": (SteeringRequest, self._steer),
+            "_session/steering": (PromptRequest, self._steer),
         }
 
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
@@ -114,7 +115,7 @@ class AcpAgent:
                     self._cancel_request(raw.get("requestId"))
             return None
         if method not in self._requests:
-            raise RequestError.method_not_found(method)
+            raise unknown_method(method)
         try:
             return await self._answer(method, raw)
         except ValidationError as error:
@@ -214,13 +215,17 @@ class AcpAgent:
 
     async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
         store = await self._sessions.store()
-        page = await store.sessions(
-            cwd=params.get("cwd"), cursor=params.get("cursor"), limit=LIST_PAGE, archived=wants_archived(params)
-        )
-        answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
-        if page.cursor is not None:
-            answer["nextCursor"] = page.cursor
-        return answer
+        limit = LIST_PAGE
+        while True:
+            page = await store.sessions(
+                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)
+            )
+            answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
+            if page.cursor is not None:
+                answer["nextCursor"] = page.cursor
+            if limit == 1 or weight(answer) < PART_BYTES:
+                return answer
+            limit = max(1, limit // 8)
 
     async def _close(self, params: dict[str, Any]) -> dict[str, Any]:
         await self._sessions.close(params["sessionId"])

@@ -17,6 +17,7 @@ __all__ = [
     "INPUT_BYTES",
     "LINE_BYTES",
     "OUTPUT_BYTES",
+    "PART_BYTES",
     "PIECE_BYTES",
     "TEXT_BYTES",
     "Region",
@@ -35,6 +36,9 @@ OUTPUT_BYTES = 100_000
 INPUT_BYTES = 150_000
 DIFF_BYTES = 400_000
 PIECE_BYTES = 400_000
+
+PART_BYTES = 900_000
+"""What one value that can be neither cut nor divided may weigh, with room for what goes around it."""
 
 _CONTEXT_LINES = 3
 

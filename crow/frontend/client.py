@@ -20,7 +20,8 @@ from crow.agent import PermissionQuestion
 from crow.domain.conversation import Replay
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
-from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged
+from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
+from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.elicitation import elicitation_answer, elicitation_params
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
@@ -32,9 +33,12 @@ __all__ = ["SessionClient"]
 
 logger = logging.getLogger(__name__)
 
+USER_S = 24 * 3600.0
+"""How long a question to the user stands: nobody waits for ever, and a lunch break is no answer."""
+
 
 class SessionClient:
-    """See :class:`crow.agent.Client`. `options` gives the complete list of config options."""
+    """See :class:`crow.agent.Client`. `options` and `commands` give the complete lists of what there is."""
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class SessionClient:
         caps: ClientCapabilities,
         cwd: str,
         options: Callable[[], list[dict[str, Any]]],
+        commands: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self._session_id = session_id
         self._connection = connection
@@ -51,6 +56,7 @@ class SessionClient:
         self._caps = caps
         self._live = Live(caps, cwd=cwd)
         self._options = options
+        self._commands = commands
         self._known = asyncio.Event()
         self._gate = asyncio.Lock()
         self._told = 0
@@ -69,6 +75,8 @@ class SessionClient:
                 await self.send(update)
             if isinstance(event, ModeChanged | OptionsChanged):
                 await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
+            if isinstance(event, CommandsChanged):
+                await self.send({"sessionUpdate": "available_commands_update", "availableCommands": self._commands()})
 
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, goes_on: bool) -> None:
         """Tell a stored history. Where a turn `goes_on` its events wait meanwhile; then what it has shown so far of its
@@ -107,8 +115,9 @@ class SessionClient:
         """See :class:`crow.agent.Client`."""
         await self._known.wait()
         try:
-            answer = await self.request("session/request_permission", permission_params(self._session_id, question))
-        except (RequestError, ConnectionError) as error:
+            with anyio.fail_after(USER_S):
+                answer = await self.request("session/request_permission", permission_params(self._session_id, question))
+        except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "cannot_ask"
         return permission_answer(answer)
@@ -127,12 +136,13 @@ class SessionClient:
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
         params = elicitation_params(self._session_id, question)
-        if params["mode"] not in self.elicits:
+        if params["mode"] not in self.elicits or weight(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
         await self._known.wait()
         try:
-            return elicitation_answer(await self.request("elicitation/create", params))
-        except (RequestError, ConnectionError) as error:
+            with anyio.fail_after(USER_S):
+                return elicitation_answer(await self.request("elicitation/create", params))
+        except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not put a question to the user: %s", error)
             return ElicitationAnswer(action="cancel")
 

@@ -21,6 +21,8 @@ from crow.frontend.bounds import PIECE_BYTES, head_and_tail, pieces
 
 __all__ = ["blocks", "parts_from"]
 
+URI_BYTES = 20_000
+
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DATA_URI = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
 _KINDS = "text, image, audio, resource or resource_link"
@@ -48,15 +50,19 @@ def blocks(part: Part) -> tuple[dict[str, Any], ...]:
             if len(data) > PIECE_BYTES:
                 return (_text_block(f"({_sized('an image', mime_type, data)}: too large to show again)"),)
             block = {"type": "image", "data": data, "mimeType": mime_type}
-            return (block if uri is None else block | {"uri": uri},)
+            return (block if uri is None else block | {"uri": head_and_tail(uri, URI_BYTES)},)
         case Resource(uri=uri, text=text, mime_type=mime_type):
-            resource = {"uri": uri, "text": head_and_tail(text, PIECE_BYTES)}
+            resource = {"uri": head_and_tail(uri, URI_BYTES), "text": head_and_tail(text, PIECE_BYTES)}
             if mime_type is not None:
-                resource["mimeType"] = mime_type
+                resource["mimeType"] = head_and_tail(mime_type, URI_BYTES)
             return ({"type": "resource", "resource": resource},)
         case Link(uri=uri, name=name, mime_type=mime_type):
-            link = {"type": "resource_link", "uri": uri, "name": name}
-            return (link if mime_type is None else link | {"mimeType": mime_type},)
+            link = {
+                "type": "resource_link",
+                "uri": head_and_tail(uri, URI_BYTES),
+                "name": head_and_tail(name, URI_BYTES),
+            }
+            return (link if mime_type is None else link | {"mimeType": head_and_tail(mime_type, URI_BYTES)},)
         case _:
             assert_never(part)
 
@@ -77,6 +83,8 @@ def _part(where: str, block: object) -> Part | None:
             return _resource(where, block.get("resource"))
         case "resource_link":
             uri = _string(where, block, "uri")
+            if _DATA_URI.match(uri):
+                return _binary(f"{where}.uri", uri, _mime(block) or "", None)
             name = block.get("name")
             return Link(uri=uri, name=name if isinstance(name, str) and name else _name(uri), mime_type=_mime(block))
         case kind:
@@ -86,6 +94,8 @@ def _part(where: str, block: object) -> Part | None:
 def _image(where: str, block: Mapping[str, Any]) -> Part:
     data, mime_type = _string(where, block, "data"), _string(where, block, "mimeType")
     uri = block.get("uri") if isinstance(block.get("uri"), str) else None
+    if not data and uri and _DATA_URI.match(uri):
+        data, uri = uri, None
     if not data and uri:
         return Link(uri=uri, name=_name(uri), mime_type=mime_type or None)
     return _binary(f"{where}.data", data, mime_type, uri)
@@ -117,7 +127,8 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
     text = _as_text(raw)
     if text is not None:
         return Resource(uri=uri or "attachment", text=text, mime_type=mime_type or None)
-    what = _sized(f"The file {uri}" if uri else "A file", mime_type or "type unknown", data)
+    named = f"The file {head_and_tail(uri, URI_BYTES)}" if uri else "A file"
+    what = _sized(named, mime_type or "type unknown", data)
     return Text(text=f"({what} came with the prompt; crow cannot read it.)")
 
 
@@ -156,7 +167,7 @@ def _name(uri: str) -> str:
 
 
 def _sized(what: str, mime_type: str, data: str) -> str:
-    return f"{what} ({mime_type}, {len(data) * 3 // 4:,} bytes)"
+    return f"{what} ({mime_type[:100]}, {len(data) * 3 // 4:,} bytes)"
 
 
 def _text_block(text: str) -> dict[str, Any]:

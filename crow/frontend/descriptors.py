@@ -17,9 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Sink", "Source", "source_of"]
+__all__ = ["MOST_WAITING_BYTES", "Sink", "Source", "source_of"]
 
 CHUNK_BYTES = 256 * 1024
+
+MOST_WAITING_BYTES = 16 * 1024 * 1024
+LINE_OVERHEAD_BYTES = 4096
+"""A line that waits costs this much beside its bytes: who sends it waits too."""
 
 
 class Source(Protocol):
@@ -146,11 +150,14 @@ class ThreadSource:
 class Sink:
     """Lines out, whole and in order."""
 
-    def __init__(self, fd: int, *, on_gone: Callable[[], None]) -> None:
+    def __init__(self, fd: int, *, on_gone: Callable[[], None], most_waiting_bytes: int = MOST_WAITING_BYTES) -> None:
         self._fd = fd
+        self._most_waiting_bytes = most_waiting_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[memoryview, asyncio.Future[None]]] = deque()
+        self._waiting_bytes = 0
+        self._relief: asyncio.Future[None] | None = None
         self.is_gone = False
         mode = os.fstat(fd).st_mode
         # A terminal may share its state with the shell and a file never blocks: both are written to as they are.
@@ -158,6 +165,10 @@ class Sink:
         if self._was_blocking:
             self._was_blocking = os.get_blocking(fd)
             os.set_blocking(fd, False)
+        # The writing end of a pipe has nothing to read but the news that nobody reads at the other.
+        self._is_watched = stat.S_ISFIFO(mode) and _can_watch(self._loop, fd)
+        if self._is_watched:
+            self._loop.add_reader(fd, self._vanish)
 
     def write(self, line: bytes) -> asyncio.Future[None] | None:
         """Write `line` now (None), or take it and say when it has left."""
@@ -171,7 +182,24 @@ class Sink:
             self._loop.add_writer(self._fd, self._drain)
         left: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((rest, left))
+        self._waiting_bytes += len(rest) + LINE_OVERHEAD_BYTES
         return left
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits for the reader that nothing should be asked of crow meanwhile."""
+        return self._waiting_bytes > self._most_waiting_bytes
+
+    def relief(self) -> asyncio.Future[None]:
+        """Done when it is no longer behind, or `relieve` was called."""
+        if self._relief is None or self._relief.done():
+            self._relief = self._loop.create_future()
+        return self._relief
+
+    def relieve(self) -> None:
+        """Let nobody wait for relief any longer."""
+        if self._relief is not None and not self._relief.done():
+            self._relief.set_result(None)
 
     async def close(self, *, timeout_s: float) -> None:
         if self._waiting:
@@ -190,33 +218,45 @@ class Sink:
             except BlockingIOError:
                 return rest
             except OSError:
-                self._give_up()
-                self._on_gone()
+                self._vanish()
                 return rest[len(rest) :]
         return rest
 
+    def _vanish(self) -> None:
+        self._give_up()
+        self._on_gone()
+
     def _drain(self) -> None:
         while self._waiting:
-            rest, left = self._waiting[0]
-            rest = self._push(rest)
+            before, left = self._waiting[0]
+            rest = self._push(before)
             if self.is_gone:
                 return
+            self._waiting_bytes -= len(before) - len(rest)
             if rest:
                 self._waiting[0] = (rest, left)
-                return
+                break
             self._waiting.popleft()
+            self._waiting_bytes -= LINE_OVERHEAD_BYTES
             if not left.done():
                 left.set_result(None)
-        self._loop.remove_writer(self._fd)
+        else:
+            self._loop.remove_writer(self._fd)
+        if not self.is_behind:
+            self.relieve()
 
     def _give_up(self) -> None:
         self.is_gone = True
+        if self._is_watched:
+            self._loop.remove_reader(self._fd)
         if self._waiting:
             self._loop.remove_writer(self._fd)
         for _, left in self._waiting:
             if not left.done():
                 left.set_result(None)
         self._waiting.clear()
+        self._waiting_bytes = 0
+        self.relieve()
 
 
 def _can_watch(loop: asyncio.AbstractEventLoop, fd: int) -> bool:

@@ -34,6 +34,9 @@ MAX_LINE_BYTES = 32 * 1024 * 1024
 MAX_DEPTH = 200
 """How deep objects and arrays may nest: far above any real message, far below what a recursive walk can bear."""
 
+MAX_ID_CHARS = 1000
+"""An id goes into the answer, and into whatever else speaks of the request."""
+
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 INVALID_PARAMS = -32602
@@ -219,7 +222,8 @@ def _message(value: Message) -> Message | Fault | None:
     usable = _is_id(given) and given is not None
     request_id = given if usable else None
     if "id" in value and not usable:
-        return Fault(code=INVALID_REQUEST, words=f"A request's id is a whole number or a string, not {_shown(given)}.")
+        words = f"A request's id is a whole number or a short string, not {_shown(given)}."
+        return Fault(code=INVALID_REQUEST, words=words)
     if not isinstance(method, str):
         words = f"method is {_shown(method)}; expected a string." if "method" in value else "The object has no method."
         return Fault(code=INVALID_REQUEST, words=words, id=request_id)
@@ -261,7 +265,9 @@ def _response(value: Message) -> Message | Fault | None:
 
 
 def _is_id(value: Any) -> bool:
-    return value is None or isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+    if isinstance(value, str):
+        return len(value) <= MAX_ID_CHARS
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _shown(value: Any, limit: int = 80) -> str:

@@ -23,6 +23,9 @@ __all__ = ["NULLABLE", "Opening", "opening_from", "session_info", "with_users_ow
 NULLABLE = {"mcpServers": (), "additionalDirectories": ()}
 """Parameters for which null means their default; the SDK's models refuse it."""
 
+MOST_DIRECTORIES = 100
+MODEL_CHARS = 200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
@@ -41,8 +44,8 @@ def opening_from(params: Mapping[str, Any]) -> Opening:
     :raises ArgumentError: a directory, a server or a value of `_meta` that cannot be used.
     """
     given = params.get("additionalDirectories") or ()
-    if not isinstance(given, list | tuple):
-        raise ArgumentError("additionalDirectories: expected a list of absolute paths.")
+    if not isinstance(given, list | tuple) or len(given) > MOST_DIRECTORIES:
+        raise ArgumentError(f"additionalDirectories: expected a list of at most {MOST_DIRECTORIES} absolute paths.")
     meta = _object(params, "_meta")
     options = _object(_object(meta, "claudeCode"), "options")
     return Opening(
@@ -119,8 +122,8 @@ def _most_turns(given: object) -> dict[str, object]:
 
 def _model(name: str, given: Mapping[str, Any]) -> str | None:
     value = given.get("model")
-    if value is not None and not isinstance(value, str):
-        raise ArgumentError(f"{name}: expected the name of a model.")
+    if value is not None and (not isinstance(value, str) or len(value) > MODEL_CHARS):
+        raise ArgumentError(f"{name}: expected the name of a model, of at most {MODEL_CHARS} characters.")
     return value or None
 
 

@@ -21,8 +21,10 @@ import anyio.abc
 from acp.connection import Connection
 
 from crow.agent import new_session_id
+from crow.agent.adapters import Adapters
 from crow.agent.commands import COMMANDS
-from crow.agent.session import Adapters, Session
+from crow.agent.server_prompts import hint_of
+from crow.agent.session import Session
 from crow.agent.templates import Template
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import NoticeShown, OptionsChanged
@@ -35,6 +37,7 @@ from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, Store, Tail
 from crow.tools import McpServer, Workspace
+from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Kit", "OpenSessions", "Opened"]
 
@@ -87,6 +90,7 @@ class OpenSessions:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
+        self._is_warm = False
 
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
@@ -227,7 +231,8 @@ class OpenSessions:
             await self._store.tidy()
 
     def warm(self) -> None:
-        """Let every open session start what its first prompt will need."""
+        """Let every open session start what its first prompt will need, and those to come as soon as they are known."""
+        self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
 
@@ -266,8 +271,7 @@ class OpenSessions:
 
     async def _introduce(self, opened: Opened) -> None:
         client, session = opened.client, opened.session
-        assert self._adapters is not None, "the store is open"
-        commands = command_list(self._adapters.templates())
+        commands = self._commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage(await session.measured()))
@@ -280,6 +284,12 @@ class OpenSessions:
                 {"sessionUpdate": "session_info_update", "title": info["title"], "updatedAt": info["updatedAt"]}
             )
         client.open()
+        if self._is_warm:
+            session.warm()
+
+    def _commands(self, session: Session) -> list[dict[str, Any]]:
+        assert self._adapters is not None, "the store is open"
+        return command_list(self._adapters.templates(), session.prompts)
 
     def _lock(self, session_id: str) -> asyncio.Lock:
         lock = self._locks.get(session_id)
@@ -299,7 +309,13 @@ class OpenSessions:
         assert self._adapters is not None, "the store is open"
         row = tail.row
         client = SessionClient(
-            row.id, self._connection, self._wire, self.caps, row.cwd, lambda: self.options(opened.session)
+            row.id,
+            self._connection,
+            self._wire,
+            self.caps,
+            row.cwd,
+            lambda: self.options(opened.session),
+            lambda: self._commands(opened.session),
         )
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         in_terminals = self._kit.editor_terminals and self.caps.terminals
@@ -321,10 +337,11 @@ class OpenSessions:
                 del self._open[opened.session.id]
 
 
-def command_list(templates: Sequence[Template]) -> list[dict[str, Any]]:
-    """The slash commands and the user's own as `available_commands_update` lists them."""
+def command_list(templates: Sequence[Template], prompts: Sequence[ServerPrompt]) -> list[dict[str, Any]]:
+    """The slash commands, the user's own and those of servers, as `available_commands_update` lists them."""
     listed = [(spec.name, spec.description, spec.hint) for spec in COMMANDS]
     listed += [(template.name, template.description, template.hint) for template in templates]
+    listed += [(prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in prompts]
     return [
         {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
         for name, description, hint in listed

@@ -6,12 +6,13 @@ replay and permission requests alike, so that a call looks the same everywhere. 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from crow.domain.entries import Announcement, Diff, Location, ToolResult
+from crow.domain.entries import Announcement, Attachment, Diff, Location, ToolResult
 from crow.domain.messages import Image
 from crow.frontend.bounds import (
     DIFF_BYTES,
@@ -40,6 +41,8 @@ Fields: TypeAlias = dict[str, Any]
 
 _TITLE_CHARS = 200
 _MOST_LOCATIONS = 40
+_MOST_ATTACHMENTS = 40
+_URI_CHARS = 2_000
 
 
 def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arguments: str | None = None) -> Fields:
@@ -89,7 +92,8 @@ def result_contents(result: ToolResult) -> list[Fields]:
     if text.strip():
         shown = console_block(text) if announcement.kind == "execute" else head_and_tail(text)
         contents.append(text_content(shown))
-    return contents + _images(result.images)
+    room = PIECE_BYTES - sum(len(image.data) for image in result.images)
+    return contents + _images(result.images) + _attachments(result.attachments, room)
 
 
 def output_text(result: ToolResult) -> str:
@@ -161,6 +165,32 @@ def _regions(diff: Diff, room: int) -> tuple[list[Fields], int]:
     note = f"{diff.path} is large ({size:,} bytes): shown are {len(shown)} of {len(regions)} changed regions"
     where = f", from lines {', '.join(lines[:20])}" if lines else ""
     return [*shown, text_content(f"{note}{where}.")], room
+
+
+def _attachments(attachments: Iterable[Attachment], room: int) -> list[Fields]:
+    contents = []
+    for attachment in itertools.islice(attachments, _MOST_ATTACHMENTS):
+        block = _block(attachment, room)
+        room -= len(attachment.data) if "data" in block or "resource" in block else 0
+        contents.append({"type": "content", "content": block})
+    return contents
+
+
+def _block(attachment: Attachment, room: int) -> Fields:
+    """The attachment as a content block; one that is too heavy, as a link or in words."""
+    name, mime_type = attachment.name[:_TITLE_CHARS], (attachment.mime_type or "")[:_TITLE_CHARS]
+    uri = attachment.uri if attachment.uri is not None and len(attachment.uri) <= _URI_CHARS else None
+    if attachment.data and len(attachment.data) <= room:
+        if mime_type.startswith(("audio/", "image/")):
+            return {"type": mime_type[:5], "data": attachment.data, "mimeType": mime_type}
+        if uri is not None:
+            resource = {"uri": uri, "blob": attachment.data} | ({"mimeType": mime_type} if mime_type else {})
+            return {"type": "resource", "resource": resource}
+    if uri is None:
+        size = f"{len(attachment.data) * 3 // 4:,} bytes"
+        return {"type": "text", "text": f"({name}, {mime_type or 'of unknown type'}, {size}: not shown)"}
+    link: Fields = {"type": "resource_link", "uri": uri, "name": name}
+    return link | ({"mimeType": mime_type} if mime_type else {})
 
 
 def _images(images: Iterable[Image]) -> list[Fields]:

@@ -3,7 +3,7 @@
 Strategy: stdin and stdout are moved to private descriptors first, so that neither a stray print nor a child process
 can touch the protocol. Reading is on demand: a chunk when a message is asked for. A line that is no message is answered
 here and goes no further; behind a slow editor each sender waits for its own line, which slows the turn instead of
-growing memory. Knows JSON-RPC ids, no method.
+growing memory, and behind one that reads nothing more no further request is begun. Knows JSON-RPC ids, no method.
 """
 
 from __future__ import annotations
@@ -16,16 +16,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from crow.domain.errors import EditorError
-from crow.frontend.descriptors import Sink, source_of
+from crow.frontend.descriptors import MOST_WAITING_BYTES, Sink, source_of
 from crow.frontend.frames import MAX_LINE_BYTES, Fault, LineSplitter, Message, Oversized, encode, parse
 
 __all__ = ["Observer", "StdioTransport", "claim_stdio"]
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 """Told every line of either direction, without its newline, before it is acted on; must not raise."""
+
+HELD_BYTES = 4 * 1024 * 1024
+"""What is read, and not looked at, of an editor that does not read itself."""
+
+GIVE_UP_S = 0.3
+"""How long the rest of what was asked waits for an editor that has closed stdin and does not read."""
 
 FAIR_S = 0.005
 """A task that sends without ever waiting gives the others a turn this often."""
@@ -68,13 +74,20 @@ class StdioTransport:
     """
 
     def __init__(
-        self, source: int, sink: int, *, max_line_bytes: int = MAX_LINE_BYTES, observe: Observer | None = None
+        self,
+        source: int,
+        sink: int,
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        observe: Observer | None = None,
     ) -> None:
         self._source = source_of(source)
-        self._sink = Sink(sink, on_gone=self._source.end)
+        self._sink = Sink(sink, on_gone=self._source.end, most_waiting_bytes=most_waiting_bytes)
         self._observe = observe
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | Oversized] = deque()
+        self._reading: asyncio.Task[bytes] | None = None
         self._at_end = False
         self._stopped = False
         self._asked: set[int | str] = set()
@@ -84,21 +97,44 @@ class StdioTransport:
         """The next message; None when stdin has ended or the editor stopped reading. Malformed lines are answered on
         the way and never raise."""
         while True:
-            while self._lines and not self._stopped:
-                message = await self._look_at(self._lines.popleft())
+            while self._lines and not self._stopped and not self._sink.is_behind:
+                message = self._look_at(self._lines.popleft())
                 if message is not None:
                     return message
-            if self._at_end or self._stopped or self._sink.is_gone:
+            if (self._at_end and not self._lines) or self._stopped or self._sink.is_gone:
                 return None
-            data = await self._source.read()
-            self._lines.extend(self._splitter.feed(data) if data else self._splitter.finish())
-            self._at_end = not data
+            if self._sink.is_behind:
+                data = await self._read_while_behind()
+            else:
+                data = await (self._reading or self._source.read())
+                self._reading = None
+            if data is not None:
+                self._lines.extend(self._splitter.feed(data) if data else self._splitter.finish())
+                self._at_end = not data
+
+    async def _read_while_behind(self) -> bytes | None:
+        """Wait until the editor reads again; meanwhile read on, within a bound, to see the end of stdin."""
+        relief = self._sink.relief()
+        if self._at_end:
+            await asyncio.wait([relief], timeout=GIVE_UP_S)
+            self._stopped = self._stopped or self._sink.is_behind
+            return None
+        waiting: list[asyncio.Future[Any]] = [relief]
+        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= HELD_BYTES:
+            self._reading = self._reading or asyncio.ensure_future(self._source.read())
+            waiting.append(self._reading)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self._reading is None or not self._reading.done():
+            return None
+        data, self._reading = self._reading.result(), None
+        return data
 
     def stop(self) -> None:
         """Read no more, as if stdin had ended; what is written still leaves. Callable from a signal handler of the
         loop."""
         self._stopped = True
         self._source.end()
+        self._sink.relieve()
 
     async def send(self, message: Message) -> None:
         """Write one line; returns when it has left. After the editor vanished, notifications and responses go nowhere.
@@ -111,24 +147,29 @@ class StdioTransport:
             if self._sink.is_gone:
                 raise ConnectionError("The editor has closed the connection.")
             self._asked.add(message["id"])
-        line = _line(message)
-        if self._observe is not None:
-            self._observe("out", line[:-1])
-        waiting = self._sink.write(line)
+        waiting = self._write(message)
         if waiting is not None:
             await waiting
         elif (now := time.monotonic()) - self._sent_at > FAIR_S:
             self._sent_at = now
             await asyncio.sleep(0)
 
+    def _write(self, message: Message) -> asyncio.Future[None] | None:
+        line = _line(message)
+        if self._observe is not None:
+            self._observe("out", line[:-1])
+        return self._sink.write(line)
+
     async def close(self) -> None:
         """Write what waits, for at most 200 ms, and let go of the descriptors; both are left open and blocking."""
         self._source.end()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
         await self._sink.close(timeout_s=0.2)
 
-    async def _look_at(self, line: bytes | Oversized) -> Message | None:
+    def _look_at(self, line: bytes | Oversized) -> Message | None:
         if isinstance(line, Oversized):
-            await self.send(line.fault().response())
+            self._write(line.fault().response())
             return None
         if self._observe is not None:
             self._observe("in", line)
@@ -136,7 +177,7 @@ class StdioTransport:
         if isinstance(message, dict) and "method" not in message:
             message = self._expected(message)
         if isinstance(message, Fault):
-            await self.send(message.response())
+            self._write(message.response())
             return None
         return message
 

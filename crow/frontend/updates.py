@@ -51,7 +51,7 @@ from crow.domain.events import (
     ThoughtShown,
     TitleChanged,
 )
-from crow.frontend.bounds import head_and_tail, pieces
+from crow.frontend.bounds import OUTPUT_BYTES, bounded, head_and_tail, pieces
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import (
     call_fields,
@@ -336,7 +336,7 @@ def plan(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
     if items is None:
         return ()
     entries = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
-    return ({"sessionUpdate": "plan", "entries": entries},)
+    return ({"sessionUpdate": "plan", "entries": bounded(entries, OUTPUT_BYTES)},)
 
 
 def usage(event: ContextMeasured) -> Update:

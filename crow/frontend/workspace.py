@@ -2,8 +2,8 @@
 
 Strategy: the editor serves text, the disk everything else. A file must exist on disk to be read; its text comes from
 the editor, in the disk's own line endings; whatever looks wrong there falls back to the disk. A write goes through the
-editor and through nothing else: its refusal is final. After it the file is read again, as editors format on save.
-Knows two requests of the protocol; not which tool asks.
+editor and through nothing else, unless no line holds the text: its refusal is final. After it the file is read again,
+as editors format on save. Knows two requests of the protocol; not which tool asks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import anyio
 from acp import RequestError
 
 from crow.frontend.asking import Ask, refusal_words
+from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.terminal import EditorTerminals
 from crow.tools import Command, FileStat, OnOutput, Workspace
@@ -92,7 +93,7 @@ class EditorWorkspace:
         :raises PermissionError: the editor refused, or failed, which is taken for a refusal.
         :raises TimeoutError: the editor did not answer; whether it wrote is not known.
         """
-        if not self._writes:
+        if not self._writes or weight(text) > PART_BYTES:
             return await self._disk.write_text(path, text)
         made = await anyio.to_thread.run_sync(_make_parents, path.parent)
         written = False

@@ -7,6 +7,7 @@ the endpoint refuses by name is left out from then on, and remembered. The only 
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import ssl
@@ -84,7 +85,7 @@ class ChatCompletions:
         self._endpoint = endpoint
         self._pace = pace or Pace()
         self._learned = Learned(endpoint, memory, learned)
-        self._has_looked = False
+        self._looking: asyncio.Task[None] | None = None
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
         self._client: openai.AsyncOpenAI | None = None
         self._opening = anyio.Lock()
@@ -119,8 +120,10 @@ class ChatCompletions:
     async def close(self) -> None:
         """Close connections. Bounded; safe to call twice."""
         client, self._client = self._client, None
-        if client is not None:
-            with anyio.move_on_after(_CLOSE_S, shield=True):
+        with anyio.move_on_after(_CLOSE_S, shield=True):
+            if self._looking is not None and self._looking.cancel():
+                await asyncio.wait([self._looking])
+            if client is not None:
                 await client.close()
 
     async def models(self) -> tuple[Offered, ...]:
@@ -188,10 +191,18 @@ class ChatCompletions:
     async def heard(self, answer: Answer) -> None:
         """What the answer teaches; and once, where the window is not known, the endpoint's list of models is read."""
         await self._learned.answered(answer.usage)
-        if self._learned.wants_listing and not self._has_looked:
-            self._has_looked = True
-            with anyio.move_on_after(_LISTING_WAIT_S), suppress(ModelError):
-                await self.models()
+        if self._learned.wants_listing and self._looking is None:
+            # A task of its own, ended by `close`: the answer does not wait for what matters to the next request.
+            self._looking = asyncio.create_task(self._look())
+
+    async def settled(self) -> None:
+        """Wait until the list of models was read, if it is being read."""
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+
+    async def _look(self) -> None:
+        with anyio.move_on_after(_LISTING_WAIT_S), suppress(ModelError):
+            await self.models()
 
     async def failed(self, error: ModelError) -> None:
         """Keep the window that an overflow told; take secrets out of the words."""

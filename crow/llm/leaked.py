@@ -21,7 +21,7 @@ __all__ = ["recovered_calls"]
 _MOST_STARTS = 20
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _OPEN_CODE = tuple((re.compile(rf"<{tag}\b"), re.compile(rf"</{tag}>")) for tag in ("pre", "code"))
-_TURN_TOKENS = re.compile(r"(?:\s|<\|end\|>|<\|start\|>assistant)+\Z")
+_TURN_TOKENS = ("<|end|>", "<|start|>assistant")
 _TAG_ALONE = re.compile(r"<[^<>]+>[ \t]*\n")
 
 
@@ -38,13 +38,22 @@ def recovered_calls(
             continue
         calls = _calls(read_marked(block, lambda name: schemas.get(tool_name(name, tools))), tools, mint)
         if calls:
-            return _TURN_TOKENS.sub("", before), calls
+            return _before(before), calls
     bare = read_bare(text)
     if all(_fits_exactly(each, tools) for each in bare):
         calls = _calls(bare, tools, mint)
         if calls:
             return "", calls
     return text, ()
+
+
+def _before(text: str) -> str:
+    """The words before a block, without what only ends them."""
+    text = text.rstrip()
+    while text.endswith(_TURN_TOKENS):
+        for token in _TURN_TOKENS:
+            text = text.removesuffix(token).rstrip()
+    return text
 
 
 def _fits_exactly(found: tuple[str, str], tools: Mapping[str, ToolSpec]) -> bool:

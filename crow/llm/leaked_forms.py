@@ -34,7 +34,7 @@ _WRAPS = (
 )
 STARTS = re.compile(
     rf"{_WRAPS}|<function=|<(?:｜DSML｜|antml:)?invoke name=|<\|tool_call_begin\|>|<｜tool[▁_]call[▁_]begin｜>"
-    r"|(?:<\|start\|>assistant)?\s*(?:<\|channel\|>(?:commentary|analysis) |\bto=[\w.-]+<\|channel\|>)"
+    r"|(?:<\|start\|>assistant\s*)?(?:<\|channel\|>(?:commentary|analysis) |\bto=[\w.-]+<\|channel\|>)"
     r"|<start_function_call>"
 )
 """Where a block may begin."""

@@ -24,6 +24,7 @@ _WINDOWS = (
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
 _LEAST_WINDOW = 256
+_NAME_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,11 @@ def read_listing(body: object) -> tuple[Offered, ...] | None:
 
 def _offered(item: object) -> Offered | None:
     if isinstance(item, str):
-        return Offered(name=item) if item else None
+        return Offered(name=item) if 0 < len(item) <= _NAME_CHARS else None
     if not isinstance(item, Mapping):
         return None
     name = item.get("id") or item.get("name") or item.get("model")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or len(name) > _NAME_CHARS:
         return None
     windows = list(_numbers(item, _WINDOWS[:3])) or list(_numbers(item, _WINDOWS[3:]))
     modalities = _at(item, ("architecture", "input_modalities"))

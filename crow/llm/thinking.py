@@ -43,7 +43,7 @@ _DRESS = (
 
 _BEGINNINGS = (*(opening for opening, _ in _TAGS), *_DRESS)
 _LONGEST = max(map(len, _BEGINNINGS))
-_END_TOKENS = re.compile(r"\s*(?:<\|(?:return|end|end_response|end_of_solution)\|>\s*)+\Z", re.IGNORECASE)
+_END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
 _MOST_BLANKS = 4096
 _LONE_CLOSE = re.compile(r"</think>[ \t]*(?:\r?\n|$)")
 
@@ -156,7 +156,11 @@ def split_headless(text: str) -> tuple[str, str] | None:
 
 def without_end_tokens(text: str) -> str:
     """`text` without the tokens that end it in the formats whose beginning falls away."""
-    return _END_TOKENS.sub("", text)
+    shorter = text.rstrip()
+    while shorter.endswith(_END_TOKENS):
+        shorter = shorter[: shorter.rindex("<|")].rstrip()
+        text = shorter
+    return text
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -11,7 +11,7 @@ from functools import reduce
 
 __all__ = ["retry_after_s", "wait_in"]
 
-_AMOUNT = r"\d+(?:\.\d+)?\s*(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
+_AMOUNT = r"\d++(?:\.\d++)?\s*+(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
 _WAIT_WORDS = re.compile(
     r"(?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}"
     rf"((?:{_AMOUNT}[ ,]*)+|\d+:\d\d(?::\d\d)?)",

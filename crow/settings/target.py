@@ -63,10 +63,14 @@ def target_of(name: str, settings: Settings) -> Target:
     named = settings.models.get(name) if isinstance(settings.models, Mapping) else None
     before, slash, after = name.partition("/")
     of_provider = bool(slash) and before in settings.providers
-    if named is None and name == settings.model.name and settings.model.base_url != ModelSettings().base_url:
+    if (
+        named is None
+        and name == settings.model.name
+        and settings.model.base_url != ModelSettings.model_fields["base_url"].default
+    ):
         # `[model]` says where its own model is, whatever its name looks like.
         of_provider = False
-    table = named or NamedModel()
+    table = named or NamedModel.model_construct()
     provider = table.provider or (before if of_provider else None)
     model = table.name or (after if of_provider else name)
     if provider is not None:

@@ -144,9 +144,8 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedPrompt:
-    """A prompt in the inbox. `seq` increases per database."""
+    """A prompt in the inbox."""
 
-    seq: int
     parts: tuple[Part, ...]
     message_id: str
 
@@ -269,25 +268,26 @@ class Store(Protocol):
         """One entry; with `session_id`, only if it is on its path."""
         ...
 
-    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
-        """Put a prompt into the inbox; returns its seq."""
+    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        """Put a prompt into the inbox, under its message id."""
         ...
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """The prompts that wait, in order."""
         ...
 
-    async def drop_prompt(self, session_id: str, seq: int) -> None:
+    async def drop_prompt(self, session_id: str, message_id: str) -> None:
         """Take a prompt out of the inbox whose sender was told that it cannot run; unknown ones are fine."""
         ...
 
     async def take_turn(
-        self, session_id: str, seq: int | None, *, leaf: int | None, cut: int | None = None
+        self, session_id: str, message_id: str | None, *, leaf: int | None, cut: int | None = None
     ) -> TurnStart:
         """Claim the turn for this process and move the prompt from the inbox to a user entry, in one transaction.
 
-        `seq` None claims it for a command: no user entry. `cut` goes into the user entry. A session left `running` by a
-        dead owner is repaired in the same transaction.
+        `message_id` None claims it for a command: no user entry. May follow an `enqueue` that has not returned yet, to
+        share its flush. `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the
+        same transaction.
 
         :raises ~crow.domain.errors.SessionBusy: another living process owns it; nothing was written.
         """

@@ -17,6 +17,7 @@ from typing import Any, cast
 from crow.domain.entries import (
     Announcement,
     Assistant,
+    Attachment,
     Body,
     CallRef,
     Checkpoint,
@@ -234,6 +235,7 @@ _BODIES: dict[str, tuple[type, Record]] = {
             announcement=_ANNOUNCEMENT,
             cut=MAYBE_INT,
             images=many(_IMAGE),
+            attachments=many(record(Attachment, name=TEXT, uri=MAYBE_TEXT, mime_type=MAYBE_TEXT, data=BASE64_ASIDE)),
             plan=optional(_PLAN),
             raw_output=OBJECT,
         ),

@@ -183,9 +183,9 @@ class SqliteStore(Store):
 
         return await self._database.read(look)
 
-    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> int:
+    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         encoded = encode_parts(parts)
-        return await self._database.write(
+        await self._database.write(
             lambda sql: turns.enqueue(
                 sql, self._owner, session_id, parts=encoded, message_id=message_id, now_ms=_now_ms()
             )
@@ -198,15 +198,15 @@ class SqliteStore(Store):
 
         return await self._database.read(look)
 
-    async def drop_prompt(self, session_id: str, seq: int) -> None:
-        await self._database.write(lambda sql: turns.drop_prompt(sql, session_id, seq))
+    async def drop_prompt(self, session_id: str, message_id: str) -> None:
+        await self._database.write(lambda sql: turns.drop_prompt(sql, session_id, message_id))
 
     async def take_turn(
-        self, session_id: str, seq: int | None, *, leaf: int | None, cut: int | None = None
+        self, session_id: str, message_id: str | None, *, leaf: int | None, cut: int | None = None
     ) -> TurnStart:
         def take(sql: sqlite3.Connection) -> TurnStart:
             self._leave(sql, session_id)
-            return turns.take_turn(sql, self._owner, session_id, seq, leaf=leaf, cut=cut, now_ms=_now_ms())
+            return turns.take_turn(sql, self._owner, session_id, message_id, leaf=leaf, cut=cut, now_ms=_now_ms())
 
         start = await self._database.write(take)
         self._disowned.discard(session_id)

@@ -35,31 +35,30 @@ __all__ = [
 
 def enqueue(
     connection: sqlite3.Connection, here: str, session_id: str, *, parts: str, message_id: str, now_ms: int
-) -> int:
+) -> None:
     """Put a prompt (its parts as JSON) into the inbox."""
     cursor = connection.execute(
         "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
         " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
         (here, message_id, parts, now_ms, session_id),
     )
-    if not cursor.rowcount or cursor.lastrowid is None:
+    if not cursor.rowcount:
         raise NoSuchSession(session_id)
-    return cursor.lastrowid
 
 
 def queued(connection: sqlite3.Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
     """The prompts that wait."""
     rows = connection.execute(
-        "SELECT seq, parts, message_id FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
+        "SELECT parts, message_id FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
     ).fetchall()
-    return tuple(QueuedPrompt(seq=seq, parts=decode_parts(parts), message_id=name) for seq, parts, name in rows)
+    return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=name) for parts, name in rows)
 
 
 def take_turn(
     connection: sqlite3.Connection,
     here: str,
     session_id: str,
-    seq: int | None,
+    message_id: str | None,
     *,
     leaf: int | None,
     cut: int | None,
@@ -72,17 +71,17 @@ def take_turn(
     was_moved = tip.leaf != leaf
     entries = _repair(tip, here)
     tip.turn += 1
-    if seq is not None:
-        body = _taken(tip, seq, cut)
+    if message_id is not None:
+        body = _taken(tip, message_id, cut)
         entries = (*entries, tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
     tip.state, tip.owner = "running", here
     tip.save()
     return TurnStart(turn=tip.turn, entries=entries, moved=was_moved)
 
 
-def drop_prompt(connection: sqlite3.Connection, session_id: str, seq: int) -> None:
+def drop_prompt(connection: sqlite3.Connection, session_id: str, message_id: str) -> None:
     """Take a prompt out of the inbox; unknown ones are fine."""
-    connection.execute("DELETE FROM inbox WHERE seq = ? AND session = ?", (seq, session_id))
+    connection.execute("DELETE FROM inbox WHERE session = ? AND message_id = ?", (session_id, message_id))
 
 
 def append(
@@ -103,9 +102,7 @@ def append(
     stored = tuple(tip.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
     for entry in stored:
         if isinstance(entry.body, User):
-            connection.execute(
-                "DELETE FROM inbox WHERE session = ? AND message_id = ?", (session_id, entry.body.message_id)
-            )
+            drop_prompt(connection, session_id, entry.body.message_id)
     if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
         tip.drop_draft()
     else:
@@ -192,15 +189,15 @@ def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
     connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
 
 
-def _taken(tip: Tip, seq: int, cut: int | None) -> User:
-    """The prompt `seq`, out of the inbox."""
+def _taken(tip: Tip, message_id: str, cut: int | None) -> User:
+    """A prompt that waits, out of the inbox."""
     row = tip.connection.execute(
-        "SELECT parts, message_id FROM inbox WHERE seq = ? AND session = ?", (seq, tip.session_id)
+        "SELECT parts FROM inbox WHERE session = ? AND message_id = ?", (tip.session_id, message_id)
     ).fetchone()
     if row is None:
-        raise ArgumentError(f"Prompt {seq} no longer waits in session {tip.session_id}. Send it again.")
-    drop_prompt(tip.connection, tip.session_id, seq)
-    return User(parts=decode_parts(row[0]), message_id=row[1], cut=cut)
+        raise ArgumentError(f"Prompt {message_id} no longer waits in session {tip.session_id}. Send it again.")
+    drop_prompt(tip.connection, tip.session_id, message_id)
+    return User(parts=decode_parts(row[0]), message_id=message_id, cut=cut)
 
 
 def _check_writable(tip: Tip, here: str, leaf: int | None) -> None:

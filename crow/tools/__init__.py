@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.entries import Announcement, PlanItem
+from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 
 __all__ = [
@@ -135,6 +135,7 @@ class Outcome:
     text: str
     is_error: bool = False
     images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     announcement: Announcement | None = None
     plan: tuple[PlanItem, ...] | None = None
     raw_output: JsonObject = field(default_factory=dict)

@@ -9,9 +9,10 @@ external tools are found by words. Looking at a call asks no server.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
+from crow.domain.messages import Part, ToolCall, ToolSpec
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
 from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
@@ -31,11 +32,13 @@ from crow.tools.jobs import Jobs
 from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
+from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import find_skills
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
 CLOSE_S = 0.5
+OFFERED_CHARS = 200_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
 
@@ -72,10 +75,10 @@ class McpToolbox:
         if self._ports.delegate is None:
             absent.add("task")
         own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
-        external, most = self._external(), self._settings.offered
-        if len(external) <= most:
-            return own + external
-        return (*own, FIND_TOOLS, CALL_TOOL, *external[:most])
+        external = self._external()
+        count = fitting(external, self._settings.offered)
+        finding = (FIND_TOOLS, CALL_TOOL) if count < len(external) else ()
+        return (*own, *finding, *(tool.spec for tool in external[:count]))
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
@@ -84,6 +87,23 @@ class McpToolbox:
     def skills(self) -> tuple[Skill, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
         return tuple(found.skill for found in self._around.skills)
+
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        ready = (connection for connection in self._connections if connection.status.state == "ready")
+        return tuple(prompt for connection in ready for prompt in connection.shelf.listed)
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        for connection in self._connections:
+            if name.startswith(f"{connection.prefix}:"):
+                return next((one for one in await connection.prompts() if one.name == name), None)
+        return None
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """See :class:`crow.tools.prompts.ServerPrompts`."""
+        connection = next(one for one in self._connections if prompt.name.startswith(f"{one.prefix}:"))
+        return await connection.fill(prompt, arguments)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every
@@ -135,7 +155,7 @@ class McpToolbox:
             return await self._run_builtin(call, call_id, on_output, place)
         try:
             if call.name == FIND_TOOLS.name:
-                return Outcome(text=found_text(query_of(call), self._external()))
+                return Outcome(text=found_text(query_of(call), [tool.spec for tool in self._external()]))
             if call.name == CALL_TOOL.name:
                 call = call_within(call)
         except ArgumentError as error:
@@ -182,9 +202,9 @@ class McpToolbox:
             return Offer(announcement=Announcement(title=call.name), access="external", fault=str(error))
         return replace(await self.offer(inner), tool=inner.name)
 
-    def _external(self) -> tuple[ToolSpec, ...]:
+    def _external(self) -> tuple[ExternalTool, ...]:
         ready = (connection for connection in self._connections if connection.status.state == "ready")
-        return tuple(tool.spec for connection in ready for tool in connection.tools)
+        return tuple(tool for connection in ready for tool in connection.tools)
 
     async def _find(self, name: str) -> tuple[Connection, ExternalTool] | None:
         """The server and tool of a name; one whose server is still starting is waited for, one whose server has failed
@@ -222,6 +242,12 @@ class McpToolbox:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
+
+
+def fitting(tools: Sequence[ExternalTool], most: int) -> int:
+    """How many of the first tools are offered: at most so many, and not so heavy that they would fill a context."""
+    weights = accumulate(tool.weight for tool in tools[:most])
+    return sum(weight <= OFFERED_CHARS for weight in weights)
 
 
 def found_offer(call: ToolCall) -> Offer:

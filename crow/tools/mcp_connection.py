@@ -31,12 +31,15 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from crow.domain.errors import ToolServerError
+from crow.domain.messages import Part
 from crow.tools import Asker, HttpServer, McpServer, OnOutput, Outcome, ServerStatus, StdioServer
 from crow.tools.mcp_elicitation import elicited
 from crow.tools.mcp_listing import ExternalTool, listed
+from crow.tools.mcp_prompts import PromptShelf
 from crow.tools.mcp_results import outcome_of, progress_shown, sentence
 from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
+from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Connection", "OnChange"]
 
@@ -72,6 +75,7 @@ class Connection:
         self.prefix = prefix
         self.tools: tuple[ExternalTool, ...] = ()
         """The newest known tools, kept when the server is gone."""
+        self.shelf = PromptShelf(server.name, prefix, on_change)
         self.settled = anyio.Event()
         """Set while the server is ready or has failed; another event with each start."""
         self.was_ready = False
@@ -226,6 +230,7 @@ class Connection:
         closed = self._transport.closed if self._transport is not None else anyio.Event()
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.shelf.keep, client)
             if listens(client):
                 tasks.start_soon(self._listen, client)
             try:
@@ -253,12 +258,14 @@ class Connection:
         """Hear of changes of the listing from a server that speaks the newer protocol."""
         while True:
             try:
-                async with client.listen(tools_list_changed=True) as changes:
+                async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
                     async for _ in changes:
                         self._listing_changed.set()
+                        self.shelf.change()
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
                 self._listing_changed.set()  # it may have changed meanwhile
+                self.shelf.change()
             except (MCPError, TimeoutError, RuntimeError) as error:
                 logger.info("MCP server %s tells no changes: %s", self.name, sentence(error))
                 return
@@ -280,6 +287,8 @@ class Connection:
     async def _hear(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp.ToolListChangedNotification):
             self._listing_changed.set()
+        if isinstance(message, mcp.PromptListChangedNotification):
+            self.shelf.change()
         if isinstance(message, mcp.ElicitCompleteNotification) and self._asker is not None:
             await self._asker.elicited(message.params.elicitation_id)
 
@@ -332,6 +341,21 @@ class Connection:
             self._calls.remove(call_id)
         return outcome_of(result)
 
+    async def prompts(self) -> tuple[ServerPrompt, ...]:
+        """The prompts of the server, once it has started and said what it has."""
+        if not await self.available():
+            return ()
+        with anyio.move_on_after(self._start_timeout_s):
+            await self.shelf.known.wait()
+        return tuple(self.shelf.listed)
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """See :meth:`crow.tools.prompts.ServerPrompts.fill`."""
+        client = self._client
+        if client is None:
+            raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
+        return await self.shelf.fill(client, prompt, arguments)
+
     def _notice_loss(self, error: MCPError) -> None:
         """An HTTP server has no process to watch: that it is gone, or has forgotten the session, shows at a call."""
         gone = error.code == mcp.CONNECTION_CLOSED or error.message == "Session terminated"
@@ -373,6 +397,7 @@ async def first_of(*events: anyio.Event) -> None:
 
 
 def listens(client: Client) -> bool:
-    """Whether the server tells changes of its tools the newer way, on a stream of their own."""
-    tools = client.server_capabilities.tools
-    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)
+    """Whether the server tells changes of its listings the newer way, on a stream of their own."""
+    told = (client.server_capabilities.tools, client.server_capabilities.prompts)
+    changing = any(listing is not None and listing.list_changed for listing in told)
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and changing

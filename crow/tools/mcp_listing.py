@@ -6,6 +6,7 @@ and no connection.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,17 +21,19 @@ from crow.tools.mcp_names import tool_names
 __all__ = ["ExternalTool", "listed"]
 
 PAGES = 50
+MOST_TOOLS = 2_000
 DESCRIPTION_CHARS = 8_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTool:
-    """A tool of a server: `name` is the server's own, `spec.name` the model's, `title` for people. `is_read_only`: the
-    user said so, whatever the server says."""
+    """A tool of a server: `name` is the server's own, `spec.name` the model's, `title` for people. `weight`: about how
+    many characters of a request it takes. `is_read_only`: the user said so, whatever the server says."""
 
     name: str
     title: str
     spec: ToolSpec
+    weight: int
     is_read_only: bool = False
 
 
@@ -44,12 +47,13 @@ async def listed(client: Client, prefix: str, options: ServerOptions) -> tuple[E
             if is_allowed(tool.name, options.allow, options.deny):
                 tools.setdefault(tool.name, tool)
         cursor = page.next_cursor
-        if cursor is None:
+        if cursor is None or len(tools) >= MOST_TOOLS:
             break
-    names = tool_names(prefix, tuple(tools))
+    kept = tuple(tools.values())[:MOST_TOOLS]
+    names = tool_names(prefix, [tool.name for tool in kept])
     return tuple(
         external(tool, name, is_read_only=matches(tool.name, options.read_only))
-        for tool, name in zip(tools.values(), names, strict=True)
+        for tool, name in zip(kept, names, strict=True)
     )
 
 
@@ -72,5 +76,6 @@ def external(tool: mcp.Tool, name: str, *, is_read_only: bool = False) -> Extern
         name=tool.name,
         title=title,
         spec=ToolSpec(name=name, description=description, input_schema=schema),
+        weight=len(description) + len(json.dumps(schema, ensure_ascii=False)),
         is_read_only=is_read_only,
     )

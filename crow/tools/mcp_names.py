@@ -1,16 +1,18 @@
-"""Names of external tools as the model sees them: valid, unique, and the same for the same server list.
+"""Names of external tools as the model sees them, and of prompts as the user types them: valid, unique, and the same
+for the same server list.
 
-Strategy: `server__tool`. A server's prefix holds no double underscore and does not end in one, so no two servers can
-meet; what had to be bent or shortened gets a hash where it would otherwise meet another. Pure.
+Strategy: `server__tool`, `server:prompt`. A server's prefix holds no double underscore and does not end in one, so no
+two servers can meet; what had to be bent or shortened gets a hash where it would otherwise meet another. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["prefixes", "tool_names"]
+__all__ = ["prefixes", "prompt_names", "tool_names"]
 
 NAME_CHARS = 64
 PREFIX_CHARS = 30
@@ -30,14 +32,31 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
 
 def tool_names(prefix: str, tools: Sequence[str]) -> tuple[str, ...]:
     """The name of each tool of a server, in order; `tools` has no name twice."""
-    plain = [bent(tool) for tool in tools]
+    return _joined(prefix, "__", tools)
+
+
+def prompt_names(prefix: str, prompts: Sequence[str]) -> tuple[str, ...]:
+    """The name of each prompt of a server, in order; `prompts` has no name twice."""
+    return _joined(prefix, ":", prompts)
+
+
+def _joined(prefix: str, joint: str, given: Sequence[str]) -> tuple[str, ...]:
+    plain = [bent(one) for one in given]
+    alike = Counter(plain)
+    wholes = [f"{prefix}{joint}{name}" for name in plain]
+    is_plain = [
+        bool(name) and len(whole) <= NAME_CHARS and (name == one or alike[name] == 1)
+        for one, name, whole in zip(given, plain, wholes, strict=True)
+    ]
+    taken = {whole for whole, stays in zip(wholes, is_plain, strict=True) if stays}
     names = []
-    for tool, name in zip(tools, plain, strict=True):
-        whole = f"{prefix}__{name}"
-        meets_another = name != tool and plain.count(name) > 1
-        if meets_another or not name or len(whole) > NAME_CHARS:
-            whole = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, tool)}"
-        names.append(whole)
+    for one, whole, stays in zip(given, wholes, is_plain, strict=True):
+        salt, name = 0, whole
+        while not stays and (name in taken or name == whole):  # one may be named as another's hash would name it
+            name = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, one, *[str(salt)] * (salt > 0))}"
+            salt += 1
+        taken.add(name)
+        names.append(name)
     return tuple(names)
 
 

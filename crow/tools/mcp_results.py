@@ -16,8 +16,10 @@ import mcp_types as mcp
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
+from crow.domain.entries import Attachment
 from crow.domain.messages import Image
 from crow.tools import OnOutput, Outcome
+from crow.tools.pictures import sound_picture_type
 
 __all__ = ["outcome_of", "progress_shown", "sentence"]
 
@@ -30,9 +32,9 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
     """A result as the model and the client get it."""
     pieces = [text for block in result.content if (text := text_of(block)) is not None]
     images = tuple(
-        Image(data=block.data, mime_type=block.mime_type)
+        Image(data=block.data, mime_type=media)
         for block in result.content
-        if isinstance(block, mcp.ImageContent)
+        if isinstance(block, mcp.ImageContent) and (media := sound_picture_type(block.data)) is not None
     )
     structured = result.structured_content
     if not pieces and structured is not None:
@@ -43,6 +45,7 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
         text="\n".join(pieces).encode("utf-8", "replace").decode("utf-8"),
         is_error=result.is_error,
         images=images,
+        attachments=tuple(each for block in result.content if (each := attachment_of(block)) is not None),
         raw_output=structured if isinstance(structured, Mapping) else {},
     )
 
@@ -52,7 +55,9 @@ def text_of(block: mcp.ContentBlock) -> str | None:
         case mcp.TextContent(text=text):
             return text
         case mcp.ImageContent():
-            return None
+            if sound_picture_type(block.data) is not None:
+                return None
+            return f"[a picture, {block.mime_type}, {bytes_in(block.data):,} bytes: of a kind that models cannot see]"
         case mcp.AudioContent():
             return f"[sound, {block.mime_type}, {bytes_in(block.data):,} bytes: not shown]"
         case mcp.ResourceLink():
@@ -63,6 +68,22 @@ def text_of(block: mcp.ContentBlock) -> str | None:
         case mcp.EmbeddedResource(resource=resource):
             size = bytes_in(resource.blob) if isinstance(resource, mcp.BlobResourceContents) else 0
             return f"[{resource.uri}, {resource.mime_type or 'of unknown type'}, {size:,} bytes: not shown]"
+
+
+def attachment_of(block: mcp.ContentBlock) -> Attachment | None:
+    """What of a block is for the user, beside the words about it; None for text and pictures."""
+    match block:
+        case mcp.AudioContent():
+            return Attachment(name="sound", mime_type=block.mime_type, data=block.data)
+        case mcp.ImageContent() if sound_picture_type(block.data) is None:
+            return Attachment(name="picture", mime_type=block.mime_type, data=block.data)
+        case mcp.ResourceLink():
+            return Attachment(name=block.title or block.name, uri=block.uri, mime_type=block.mime_type)
+        case mcp.EmbeddedResource(resource=mcp.BlobResourceContents() as resource):
+            uri = resource.uri
+            return Attachment(name=uri, uri=uri, mime_type=resource.mime_type, data=resource.blob)
+        case _:
+            return None
 
 
 def bytes_in(base64: str) -> int:

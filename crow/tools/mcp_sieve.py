@@ -7,6 +7,7 @@ messages pass untouched.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -17,9 +18,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-__all__ = ["schema_fault", "sifted"]
+__all__ = ["schema_fault", "sifted", "tool_fault"]
 
 DEEPEST = 32
+SCHEMA_CHARS = 50_000
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -88,6 +90,11 @@ def tool_fault(tool: object) -> str | None:
     fault = schema_fault(schema)
     if fault is not None:
         return f"its inputSchema is no JSON Schema: {fault}"
+    size = len(json.dumps(schema, ensure_ascii=False))
+    if size > SCHEMA_CHARS:
+        return (
+            f"its inputSchema has {size:,} characters, more than {SCHEMA_CHARS:,}, and would fill the model's context"
+        )
     try:
         mcp.Tool.model_validate(tool, by_name=False)
     except ValidationError as error:

@@ -1,14 +1,18 @@
 """A web page as text: what a reader sees, with headings, lists and links, and nothing that runs.
 
-Strategy: the standard library's parser, a few rules for blocks, and collapsed white space outside of `pre`. Pure.
+Strategy: the standard library's parser, a few rules for blocks, and collapsed white space outside of `pre`. A page that
+was made to keep a parser busy is given as far as it was read in time. Knows nothing of where the page comes from.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from html.parser import HTMLParser
 
 __all__ = ["page_text"]
+
+PARSED_S = 3.0
 
 SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
 BLOCKS = frozenset(
@@ -23,8 +27,11 @@ HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 def page_text(html: str) -> str:
     """The text of a page, its title first."""
     reader = Reader()
-    reader.feed(html)
-    reader.close()
+    try:
+        reader.feed(html)
+        reader.close()
+    except TimeoutError:
+        reader.pieces.append(f"\n\n[what follows could not be read within {PARSED_S:g} s]")
     text = re.sub(r"[ \t]+\n", "\n", "".join(reader.pieces))
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     title = " ".join("".join(reader.title).split())
@@ -42,9 +49,16 @@ class Reader(HTMLParser):
         self._in_title = False
         self._preformatted = 0
         self._links: list[str] = []
+        self._deadline = time.monotonic() + PARSED_S
+
+    def _look_at_the_clock(self) -> None:
+        """:raises TimeoutError: it took too long."""
+        if time.monotonic() > self._deadline:
+            raise TimeoutError
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """The parser's: an element begins."""
+        self._look_at_the_clock()
         if tag == "title":
             self._in_title = not self.title
         if tag == "body":
@@ -90,6 +104,7 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """The parser's: text."""
+        self._look_at_the_clock()
         if self._in_title:
             self.title.append(data)
         elif self._skipping:

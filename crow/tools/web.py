@@ -25,6 +25,10 @@ MOST_BYTES = 5_000_000
 TIMEOUT_S = 30.0
 MOST_REDIRECTS = 5
 PORTS = {"http": 80, "https": 443}
+WRAPPING = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
+"""Addresses of IPv6 that end in one of IPv4."""
+
+LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48"))
 HEADERS = {"User-Agent": "crow", "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.5"}
 
 
@@ -160,6 +164,8 @@ def is_public(text: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         wrapped = (address.ipv4_mapped, address.sixtofour, *(address.teredo or ()))
         inside += [each for each in wrapped if each is not None]
-        if address in ipaddress.ip_network("64:ff9b::/96"):
+        if any(address in network for network in WRAPPING):
             inside.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if any(address in network for network in LOCAL):
+            return False
     return all(each.is_global and not each.is_multicast for each in inside)

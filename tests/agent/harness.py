@@ -11,16 +11,18 @@ from typing import Any, Literal
 import anyio
 
 from crow.agent import PermissionQuestion
-from crow.agent.compaction import CompactionSettings
-from crow.agent.session import Adapters, OpenToolbox, Session, SessionSettings
+from crow.agent.adapters import Adapters, OpenToolbox, SessionSettings
+from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.session import Session
 from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import EntryStored, Event, TextShown
-from crow.domain.messages import Text, ToolCall, ToolSpec
+from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite import SqliteStore
 from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus, Skill
+from crow.tools.prompts import ServerPrompt
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
@@ -109,6 +111,15 @@ class Tools:
     async def wait_ready(self, timeout_s: float) -> None:
         """Always ready."""
 
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        return ()
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        return None
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        raise NotImplementedError
+
     async def offer(self, call: ToolCall) -> Offer:
         tool = self.tools.get(call.name)
         announcement = Announcement(title=f"{call.name} {call.arguments}")
@@ -162,7 +173,7 @@ async def opened(
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
-    async def open_toolbox(*_: object) -> AsyncIterator[Tools]:
+    async def open_toolbox(*_: object, **__: object) -> AsyncIterator[Tools]:
         yield toolbox
 
     async def load() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from crow.agent.commands import COMMANDS, Typed, parse
+from crow.agent.commands.answering import HANDLERS
 from crow.domain.entries import Command
 from tests.agent.harness import opened, text
 from tests.support.scripted_model import Say, ScriptedModel
@@ -31,7 +32,7 @@ def test_a_known_name_at_the_start_is_a_command_and_all_else_a_prompt(typed: str
 
 
 def test_every_command_is_named_once_and_described() -> None:
-    assert len({spec.name for spec in COMMANDS}) == len(COMMANDS)
+    assert [spec.name for spec in COMMANDS] == list(HANDLERS)
     assert all(spec.name.islower() and spec.description for spec in COMMANDS)
 
 

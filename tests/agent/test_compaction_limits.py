@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.compaction import (
-    CompactionSettings,
-    Limits,
-    Measure,
-    Window,
-    cut_for,
-    limits_for,
-    measure,
-    recalibrated,
-    silent_cut,
-    window_of,
-)
+from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
+from crow.agent.compaction.measuring import Measure, measure, recalibrated, silent_cut
+from crow.agent.compaction.window import Window, window_of
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
 from crow.domain.errors import ContextOverflow

@@ -5,19 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from crow.agent.compaction import (
-    CompactionSettings,
-    Decision,
-    MaskOutputs,
-    Measure,
-    Noop,
-    Reason,
-    Summarise,
-    TooSmall,
-    limits_for,
-    plan,
-)
 from crow.agent.compaction.contents import files_touched, pins_of, skills_of
+from crow.agent.compaction.limits import CompactionSettings, limits_for
+from crow.agent.compaction.measuring import Measure
+from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
     Announcement,

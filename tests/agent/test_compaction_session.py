@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 
-from crow.agent.compaction import CompactionSettings
+from crow.agent.adapters import Adapters, SessionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.permission import user_rules
-from crow.agent.session import Adapters, Session, SessionSettings
-from crow.domain.entries import Assistant, File, Skill, ToolResult, TurnEnd
+from crow.agent.session import Session
+from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallProgressed
 from crow.domain.messages import Text, ToolMessage, Usage, UserMessage
 from crow.llm import ModelInfo, Request
@@ -79,7 +80,7 @@ async def running(
             load=load,
             model=chosen,
             info=lambda _: model.info,
-            open_toolbox=lambda workspace, ports, servers: open_toolbox(
+            open_toolbox=lambda workspace, ports, servers, on_change: open_toolbox(
                 workspace, ports, servers, ToolSettings(skill_folders=(root / "skills",))
             ),
             settings=SessionSettings(steps_per_turn=20, compaction=CompactionSettings(), rules=user_rules([], deny)),
@@ -287,3 +288,25 @@ async def test_the_first_skill_of_a_workspace_asks_and_one_yes_holds_for_all_of_
         await run.session.prompt(text("parent go"))
         assert [question.name for question in run.client.questions] == ["skill"]
         assert [skill.name for skill in run.client.stored(Skill)] == ["one", "two"]
+
+
+async def test_a_skill_of_the_workspace_is_still_there_after_a_compaction_and_asked_about_once(tmp_path: Path) -> None:
+    folder = tmp_path / "work" / ".crow" / "skills" / "release"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: release\n---\nTag it, then tell the rooks.")
+    load = Say(calls=(call("skill", name="release"),))
+    model = Casting(
+        parent=[load, *(Say(text=[f"{number} " + "words " * 3_000]) for number in range(4)), Say(text=["Summary."])],
+        **{"[The": [load, Say(text=["done"])]},  # as what is left after a compaction begins
+    )
+    async with running(tmp_path, model, mode="auto", client=NoteTaker("allow_once")) as run:
+        for number in range(4):
+            await run.session.prompt(text(f"parent {number} " + "more " * 6_000))
+        await run.session.prompt(text("/compact"))
+        assert run.client.stored(Checkpoint)
+        await run.session.prompt(text("Go on."))
+        (question,) = run.client.questions
+    assert question.name == "skill"
+    after = model.requests["[The"][0]
+    assert "words words" not in str(after.messages[1]), "the head is gone"
+    assert str(after.messages).count("Tag it, then tell the rooks.") == 1

@@ -125,6 +125,14 @@ def test_a_denial_of_a_path_holds_in_every_mode_and_in_every_case() -> None:
     assert isinstance(decide("read_file", file("/w/env", "env", access="read"), "ask", rules), Allow)
 
 
+def test_accepted_edits_do_not_reach_into_a_repositorys_own_directory() -> None:
+    decided = {
+        path: type(decide("write_file", file(f"/w/{path}", path), "accept-edits", ()))
+        for path in (".git/hooks/pre-commit", "sub/.GIT/config", ".gitignore", ".github/a.yml")
+    }
+    assert list(decided.values()) == [Ask, Ask, Allow, Allow]
+
+
 def test_outside_the_workspace_only_a_rule_that_names_the_place_allows() -> None:
     there = file("/srv/notes/a", access="read", outside=True)
     assert decide("read_file", there, "auto", user_rules(["read_file"], [])) == Ask()

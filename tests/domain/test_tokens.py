@@ -36,6 +36,10 @@ ENCODED = base64.b64encode(random.Random(7).randbytes(9_000)).decode()
         pytest.param(JAPANESE, 0.55, 1.30, id="Japanese"),
         pytest.param(RUSSIAN, 0.25, 0.50, id="Russian"),
         pytest.param(ENCODED, 0.45, 0.80, id="base64"),
+        pytest.param("\n".join(ENCODED[at : at + 64] for at in range(0, 9_000, 64)), 0.45, 0.80, id="base64 in lines"),
+        pytest.param(
+            "/home/user/projects/crow/tests/agent/test_compaction_laws_of_sessions\n" * 20, 0.18, 0.30, id="paths"
+        ),
         pytest.param("🙂🚀" * 50, 1.0, 3.0, id="emoji"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Resource, Text
+from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.content import blocks, parts_from
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
@@ -130,3 +131,21 @@ def test_parts_go_back_as_the_blocks_they_came_from() -> None:
         {"type": "resource_link", "uri": "/w/b.py", "name": "b.py", "mimeType": "text/x-python"},
     ]
     assert [block for part in parts_from(prompt) for block in blocks(part)] == prompt
+
+
+def test_links_that_hold_their_data_are_what_they_hold() -> None:
+    prompt = [
+        {"type": "resource_link", "uri": f"data:image/png;base64,{PNG}", "name": "a"},
+        {"type": "image", "data": "", "mimeType": "image/png", "uri": f"data:image/png;base64,{PNG}"},
+    ]
+    assert parts_from(prompt) == (Image(data=PNG, mime_type="image/png"), Image(data=PNG, mime_type="image/png"))
+
+
+def test_a_name_of_any_length_fits_on_a_line() -> None:
+    long = "x" * 2_000_000
+    for part in (
+        Link(uri=long, name=long, mime_type=long),
+        Resource(uri=long, text=long, mime_type=long),
+        Image(data=PNG, mime_type="image/png", uri=long),
+    ):
+        assert sum(weight(block) for block in blocks(part)) < PART_BYTES

@@ -79,6 +79,7 @@ def test_missing_and_null_parameters_are_an_empty_object(params: Any) -> None:
         (line({"jsonrpc": "2.0", "method": "x", "id": True}), -32600, None),
         (line({"jsonrpc": "2.0", "method": "x", "id": 1.5}), -32600, None),
         (line({"jsonrpc": "2.0", "method": "x", "id": [1]}), -32600, None),
+        (line({"jsonrpc": "2.0", "method": "x", "id": "i" * 2000}), -32600, None),
         (line({"jsonrpc": "2.0", "method": 5, "id": 7}), -32600, 7),
         (line({"jsonrpc": "2.0", "method": ["x"], "id": "s"}), -32600, "s"),
         (line({"jsonrpc": "2.0", "method": None, "id": 7}), -32600, 7),

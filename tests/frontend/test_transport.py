@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
+import anyio.lowlevel
 import pytest
 from acp.connection import Connection
 
@@ -187,6 +189,43 @@ async def test_a_slow_reader_slows_the_senders_and_gets_every_line_in_order() ->
             while received.count(b"\n") < 200:
                 received += await anyio.to_thread.run_sync(os.read, down[0], PIPE_BYTES)
         assert [json.loads(line)["n"] for line in received.splitlines()] == list(range(200))
+        await transport.close()
+
+
+async def test_who_asks_without_reading_is_not_heard_on_until_they_read() -> None:
+    requests = b"".join(json.dumps(request(number)).encode() + b"\n" for number in range(500))
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1], most_waiting_bytes=PIPE_BYTES)
+        begun: list[int] = []
+
+        async def serve(tasks: anyio.abc.TaskGroup) -> None:
+            while (message := await transport.receive()) is not None:
+                begun.append(message["id"])
+                tasks.start_soon(transport.send, {"id": message["id"], "pad": "x" * 5000})
+                await anyio.lowlevel.checkpoint()
+
+        received = b""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve, tasks)
+            await anyio.to_thread.run_sync(os.write, up[1], requests)
+            os.close(up[1])
+            up[1] = -1
+            await anyio.wait_all_tasks_blocked()
+            assert 10 < len(begun) < 40
+            while received.count(b"\n") < 500:
+                received += await anyio.to_thread.run_sync(os.read, down[0], PIPE_BYTES)
+        assert [json.loads(line)["id"] for line in received.splitlines()] == begun == list(range(500))
+        await transport.close()
+
+
+async def test_who_closes_stdin_and_never_reads_is_given_up() -> None:
+    with pipe() as up, pipe() as down:
+        transport = StdioTransport(up[0], down[1], most_waiting_bytes=PIPE_BYTES)
+        await anyio.to_thread.run_sync(os.write, up[1], b"[]\n" * 5000)
+        os.close(up[1])
+        up[1] = -1
+        with anyio.fail_after(5):
+            assert await transport.receive() is None
         await transport.close()
 
 

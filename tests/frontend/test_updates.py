@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from crow.domain.entries import (
     Announcement,
     Assistant,
+    Attachment,
     Body,
     CallRef,
     Checkpoint,
@@ -51,7 +52,8 @@ from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.bounds import LINE_BYTES
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.replayed import Replayed
-from crow.frontend.updates import Live
+from crow.frontend.tool_calls import result_contents
+from crow.frontend.updates import Live, plan
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
@@ -426,6 +428,27 @@ def test_replay_tells_commands_checkpoints_and_bad_ends() -> None:
     assert told(Replayed(GATED), checkpoint) == [shown]
 
 
+def test_what_a_result_brings_for_the_user_is_shown_as_what_it_is() -> None:
+    attachments = (
+        Attachment(name="b", uri="file:///b.txt", mime_type="text/plain"),
+        Attachment(name="sound", mime_type="audio/wav", data="AAAA"),
+        Attachment(name="picture", mime_type="image/bmp", data="AAAA"),
+        Attachment(name="c", uri="file:///c.zip", mime_type="application/zip", data="AAAA"),
+        Attachment(name="d", uri="file:///d.zip", data="A" * 1_000_000),
+        Attachment(name="e", mime_type="video/mp4", data="AAAA"),
+    )
+    brought = ToolResult(call=CALL, name="t", text="", announcement=Announcement(title="t"), attachments=attachments)
+    contents = [
+        {"type": "resource_link", "uri": "file:///b.txt", "name": "b", "mimeType": "text/plain"},
+        {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+        {"type": "image", "data": "AAAA", "mimeType": "image/bmp"},
+        {"type": "resource", "resource": {"uri": "file:///c.zip", "blob": "AAAA", "mimeType": "application/zip"}},
+        {"type": "resource_link", "uri": "file:///d.zip", "name": "d"},
+        {"type": "text", "text": "(e, video/mp4, 3 bytes: not shown)"},
+    ]
+    assert result_contents(brought) == [{"type": "content", "content": content} for content in contents]
+
+
 def test_huge_things_stay_below_the_bound_of_a_line() -> None:
     wild = "\x01\U0001f600" * 300_000
     write = Announcement(
@@ -437,7 +460,16 @@ def test_huge_things_stay_below_the_bound_of_a_line() -> None:
     picture = Image(data="A" * 2_000_000, mime_type="image/png")
     ref = CallRef(assistant=8, index=0)
     long = ToolResult(
-        call=ref, name="t", text=wild, announcement=SHELL, images=(picture,), raw_output={"output": wild, "x": [wild]}
+        call=ref,
+        name="t",
+        text=wild,
+        announcement=SHELL,
+        images=(picture,),
+        attachments=tuple(
+            Attachment(name=wild, uri=uri, mime_type=wild, data=picture.data) for uri in ("u", wild, None)
+        )
+        * 100,
+        raw_output={"output": wild, "x": [wild]},
     )
     for teller in (live(), live(GATED), Replayed(GATED)):
         updates = told(
@@ -515,3 +547,10 @@ events = st.one_of(
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     told(live(caps), *sequence)
     told(Replayed(caps), *sequence)
+
+
+@pytest.mark.parametrize("contents", [["x" * 2_000_000], ["é" * 200] * 20_000])
+def test_a_plan_of_any_size_fits_on_a_line(contents: list[str]) -> None:
+    (update,) = plan([PlanItem(content=content, status="pending", priority="high") for content in contents])
+    check_update(update)
+    assert len(json.dumps(update, ensure_ascii=False).encode()) < LINE_BYTES

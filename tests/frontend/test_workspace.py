@@ -178,3 +178,11 @@ async def test_everything_else_is_the_disks(tmp_path: Path) -> None:
 
     assert await both.run("echo out", timeout_s=10, on_output=ignore) == (0, "out\n")
     await both.reap()
+
+
+async def test_a_text_that_no_line_holds_goes_to_the_disk(tmp_path: Path) -> None:
+    editor = Editor(write=lambda path, text: path.write_text(text) and None)
+    place = workspace(tmp_path, editor)
+    assert await place.write_text(tmp_path / "small", "x" * 1000) == "x" * 1000
+    assert await place.write_text(tmp_path / "large", "x" * 2_000_000) == "x" * 2_000_000
+    assert [params["path"] for _, params in editor.asked] == [str(tmp_path / "small")]

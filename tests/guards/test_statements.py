@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.compaction import CompactionSettings
+from crow.agent.compaction.limits import CompactionSettings
 from crow.store.sqlite import SqliteStore
 from tests.agent.harness import Tool, opened, text
 from tests.guards.long import SESSION, grow

@@ -107,7 +107,8 @@ async def asking(
 async def ask(model: ChatCompletions, request: Request = ASK) -> tuple[list[Delta], Answer]:
     async with model.stream(request) as stream:
         deltas = [delta async for delta in stream]
-        return deltas, stream.answer
+    await model.settled()
+    return deltas, stream.answer
 
 
 async def failure_of(model: ChatCompletions) -> tuple[ModelError, list[Delta], Answer]:
@@ -512,6 +513,7 @@ async def test_a_learned_window_is_used_and_forgotten_when_an_answer_disproves_i
             assert model.info.context_window == 8
             async for _ in deltas:
                 pass
+        await model.settled()
         assert model.info.context_window is None
     assert memory.facts == {"context_window": None, "listed": {}}
 

@@ -213,6 +213,7 @@ def test_the_wait_that_headers_ask_for(headers: dict[str, str], seconds: float |
         ("Retry after 2 minutes", 120.0),
         ("wait 30 seconds before you ask again", 30.0),
         ("try again later", None),
+        ("wait " + "1" * 5_000 + "x", None),
     ],
 )
 def test_the_wait_that_words_ask_for(words: str, seconds: float | None) -> None:

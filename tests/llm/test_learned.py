@@ -15,19 +15,20 @@ from crow.llm import Retrying
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint
 from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of
-from tests.support.fake_endpoint import FakeEndpoint, Reply, body, sse, text
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, sse, text
 
 
 class Listing(FakeEndpoint):
     """An endpoint that says more of its models than their names."""
 
-    def __init__(self, *items: dict[str, Any]) -> None:
+    def __init__(self, *items: dict[str, Any], gate: Gate | None = None) -> None:
         super().__init__()
-        self.items = items
+        self.items, self.gate = items, gate
 
     def _reply(self, request: Any) -> Reply:
         if request.path.endswith("/models"):
-            return body(json.dumps({"data": self.items}).encode())
+            listed = body(json.dumps({"data": self.items}).encode())
+            return replace(listed, steps=(self.gate, *listed.steps)) if self.gate else listed
         return super()._reply(request)
 
     @property
@@ -170,3 +171,17 @@ async def test_a_proxy_is_gone_through_and_a_missing_file_of_authorities_is_name
     model = ChatCompletions(Endpoint(base_url="https://models.invalid/v1", model="m", api_key="k", ca_file=missing))
     with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: No such file"):
         await ask(model)
+
+
+async def test_no_answer_waits_for_the_list_of_models() -> None:
+    gate = Gate()
+    async with Listing({"id": "fake-model", "max_model_len": 16384}, gate=gate) as endpoint, asking(endpoint) as model:
+        async with model.stream(ASK) as stream:
+            async for _ in stream:
+                pass
+            assert stream.answer.text
+        await gate.reached()
+        assert model.info.context_window is None
+        gate.open()
+        await model.settled()
+        assert model.info.context_window == 16384

@@ -162,3 +162,15 @@ def test_no_chunk_of_any_shape_raises_anything_but_a_model_error(chunk: object) 
             assert isinstance(json.loads(call.arguments), dict)
             assert call.name
             assert call.id
+
+
+@pytest.mark.parametrize(
+    "filler", [" ", "\n", "<tool_call>", "<function=shell>", "[TOOL_CALLS]a", "<arg_key>", "```\n"]
+)
+def test_an_answer_of_nothing_but_one_thing_is_read_in_linear_time(filler: str) -> None:
+    """What is searched again from each of its characters would take minutes here."""
+    text = "wait " + filler * (100_000 // len(filler)) + "."
+    chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+    parser = StreamParser(tuple(TOOLS.values()))
+    parser.feed(json.dumps(chunk))
+    assert parser.finish().text == text

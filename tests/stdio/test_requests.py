@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,47 @@ async def test_the_users_own_commands_are_listed_and_sent_as_prompts(crow: Start
         assert listed[-1] == {"name": "greet", "description": "Greet somebody", "input": {"hint": "arguments"}}
         await agent.prompt(session, "/greet Ada")
         assert agent.text(session) == "hello Ada"
+
+
+async def test_the_prompts_of_servers_are_listed_once_they_are_up_and_sent_as_prompts(
+    crow: StartCrow, place: Path
+) -> None:
+    server = Path(__file__).parents[1] / "tools" / "servers" / "various.py"
+    mcp = [{"name": "srv", "command": sys.executable, "args": [str(server), "prompts"], "env": []}]
+
+    def offered(message: dict[str, Any], name: str) -> bool:
+        update = message.get("params", {}).get("update", {})
+        return any(command["name"].startswith(name) for command in update.get("availableCommands", ()))
+
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, mcpServers=mcp)
+        at = await agent.wait_for(lambda message: offered(message, "srv:talk"))
+        listed = agent.log[at].message["params"]["update"]["availableCommands"]
+        (review,) = [one for one in listed if "input" in one and one["name"].startswith("srv:")]
+        assert (review["description"], review["input"]) == ("srv: Review a file", {"hint": "path [focus]"})
+        assert await agent.prompt(session, f"/{review['name']} a.py") == {"stopReason": "end_turn"}
+        assert agent.text(session) == 'reviewed {"path": "a.py"}'
+        since = len(agent.log)
+        for text in (f"/{review['name']}", "/srv:refuse", "/srv:all_kinds please", "/srv:unknown x"):
+            assert await agent.prompt(session, text) == {"stopReason": "end_turn"}
+        said = agent.text(session, since=since)
+        assert f"`/{review['name']}` needs `path`." in said
+        assert "`/srv:refuse` could not be used: MCP server srv did not give it: no such method" in said
+        since = len(agent.log)
+        await agent.prompt(session, "/srv:more")
+        await agent.wait_for(lambda message: offered(message, "srv:extra"), since=since)
+        call = await agent.start_prompt(session, "/srv:wait now")
+        await agent.request("session/list", {})
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert await call.result() == {"stopReason": "cancelled"}
+    async with crow() as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        told = agent.text(session, "user_message_chunk")
+        assert told.startswith('say reviewed {"path": "a.py"}')
+        for part in ("/srv:refuse", "look", "please", "/srv:unknown x", "say more", "/srv:wait now"):
+            assert part in told
+        kinds = [one["content"]["type"] for one in agent.updates(session, "user_message_chunk")]
+        assert {"image", "resource", "resource_link"} <= set(kinds)
+        assert (await agent.request("session/list", {}))["sessions"][0]["title"].startswith("say reviewed")

@@ -41,8 +41,8 @@ def result(assistant: int, text: str = "done", *, index: int = 0) -> ToolResult:
 async def begin(store: Store, session_id: str, prompt: str) -> Entry:
     """Take a turn with `prompt`; its user entry."""
     row = await store.session(session_id)
-    seq = await store.enqueue(session_id, (Text(text=prompt),), f"u-{prompt}")
-    start = await store.take_turn(session_id, seq, leaf=row.leaf)
+    await store.enqueue(session_id, (Text(text=prompt),), f"u-{prompt}")
+    start = await store.take_turn(session_id, f"u-{prompt}", leaf=row.leaf)
     return start.entries[-1]
 
 

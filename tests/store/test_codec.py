@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain import entries as domain
-from crow.domain.entries import Body, File, Note, Prompt, ToolResult, TurnEnd, User
+from crow.domain.entries import Attachment, Body, File, Note, Prompt, ToolResult, TurnEnd, User
 from crow.domain.messages import Image, Text, ToolSpec
 from crow.store import codec
 from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts
@@ -129,11 +129,15 @@ def test_pictures_files_and_prompts_are_put_aside_as_their_own_bytes():
     cases: list[tuple[Body, list[bytes]]] = [
         (User(parts=(picture, Text(text="x")), message_id="u"), [b"hello"]),
         (dataclasses.replace(result(1), images=(picture,)), [b"hello"]),
+        (dataclasses.replace(result(1), attachments=(Attachment(name="a", data="aGVsbG8="),)), [b"hello"]),
         (File(call=domain.CallRef(assistant=1, index=0), path="/a", before=b"\xff\0", after_hash=""), [b"\xff\0"]),
         (Prompt(system="Sýs", tools=(spec,), cwd="/", model="m"), ["Sýs".encode(), specs.encode()]),
     ]
     for body, blobs in cases:
         assert list(encode(body).blobs.values()) == blobs
+        assert read_back(body) == body
+    odd = dataclasses.replace(result(1), attachments=(Attachment(name="a", uri="u", data="no base64!"),))
+    assert read_back(odd) == odd
 
 
 @pytest.mark.parametrize("character", ["x", "字"])

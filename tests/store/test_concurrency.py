@@ -303,8 +303,8 @@ async def main(path):
     number = 0
     while True:
         number += 1
-        seq = await store.enqueue("s1", (Text(text=f"prompt {{number}}"),), "u")
-        start = await store.take_turn("s1", seq, leaf=leaf)
+        await store.enqueue("s1", (Text(text=f"prompt {{number}}"),), "u")
+        start = await store.take_turn("s1", "u", leaf=leaf)
         leaf = start.entries[-1].id
         tell(stored=leaf)
         for piece in range(3):

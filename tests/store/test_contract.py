@@ -75,7 +75,7 @@ async def test_every_method_that_names_a_session_says_when_there_is_none(store: 
         lambda: history(store, "gone"),
         lambda: store.enqueue("gone", (), "m"),
         lambda: store.queued("gone"),
-        lambda: store.take_turn("gone", 1, leaf=None),
+        lambda: store.take_turn("gone", "u", leaf=None),
         lambda: store.append("gone", leaf=None, turn=0, entries=[]),
         lambda: store.move_leaf("gone", leaf=None, to=None, reason="undo"),
         lambda: store.save_draft("gone", after_leaf=None, turn=1, message_id="m", text="x", thought=""),
@@ -86,7 +86,7 @@ async def test_every_method_that_names_a_session_says_when_there_is_none(store: 
         with pytest.raises(NoSuchSession):
             await attempt()
     await store.delete_session("gone")
-    await store.drop_prompt("gone", 1)
+    await store.drop_prompt("gone", "u")
     assert await store.entry(1) is None
     assert await store.entry(10**30) is None
 
@@ -257,9 +257,9 @@ async def test_any_text_can_be_stored_and_what_append_returns_is_what_is_read(st
     )
     mended = odd.replace("\ud800", "\ufffd").replace("\udc00", "\ufffd")
     expected = (Text(text=mended), *parts[1:4], Link(uri="file:///c", name=mended))
-    seq = await store.enqueue("s1", parts, "u1")
-    assert await store.queued("s1") == (QueuedPrompt(seq=seq, parts=expected, message_id="u1"),)
-    start = await store.take_turn("s1", seq, leaf=None, cut=7)
+    await store.enqueue("s1", parts, "u1")
+    assert await store.queued("s1") == (QueuedPrompt(parts=expected, message_id="u1"),)
+    start = await store.take_turn("s1", "u1", leaf=None, cut=7)
     assert start.entries[-1].body == User(parts=expected, message_id="u1", cut=7)
     stored = await add(store, "s1", PROMPT, replace(said(odd), opaque={"score": float("nan"), odd: [odd]}))
     assert stored[1].body == replace(
@@ -273,10 +273,9 @@ async def test_any_text_can_be_stored_and_what_append_returns_is_what_is_read(st
 
 async def test_a_prompt_waits_until_its_turn_is_taken(store: Store):
     await store.create_session(new_session())
-    first = await store.enqueue("s1", (Text(text="one"),), "u1")
-    second = await store.enqueue("s1", (Text(text="two"),), "u2")
-    assert second > first
-    start = await store.take_turn("s1", first, leaf=None)
+    await store.enqueue("s1", (Text(text="one"),), "u1")
+    await store.enqueue("s1", (Text(text="two"),), "u2")
+    start = await store.take_turn("s1", "u1", leaf=None)
     assert [(entry.body, entry.turn) for entry in start.entries] == [
         (User(parts=(Text(text="one"),), message_id="u1"), 1)
     ]
@@ -284,14 +283,14 @@ async def test_a_prompt_waits_until_its_turn_is_taken(store: Store):
     row = await store.session("s1")
     assert (row.state, row.has_prompt, row.owner) == ("running", True, row.owner)
     assert row.owner.startswith("process ")
-    assert await store.queued("s1") == (QueuedPrompt(seq=second, parts=(Text(text="two"),), message_id="u2"),)
+    assert await store.queued("s1") == (QueuedPrompt(parts=(Text(text="two"),), message_id="u2"),)
     await add(store, "s1", TurnEnd(stop="end_turn"), release=True)
     row = await store.session("s1")
     assert (row.state, row.owner) == ("idle", "")
-    await store.drop_prompt("s1", second)
+    await store.drop_prompt("s1", "u2")
     assert await store.queued("s1") == ()
-    with pytest.raises(ArgumentError, match=f"Prompt {second} no longer waits"):
-        await store.take_turn("s1", second, leaf=row.leaf)
+    with pytest.raises(ArgumentError, match="Prompt u2 no longer waits"):
+        await store.take_turn("s1", "u2", leaf=row.leaf)
     assert await store.session("s1") == row
 
 
@@ -309,11 +308,11 @@ async def test_one_turn_at_a_time_here_and_elsewhere(stores: Stores):
     await store.create_session(new_session())
     user = await begin(store, "s1", "hi")
     for someone in (store, other):
-        seq = await someone.enqueue("s1", (Text(text="too"),), "u2")
+        await someone.enqueue("s1", (Text(text="too"),), "u2")
         with pytest.raises(SessionBusy, match=r"busy: process \d+ on .+ is running a turn"):
-            await someone.take_turn("s1", seq, leaf=user.id)
-        assert [prompt.seq for prompt in await someone.queued("s1")] == [seq]
-        await someone.drop_prompt("s1", seq)
+            await someone.take_turn("s1", "u2", leaf=user.id)
+        assert [prompt.message_id for prompt in await someone.queued("s1")] == ["u2"]
+        await someone.drop_prompt("s1", "u2")
     with pytest.raises(SessionBusy):
         await other.append("s1", leaf=user.id, turn=1, entries=[New(body=said("x"))])
     assert ids((await other.open_session("s1")).entries) == [user.id]
@@ -323,8 +322,8 @@ async def test_a_turn_taken_after_others_wrote_says_that_the_leaf_moved(stores: 
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
     entries = await converse(other, "s1", "from elsewhere")
-    seq = await store.enqueue("s1", (Text(text="mine"),), "u")
-    start = await store.take_turn("s1", seq, leaf=None)
+    await store.enqueue("s1", (Text(text="mine"),), "u")
+    start = await store.take_turn("s1", "u", leaf=None)
     assert (start.moved, start.turn, start.entries[-1].parent) == (True, 2, entries[-1].id)
 
 
@@ -366,8 +365,8 @@ async def test_a_dead_turn_is_repaired_by_the_claim_of_the_next(stores: Stores):
     assert (await store.tail("s1")).row.state == "running"
     with pytest.raises(LeafMoved, match="Load it again"):
         await store.append("s1", leaf=user.id, turn=1, entries=[New(body=said("x"))])
-    seq = await store.enqueue("s1", (Text(text="more"),), "u2")
-    start = await store.take_turn("s1", seq, leaf=user.id)
+    await store.enqueue("s1", (Text(text="more"),), "u2")
+    start = await store.take_turn("s1", "u2", leaf=user.id)
     assert [(type(entry.body), entry.turn, entry.parent) for entry in start.entries] == [
         (TurnEnd, 1, user.id),
         (User, 2, start.entries[0].id),
@@ -397,9 +396,9 @@ async def test_a_prompt_left_between_arrival_and_turn_is_kept_but_never_run(stor
 async def test_a_prompt_of_the_living_is_not_repaired_away(stores: Stores):
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
-    seq = await store.enqueue("s1", (Text(text="hi"),), "u1")
+    await store.enqueue("s1", (Text(text="hi"),), "u1")
     assert (await other.open_session("s1")).entries == ()
-    assert [prompt.seq for prompt in await other.queued("s1")] == [seq]
+    assert [prompt.message_id for prompt in await other.queued("s1")] == ["u1"]
 
 
 async def test_only_the_newest_draft_at_the_leaf_becomes_an_answer(stores: Stores):

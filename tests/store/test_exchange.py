@@ -192,8 +192,8 @@ async def told(store: SqliteStore) -> None:
     await store.update_session(
         "s1", SessionChanges(permissions=({"tool": "shell"},), alias="cli:default", metadata={"k": 1})
     )
-    seq = await store.enqueue("s1", (Text(text="hi"), Image(data="aGVsbG8=", mime_type="image/png")), "u1")
-    start = await store.take_turn("s1", seq, leaf=None)
+    await store.enqueue("s1", (Text(text="hi"), Image(data="aGVsbG8=", mime_type="image/png")), "u1")
+    start = await store.take_turn("s1", "u1", leaf=None)
     (asked,) = await add(store, "s1", said("look", calls=1), turn=start.turn)
     call = CallRef(assistant=asked.id, index=0)
     stored = await add(

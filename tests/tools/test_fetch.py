@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from crow.tools.page import page_text
 from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
 from tests.tools.conftest import OpenBox
 
+PICTURE = b"\x89PNG\r\n\x1a\n"
 PAGE = "<!doctype html><title>Nests</title><p>Twigs &amp; <b>string</b>.</p>"
 
 
@@ -33,7 +35,17 @@ class Web(BaseHTTPRequestHandler):
             case "/gone":
                 self._give(404, "text/plain", b"no such page")
             case "/picture":
-                self._give(200, "image/png", b"\x89PNG")
+                self._give(200, "image/png", PICTURE)
+            case "/no-picture":
+                self._give(200, "image/png", b"<svg/>")
+            case "/charset":
+                self._give(200, "text/plain; charset=idna", b"xn--")
+            case "/half":
+                self._give(200, "application/json", b'{"a":"\\ud800"}')
+            case "/meta":
+                self._give(200, "text/html", b'<meta charset="windows-1252"><p>\x93hi\x94')
+            case "/tangled":
+                self._give(200, "text/html", b"<p>It begins</p>" + b"<!--" * 200_000)
             case "/program":
                 self._give(200, "application/octet-stream", b"\0\1\2")
             case "/large":
@@ -101,9 +113,29 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
         "round": ("fetch: URL/round was redirected more than 5 times", True),
         "host": (url.removeprefix("http://"), False),
     }
-    assert said["picture"].images == (Image(data="iVBORw==", mime_type="image/png"),)
+    assert said["picture"].images == (Image(data=base64.b64encode(PICTURE).decode(), mime_type="image/png"),)
     assert said["near"].raw_output == {"url": f"{url}/page", "status": 200, "media_type": "text/html"}
     assert large.text.endswith(f"x\n[the first {MOST_BYTES:,} bytes end here]")
+
+
+async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("crow.tools.page.PARSED_S", 0.1)
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            said = {
+                name: await box.run("fetch", url=f"{url}/{name}")
+                for name in ("no-picture", "charset", "half", "meta", "tangled")
+            }
+    tangled = said.pop("tangled").text
+    assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
+        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and pictures can be read",
+        "charset": "xn--",
+        "half": '{\n "a": "?"\n}',
+        "meta": "“hi”",
+    }
+    assert said["no-picture"].images == ()
+    assert tangled.startswith("It begins")
+    assert tangled.endswith("[what follows could not be read within 0.1 s]")
 
 
 async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox):

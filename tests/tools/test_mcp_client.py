@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.domain.entries import Announcement
+from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
 from crow.tools import HttpServer, Offer, Outcome, Ports, ServerStatus, StdioServer, builtin
 from crow.tools.mcp_client import open_toolbox
@@ -64,7 +64,17 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox):
         "picture": Outcome(text="(a picture)", images=(Image(data="iVBORw0KGgo=", mime_type="image/png"),)),
         "table": Outcome(text='{\n  "rows": [\n    1,\n    2\n  ]\n}', raw_output={"rows": [1, 2]}),
         "links": Outcome(
-            text="[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]"
+            text=(
+                "[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
+                "[file:///c.zip, application/zip, 3 bytes: not shown]\n"
+                "[a picture, image/png, 3 bytes: of a kind that models cannot see]"
+            ),
+            attachments=(
+                Attachment(name="b", uri="file:///b.txt"),
+                Attachment(name="sound", mime_type="audio/wav", data="AAAA"),
+                Attachment(name="file:///c.zip", uri="file:///c.zip", mime_type="application/zip", data="AAAA"),
+                Attachment(name="picture", mime_type="image/png", data="AAAA"),
+            ),
         ),
     }
     assert liar.is_error

@@ -12,7 +12,7 @@ from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationK
 from crow.domain.entries import Announcement, CallRef
 from crow.domain.messages import ToolCall
 from crow.tools import Offer, Outcome, ServerOptions, ServerStatus
-from crow.tools.mcp_sieve import schema_fault
+from crow.tools.mcp_sieve import schema_fault, tool_fault
 from tests.tools.conftest import Box, OpenBox, call, stdio
 
 QUESTION = FormQuestion(
@@ -106,6 +106,21 @@ def test_what_a_provider_would_refuse_is_found_in_a_schema(schema: object):
 def test_what_json_schema_allows_is_let_pass():
     assert (
         schema_fault({"type": "object", "properties": {"a": True, "b": {"items": [{"type": "null"}, False]}}}) is None
+    )
+
+
+async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
+    open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.tools.mcp_client.OFFERED_CHARS", 400)
+    async with open_box(stdio("various.py", "many")) as box:
+        await box.toolbox.wait_ready(10)
+        offered = [spec.name for spec in box.toolbox.specs() if "__" in spec.name or spec.name.endswith("_tools")]
+    assert offered[:2] == ["find_tools", "srv__get_weather"]
+    assert 2 < len(offered) < 10
+    giant = {"type": "object", "description": "x" * 100_000}
+    assert tool_fault({"name": "a", "inputSchema": giant}) == (
+        "its inputSchema has 100,037 characters, more than 50,000, and would fill the model's context"
     )
 
 

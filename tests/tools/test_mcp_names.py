@@ -24,6 +24,13 @@ def test_names_that_would_meet_are_told_apart_by_a_hash():
     )
 
 
+def test_a_tool_named_as_anothers_hash_would_name_it_takes_nothing_from_it():
+    (_, bent) = tool_names("s", ["a b", "a.b"])
+    names = tool_names("s", ["a b", "a.b", bent.removeprefix("s__")])
+    assert len(set(names)) == 3
+    assert names[2] == bent
+
+
 def test_a_name_is_the_same_whatever_stands_beside_it_in_the_list():
     assert tool_names("s", ["b", "a"]) == tuple(reversed(tool_names("s", ["a", "b"])))
 

@@ -44,6 +44,18 @@ def test_what_would_change_nothing_is_refused(old: str, new: str, words: str):
     assert refused(CODE, old, new) == words
 
 
+def test_occurrences_that_overlap_are_several():
+    with pytest.raises(ArgumentError, match="occurs 2 times in a"):
+        replace("aaa\n", "aa", "b", every=False, name="a.txt")
+    assert replace("aaa\n", "aa", "b", every=True, name="a.txt").text == "ba\n"
+
+
+def test_new_lines_end_as_the_line_that_they_come_into():
+    mixed = "a\r\nb\nc"
+    ends = {old: replace(mixed, old, "x\ny", every=False, name="a.txt").text for old in "abc"}
+    assert ends == {"a": "x\r\ny\r\nb\nc", "b": "a\r\nx\ny\nc", "c": "a\r\nb\nx\ny"}
+
+
 def test_crlf_is_matched_by_lf_and_kept_in_what_is_new():
     assert once("a\r\nb\r\nc\r\n", "a\nb", "x\ny\nz").text == "x\r\ny\r\nz\r\nc\r\n"
     assert once("a\r\nb\r\n", "b", "x\ny").text == "a\r\nx\r\ny\r\n"

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -89,6 +90,29 @@ async def test_a_large_tree_is_summarised_by_directory(open_box: OpenBox, root: 
         "[601 files; directories with a count are not listed: name one with path, or use pattern]",
     ]
     assert len(flat.text.splitlines()) == 201
+
+
+@pytest.fixture
+def abyss(root: Path) -> Iterator[None]:
+    """Directories in directories, more than a program may recurse, and at last deeper than any path may be."""
+    here = os.getcwd()
+    os.chdir(root)
+    try:
+        for depth in range(1_040):
+            if depth in (3, 1_010, 1_039):
+                write(Path(), "n.txt", text="needle\n")
+            os.mkdir("d" if depth < 1_020 else "d" * 200)
+            os.chdir("d" if depth < 1_020 else "d" * 200)
+        yield
+    finally:
+        os.chdir(here)
+        subprocess.run(["rm", "-r", str(root / "d")], check=True)  # too deep for others
+
+
+async def test_a_tree_deeper_than_any_path_is_searched_as_far_as_it_goes(open_box: OpenBox, abyss: None):
+    async with open_box() as box:
+        found = (await box.run("grep", pattern="needle")).text.splitlines()
+    assert found == [f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)]
 
 
 def test_where_even_directories_are_too_many_the_first_are_given():

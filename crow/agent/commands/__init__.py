@@ -2,25 +2,27 @@
 
 Strategy: a prompt whose text begins with a known name is a command; it claims the turn like a prompt, is stored with
 its answer, and the model never sees it. An unknown name is a prompt like any other, since paths begin with a slash
-too. One file per theme gives its rows to the one table here.
+too. Here is what every session offers from its first moment; what commands do is in `answering` and one file per theme,
+and is imported with the first one that is typed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crow.agent.commands.choosing import CHOOSING_COMMANDS
-from crow.agent.commands.context import CONTEXT_COMMANDS
-from crow.agent.commands.desk import CommandSpec, Desk
-from crow.agent.commands.looking import LOOKING_COMMANDS
-from crow.agent.commands.naming import NAMING_COMMANDS
-from crow.agent.commands.permissions import PERMISSION_COMMANDS
-from crow.agent.commands.places import PLACE_COMMANDS
-from crow.agent.commands.tools import TOOL_COMMANDS
-from crow.agent.commands.walk import WALK_COMMANDS
-from crow.domain.errors import ArgumentError
+__all__ = ["COMMANDS", "OPTIONS_HINT", "PLACE_HINT", "CommandSpec", "Typed", "parse"]
 
-__all__ = ["COMMANDS", "CommandSpec", "Desk", "Typed", "answer", "help_text", "parse"]
+PLACE_HINT = "prompt number | label | #entry"
+OPTIONS_HINT = "files | keep, summary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec:
+    """A command as it is offered; `hint` describes its argument, empty if it takes none."""
+
+    name: str
+    description: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,44 +38,46 @@ def parse(text: str) -> Typed | None:
     if not text.startswith("/"):
         return None
     name, *rest = text[1:].split(maxsplit=1)[:2] or [""]
-    if name not in BY_NAME or not text.startswith(f"/{name}"):
+    if name not in NAMES or not text.startswith(f"/{name}"):
         return None
     return Typed(name=name, argument=rest[0].strip() if rest else "")
 
 
-async def answer(desk: Desk, typed: Typed) -> str:
-    """Run it; what is told to the user."""
-    try:
-        return await BY_NAME[typed.name].run(desk, typed.argument)
-    except ArgumentError as error:
-        return str(error)
-
-
-def help_text() -> str:
-    """The list of commands, in Markdown."""
-    return "\n".join(
-        f"- `/{spec.name}{f' [{spec.hint}]' if spec.hint else ''}`: {spec.description}" for spec in COMMANDS
-    )
-
-
-async def show_help(_: Desk, argument: str) -> str:
-    found = BY_NAME.get(argument.removeprefix("/"))
-    if argument and found is None:
-        raise ArgumentError(
-            f"There is no command /{argument.removeprefix('/')}. These are the commands:\n{help_text()}"
-        )
-    return help_text() if found is None else f"`/{found.name} {found.hint}`: {found.description}"
-
-
 COMMANDS = (
-    *WALK_COMMANDS,
-    *PLACE_COMMANDS,
-    *NAMING_COMMANDS,
-    *CONTEXT_COMMANDS,
-    *TOOL_COMMANDS,
-    *CHOOSING_COMMANDS,
-    *PERMISSION_COMMANDS,
-    *LOOKING_COMMANDS,
-    CommandSpec(name="help", description="List the commands", hint="a command", run=show_help),
+    CommandSpec(name="undo", description="Take back the last turn", hint=OPTIONS_HINT),
+    CommandSpec(name="redo", description="Go back to before the last undo or rewind", hint=OPTIONS_HINT),
+    CommandSpec(
+        name="rewind",
+        description="Go back to before a prompt, to a label, or to any entry",
+        hint=f"{PLACE_HINT}, {OPTIONS_HINT}",
+    ),
+    CommandSpec(name="retry", description="Ask the last prompt again, on a new branch", hint=OPTIONS_HINT),
+    CommandSpec(name="new", description="Begin anew; a named session's name moves to a new session"),
+    CommandSpec(name="clear", description="Begin anew in this session; nothing is deleted"),
+    CommandSpec(name="history", description="List the prompts of this branch, with labels", hint="all"),
+    CommandSpec(name="tree", description="List all branches, the ones left by undo included", hint="all"),
+    CommandSpec(name="label", description="Give this place a name to come back to", hint="name"),
+    CommandSpec(name="fork", description="Make a session of its own from here or a place", hint=PLACE_HINT),
+    CommandSpec(name="title", description="Show or set the session's title", hint="new title"),
+    CommandSpec(
+        name="compact",
+        description="Replace older messages by a summary to make room; nothing is deleted",
+        hint='what the summary should keep in particular, or "undo"',
+    ),
+    CommandSpec(name="context", description="Show what fills the context window"),
+    CommandSpec(
+        name="mcp", description="Show the MCP servers and how they are, or start them again", hint="restart [server]"
+    ),
+    CommandSpec(name="model", description="Show or choose the model", hint="a model"),
+    CommandSpec(name="mode", description="Show or choose the permission mode", hint="a mode"),
+    CommandSpec(
+        name="permissions",
+        description="Show what may run unasked and what may not, or change it for this session",
+        hint="allow RULE, deny RULE or forget NUMBER",
+    ),
+    CommandSpec(name="search", description="Search all sessions", hint="words"),
+    CommandSpec(name="usage", description="Show the tokens that this session used"),
+    CommandSpec(name="export", description="Write this session to a Markdown file", hint="a file in the workspace"),
+    CommandSpec(name="help", description="List the commands", hint="a command"),
 )
-BY_NAME = {spec.name: spec for spec in COMMANDS}
+NAMES = frozenset(spec.name for spec in COMMANDS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.desk import Desk, Handler
 from crow.agent.permission import MODES
 from crow.domain.errors import ArgumentError
 
@@ -48,7 +48,4 @@ def _choices(names: Sequence[str]) -> str:
     return f"Choose one of {', '.join(f'`{name}`' for name in names[:SHOWN])}{more}."
 
 
-CHOOSING_COMMANDS = (
-    CommandSpec(name="model", description="Show or choose the model", hint="a model", run=model),
-    CommandSpec(name="mode", description="Show or choose the permission mode", hint="a mode", run=mode),
-)
+CHOOSING_COMMANDS: Mapping[str, Handler] = {"model": model, "mode": mode}

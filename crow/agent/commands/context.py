@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from crow.agent.commands.desk import CommandSpec, Desk
-from crow.agent.compaction import breakdown, picture
+from collections.abc import Mapping
+
+from crow.agent.commands.desk import Desk, Handler
+from crow.agent.compaction.breakdown import breakdown, picture
 
 __all__ = ["CONTEXT_COMMANDS"]
 
@@ -20,12 +22,4 @@ async def context(desk: Desk, _: str) -> str:
     return picture(gauge.info.name, breakdown(desk.branch.projection, used), used, gauge.limits())
 
 
-CONTEXT_COMMANDS = (
-    CommandSpec(
-        name="compact",
-        description="Replace older messages by a summary to make room; nothing is deleted",
-        hint='what the summary should keep in particular, or "undo"',
-        run=compact,
-    ),
-    CommandSpec(name="context", description="Show what fills the context window", run=context),
-)
+CONTEXT_COMMANDS: Mapping[str, Handler] = {"compact": compact, "context": context}

@@ -13,13 +13,13 @@ from typing import TypeAlias
 
 from crow.agent import Client
 from crow.agent.branch import Branch
-from crow.agent.compaction import Compactor
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.permission import Rule
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
-__all__ = ["CommandSpec", "Desk", "FollowUp", "Handler"]
+__all__ = ["Desk", "FollowUp", "Handler"]
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
 """Goes on after the command's entry, which it is given, was stored and shown; how the turn ended."""
@@ -52,13 +52,3 @@ class Desk:
 
 Handler: TypeAlias = Callable[[Desk, str], Awaitable[str]]
 """The answer, in Markdown. :raises ~crow.domain.errors.ArgumentError: the argument; its words are the answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSpec:
-    """A command as it is offered; `hint` describes its argument, empty if it takes none."""
-
-    name: str
-    description: str
-    run: Handler
-    hint: str = ""

@@ -18,9 +18,8 @@ from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Reminder, StopReason
 from crow.domain.errors import ArgumentError
 
-__all__ = ["OPTIONS_HINT", "Leaving", "after_leaving", "leaving_from"]
+__all__ = ["Leaving", "after_leaving", "leaving_from"]
 
-OPTIONS_HINT = "files | keep, summary"
 DEADLINE_S = 120.0
 SUMMARY_TOKENS = 1_500
 SAID = ("user", "assistant", "tool", "reminder", "checkpoint")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
+from pathlib import Path
 
-from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.desk import Desk, Handler
+from crow.agent.commands.places import quoted
 from crow.agent.commands.transcript import transcript
 from crow.domain.errors import ArgumentError
 
@@ -43,7 +46,11 @@ async def export(desk: Desk, argument: str) -> str:
     path = desk.workspace.resolve(name)
     if not desk.workspace.contains(path):
         raise ArgumentError(f"{path} is outside the workspace; name a file inside {desk.workspace.cwd}.")
-    if (await desk.workspace.stat(path)).kind != "missing":
+    try:
+        found = await desk.workspace.stat(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if found.kind != "missing":
         raise ArgumentError(f"{path} exists already; name another file, such as `/export notes/session.md`.")
     pieces = []
     async for batch in desk.store.history(desk.branch.row.id):
@@ -53,14 +60,13 @@ async def export(desk: Desk, argument: str) -> str:
     try:
         await desk.workspace.write_text(path, text)
     except OSError as error:
-        raise ArgumentError(f"{path} could not be written: {error.strerror or error}") from error
+        raise unwritable(path, error) from error
     return f"Written to {path}."
 
 
-LOOKING_COMMANDS = (
-    CommandSpec(name="search", description="Search all sessions", hint="words", run=search),
-    CommandSpec(name="usage", description="Show the tokens that this session used", run=usage),
-    CommandSpec(
-        name="export", description="Write this session to a Markdown file", hint="a file in the workspace", run=export
-    ),
-)
+def unwritable(path: Path, error: OSError) -> ArgumentError:
+    """The error for a file that cannot be written."""
+    return ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}")
+
+
+LOOKING_COMMANDS: Mapping[str, Handler] = {"search": search, "usage": usage, "export": export}

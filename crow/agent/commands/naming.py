@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from crow.agent import new_session_id
-from crow.agent.commands.desk import CommandSpec, Desk
-from crow.agent.commands.places import PLACE_HINT, Place, place_named, quoted
+from crow.agent.commands.desk import Desk, Handler
+from crow.agent.commands.places import Place, place_named, quoted
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.store import SessionChanges
@@ -38,7 +40,4 @@ async def title(desk: Desk, argument: str) -> str:
     return f"The title is {quoted(wanted)} now."
 
 
-NAMING_COMMANDS = (
-    CommandSpec(name="fork", description="Make a session of its own from here or a place", hint=PLACE_HINT, run=fork),
-    CommandSpec(name="title", description="Show or set the session's title", hint="new title", run=title),
-)
+NAMING_COMMANDS: Mapping[str, Handler] = {"fork": fork, "title": title}

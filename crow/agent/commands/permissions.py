@@ -6,10 +6,10 @@ export or import. Rules of config.toml are shown, and changed there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.desk import Desk, Handler
 from crow.agent.permission import Rule, rule_text, rules_in, typed_rule
 from crow.domain.errors import ArgumentError
 from crow.store import SessionChanges
@@ -92,11 +92,4 @@ def verb_of(rule: Rule) -> str:
     return "allow" if rule.allow else "deny"
 
 
-PERMISSION_COMMANDS = (
-    CommandSpec(
-        name="permissions",
-        description="Show what may run unasked and what may not, or change it for this session",
-        hint="allow RULE, deny RULE or forget NUMBER",
-        run=permissions,
-    ),
-)
+PERMISSION_COMMANDS: Mapping[str, Handler] = {"permissions": permissions}

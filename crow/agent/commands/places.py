@@ -7,16 +7,16 @@ is shown can be typed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crow.agent.commands.desk import CommandSpec, Desk
+from crow.agent.commands.desk import Desk, Handler
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import ArgumentError
 from crow.store import Outline, Point, Tip
 
-__all__ = ["PLACE_COMMANDS", "PLACE_HINT", "Place", "on_path", "place_named", "quoted"]
+__all__ = ["PLACE_COMMANDS", "Place", "on_path", "place_named", "quoted"]
 
-PLACE_HINT = "prompt number | label | #entry"
 QUOTE_CHARS = 60
 LABEL_CHARS = 60
 LISTED = 50
@@ -129,8 +129,4 @@ def quoted(text: str) -> str:
     return f"“{line if len(line) <= QUOTE_CHARS else line[: QUOTE_CHARS - 1].rstrip() + '…'}”"
 
 
-PLACE_COMMANDS = (
-    CommandSpec(name="history", description="List the prompts of this branch, with labels", hint="all", run=history),
-    CommandSpec(name="tree", description="List all branches, the ones left by undo included", hint="all", run=tree),
-    CommandSpec(name="label", description="Give this place a name to come back to", hint="name", run=label),
-)
+PLACE_COMMANDS: Mapping[str, Handler] = {"history": history, "tree": tree, "label": label}

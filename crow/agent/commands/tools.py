@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from crow.agent.commands.desk import CommandSpec, Desk
+from collections.abc import Mapping
+
+from crow.agent.commands.desk import Desk, Handler
 from crow.domain.errors import ArgumentError
 from crow.tools import ServerStatus
 
@@ -41,11 +43,4 @@ def state_of(server: ServerStatus) -> str:
     return f"failed: {server.detail}" if server.state == "failed" else f"starting again, having failed: {server.detail}"
 
 
-TOOL_COMMANDS = (
-    CommandSpec(
-        name="mcp",
-        description="Show the MCP servers and how they are, or start them again",
-        hint="restart [server]",
-        run=mcp,
-    ),
-)
+TOOL_COMMANDS: Mapping[str, Handler] = {"mcp": mcp}

@@ -7,13 +7,14 @@ back the newest one that was not taken back yet, unless something was said since
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from crow.agent import new_message_id, new_session_id
-from crow.agent.commands.desk import CommandSpec, Desk
-from crow.agent.commands.leaving import OPTIONS_HINT, Leaving, after_leaving, leaving_from
-from crow.agent.commands.places import PLACE_HINT, on_path, place_named, quoted
+from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
+from crow.agent.commands.desk import Desk, Handler
+from crow.agent.commands.leaving import Leaving, after_leaving, leaving_from
+from crow.agent.commands.places import on_path, place_named, quoted
 from crow.domain.entries import Entry, StopReason, User
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
@@ -173,16 +174,11 @@ def quoted_prompt(entry: Entry) -> str:
     return quoted("\n".join(part.text for part in parts if isinstance(part, Text)))
 
 
-WALK_COMMANDS = (
-    CommandSpec(name="undo", description="Take back the last turn", hint=OPTIONS_HINT, run=undo),
-    CommandSpec(name="redo", description="Go back to before the last undo or rewind", hint=OPTIONS_HINT, run=redo),
-    CommandSpec(
-        name="rewind",
-        description="Go back to before a prompt, to a label, or to any entry",
-        hint=f"{PLACE_HINT}, {OPTIONS_HINT}",
-        run=rewind,
-    ),
-    CommandSpec(name="retry", description="Ask the last prompt again, on a new branch", hint=OPTIONS_HINT, run=retry),
-    CommandSpec(name="new", description="Begin anew; a named session's name moves to a new session", run=new),
-    CommandSpec(name="clear", description="Begin anew in this session; nothing is deleted", run=clear),
-)
+WALK_COMMANDS: Mapping[str, Handler] = {
+    "undo": undo,
+    "redo": redo,
+    "rewind": rewind,
+    "retry": retry,
+    "new": new,
+    "clear": clear,
+}

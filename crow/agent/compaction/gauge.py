@@ -8,6 +8,7 @@ endpoint shows of its window is kept with the endpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from crow.agent.branch import Branch
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
@@ -17,10 +18,10 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.llm import ModelInfo
+from crow.llm import EndpointMemory, ModelInfo
 from crow.store import SessionChanges
 
-__all__ = ["Gauge"]
+__all__ = ["Gauge", "gauge_on"]
 
 UNKNOWN_FIXED = 6_000
 """Tokens assumed of system message and tools before there is a prompt entry; a sixth of a small window."""
@@ -126,3 +127,13 @@ class Gauge:
         reported = believed_input(newest, info.endpoint, calibration) if newest else None
         if reported is not None:
             await self._window.answered(info, reported)
+
+
+async def gauge_on(
+    branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, memory: EndpointMemory
+) -> Gauge:
+    """The gauge of a session's branch; `settings` hold unless the session was told otherwise."""
+    window = Window(memory)
+    await window.look_up(info())
+    auto = branch.row.config.get("auto_compact")
+    return Gauge(branch, info, replace(settings, auto=auto) if isinstance(auto, bool) else settings, window)

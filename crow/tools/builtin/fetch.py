@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import anyio.to_thread
 
@@ -17,12 +18,13 @@ from crow.domain.messages import Image, ToolSpec
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 from crow.tools.page import page_text
+from crow.tools.pictures import PICTURE_BYTES, picture_type
 from crow.tools.web import MOST_BYTES, Document, get, plain_url
 
 __all__ = ["FETCH"]
 
-PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-PICTURE_BYTES = 3_000_000
+PAGES = ("text/html", "application/xhtml+xml")
+META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 TEXTS = ("application/json", "application/xml", "application/javascript", "application/x-ndjson", "application/toml")
 
 
@@ -38,8 +40,9 @@ async def run(running: Running, args: Arguments) -> Outcome:
             text=f"{document.url} is redirected to another host: {document.moved_to}. Fetch that, if it is wanted."
         )
     raw = {"url": document.url, "status": document.status, "media_type": document.media}
-    if document.media in PICTURES and len(document.data) <= PICTURE_BYTES and not document.is_cut:
-        picture = Image(data=base64.b64encode(document.data).decode("ascii"), mime_type=document.media)
+    media = picture_type(document.data[:16])
+    if media is not None and len(document.data) <= PICTURE_BYTES:
+        picture = Image(data=base64.b64encode(document.data).decode("ascii"), mime_type=media)
         return Outcome(text="(a picture)", images=(picture,), raw_output=raw)
     text = await anyio.to_thread.run_sync(document_text, document)
     if document.is_cut:
@@ -58,11 +61,18 @@ def document_text(document: Document) -> str:
         raise ArgumentError(
             f"fetch: {document.url} is {media or 'binary'} ({size}); only text and pictures can be read"
         )
+    told = META_CHARSET.search(data[:2_048])
+    charset = document.charset or (told[1].decode("ascii") if told and media in PAGES else "utf-8")
     try:
-        text = data.decode(document.charset or "utf-8", "replace")
-    except LookupError:
+        text = data.decode(charset, "replace")
+    except (LookupError, UnicodeError):
         text = data.decode("utf-8", "replace")
-    if media in ("text/html", "application/xhtml+xml") or (not media and text.lstrip()[:9].lower() == "<!doctype"):
+    return shaped(text.removeprefix("\ufeff"), media).encode("utf-8", "replace").decode("utf-8")
+
+
+def shaped(text: str, media: str) -> str:
+    """The text of a document as it is best read; half surrogate pairs, as of escapes in JSON, may be in it."""
+    if media in PAGES or (not media and text.lstrip()[:9].lower() == "<!doctype"):
         return page_text(text)
     if media == "application/json" and "\n" not in text.strip():
         try:

@@ -20,6 +20,7 @@ from crow.tools import FileStat, Offer, Outcome, Workspace
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, regular_file
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 from crow.tools.builtin.window import Window
+from crow.tools.pictures import PICTURE_BYTES, picture_type
 
 __all__ = ["READ_FILE"]
 
@@ -29,14 +30,6 @@ LINE_CHARS = 2_000
 PIECE_BYTES = 4_000_000
 SNIFFED_CHARS = 8_192
 SNIFFED_BYTES = 16
-PICTURE_BYTES = 3_000_000
-PICTURES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"RIFF", "image/webp"),
-)
 WIDE = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -120,14 +113,6 @@ async def part_of_huge(workspace: Workspace, stat: FileStat, name: str, line: in
     else:
         shown.append(f"[the file of {stat.size:,} bytes ends here, with line {last}]")
     return with_remark(shown)
-
-
-def picture_type(head: bytes) -> str | None:
-    """The media type of a picture that models take, by how its file begins; None for anything else."""
-    for start, media in PICTURES:
-        if head.startswith(start) and (media != "image/webp" or head[8:12] == b"WEBP"):
-            return media
-    return None
 
 
 async def read_picture(workspace: Workspace, path: Path, stat: FileStat, media: str) -> Outcome:

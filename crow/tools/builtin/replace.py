@@ -52,11 +52,13 @@ def replace(text: str, old: str, new: str, *, every: bool, name: str) -> Replace
         raise ArgumentError("edit_file: old_text and new_text are the same; nothing would change")
     for wanted, given in spellings(text, old, new):
         count = text.count(wanted)
-        if count > 1 and not every:
-            raise ArgumentError(too_many(text, wanted, count, name))
+        if not every and text.find(wanted, text.find(wanted) + 1) >= 0:  # occurrences that overlap are two as well
+            raise ArgumentError(too_many(text, wanted, max(2, count), name))
         if count:
-            line = text.count("\n", 0, text.index(wanted)) + 1
-            return Replaced(text=text.replace(wanted, given), count=count, line=line)
+            at = text.index(wanted)
+            line = text.count("\n", 0, at) + 1
+            is_lf = "\n" not in old and not every and line_end_at(text, at) == "\n"
+            return Replaced(text=text.replace(wanted, new if is_lf else given), count=count, line=line)
     return replace_loosely(text, old, new, name)
 
 
@@ -66,6 +68,13 @@ def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
         return [(old, new)]
     with_crlf = (old.replace("\n", "\r\n"), re.sub(r"\r?\n", "\r\n", new))
     return [with_crlf, (old, new)] if "\n" in old else [(old, with_crlf[1])]
+
+
+def line_end_at(text: str, at: int) -> str:
+    """How the line at `at` ends; the last one, how the one before it does."""
+    end = text.find("\n", at)
+    end = end if end >= 0 else text.rfind("\n", 0, at)
+    return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
 
 
 def too_many(text: str, wanted: str, count: int, name: str) -> str:

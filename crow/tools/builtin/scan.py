@@ -120,15 +120,32 @@ def size_in(status: os.stat_result) -> int:
 
 
 def walk(top: str) -> Iterator[str]:
-    """Files below `top`, without the directories that hold what tools made."""
-    count = 0
-    for directory, subdirectories, files in os.walk(top):
-        subdirectories[:] = sorted(name for name in subdirectories if name not in SKIPPED)
-        for name in files:
-            yield os.path.normpath(os.path.join(directory, name))
-            count += 1
-            if count >= WALKED_FILES:
-                return
+    """Files below `top`, without the directories that hold what tools made; however deep it is."""
+    count, waiting = 0, [top]
+    while waiting:
+        directory = waiting.pop()
+        try:
+            with os.scandir(directory) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:  # not allowed, gone, or its path is longer than the system takes
+            continue
+        prefix = "" if directory == "." else f"{directory}/"
+        for entry in entries:
+            if not leads_to_directory(entry):
+                yield prefix + entry.name
+                count += 1
+                if count >= WALKED_FILES:
+                    return
+        below = [prefix + entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        waiting += [name for name in reversed(below) if name.rpartition("/")[2] not in SKIPPED]
+
+
+def leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def glob_expression(pattern: str) -> str:

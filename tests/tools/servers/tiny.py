@@ -49,11 +49,14 @@ def call(params, meta):
             return {"content": [], "structuredContent": {"n": "one"}}
         case "links":
             inside = {"uri": "file:///a.txt", "text": "inside"}
+            packed = {"uri": "file:///c.zip", "mimeType": "application/zip", "blob": "AAAA"}
             return {
                 "content": [
                     {"type": "resource_link", "uri": "file:///b.txt", "name": "b", "description": "the other"},
                     {"type": "resource", "resource": inside},
                     {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+                    {"type": "resource", "resource": packed},
+                    {"type": "image", "data": "AAAA", "mimeType": "image/png"},
                 ]
             }
         case "count":

@@ -1,7 +1,8 @@
 """An MCP server over standard streams that does what few do; the first argument says what.
 
 `asks`: its tool puts a question to the user. `faulty`: one tool of two cannot be offered. `many`: a hundred tools.
-`listens`: it speaks only the newer protocol, and its tool adds another one.
+`listens`: it speaks only the newer protocol, and its tool adds another one. `prompts`: it has prompts, and filling in
+`more` adds one.
 """
 
 import json
@@ -29,7 +30,18 @@ TOOLS = {
         for thing in ("weather", "invoice", *(f"thing{number}" for number in range(98)))
     ],
     "listens": [{"name": "more", "inputSchema": ANY}],
+    "prompts": [],
 }[how]
+PROMPTS = [
+    {
+        "name": "review.file",
+        "description": "Review\n  a file",
+        "arguments": [{"name": "path", "required": True}, {"name": "focus"}],
+    },
+    {"name": "review file", "title": "The other"},
+    *({"name": name} for name in ("talk", "all kinds", "empty", "refuse", "more", "wait")),
+]
+PICTURE = "iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 answers = {}
@@ -65,6 +77,37 @@ def call(name, arguments):
     return told(json.dumps(answers["q1"], sort_keys=True))
 
 
+def user(content, role="user"):
+    return {"role": role, "content": content}
+
+
+def fill(name, arguments):
+    match name:
+        case "review.file":
+            return [user({"type": "text", "text": f"say reviewed {json.dumps(arguments, sort_keys=True)}"})]
+        case "talk":
+            return [user({"type": "text", "text": "Hi."}), user({"type": "text", "text": "Hello."}, "assistant")]
+        case "all kinds":
+            file = {"uri": "file:///a.txt", "text": "inside", "mimeType": "text/plain"}
+            return [
+                user({"type": "text", "text": "look"}),
+                user({"type": "image", "data": PICTURE, "mimeType": "image/png"}),
+                user({"type": "resource", "resource": file}),
+                user({"type": "resource", "resource": {"uri": "file:///a.bin", "blob": "AAAA"}}),
+                user({"type": "resource_link", "uri": "file:///b.txt", "name": "b"}),
+                user({"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}),
+            ]
+        case "empty":
+            return [user({"type": "text", "text": " "})]
+        case "more":
+            PROMPTS.append({"name": "extra"})
+            send({"method": "notifications/prompts/list_changed"})
+            return [user({"type": "text", "text": "say more"})]
+        case "wait":
+            answered.wait(30)
+    return None
+
+
 def answer(message):
     global listener
     params = message.get("params") or {}
@@ -72,7 +115,7 @@ def answer(message):
     match message["method"]:
         case "initialize" if how != "listens":
             version = params["protocolVersion"]
-            capabilities = {"tools": {"listChanged": True}}
+            capabilities = {"tools": {"listChanged": True}, **({"prompts": {}} if how == "prompts" else {})}
             return {
                 "protocolVersion": version,
                 "capabilities": capabilities,
@@ -87,6 +130,11 @@ def answer(message):
             return ...
         case "tools/list":
             return {"tools": TOOLS, **(cache if how == "listens" else {})}
+        case "prompts/list":
+            return {"prompts": PROMPTS}
+        case "prompts/get":
+            messages = fill(params["name"], params.get("arguments"))
+            return None if messages is None else {"messages": messages}
         case "tools/call":
             return call(params["name"], params.get("arguments"))
     return None

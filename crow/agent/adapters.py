@@ -1,0 +1,68 @@
+"""What a session is made of: the adapters that it is given, as protocols, and what the configuration says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.permission import Rule
+from crow.llm import Model, ModelInfo
+from crow.store import Store
+from crow.tools import McpServer, Ports, Toolbox, Workspace
+from crow.tools.prompts import ServerPrompts
+
+if TYPE_CHECKING:
+    from crow.agent.compaction.hooks import Hooks
+    from crow.agent.templates import Template
+
+__all__ = ["Adapters", "OpenToolbox", "SessionSettings", "WaitableToolbox"]
+
+
+class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
+    """A toolbox whose servers start in the background."""
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every server is ready or has failed, at most so long."""
+        ...
+
+
+class OpenToolbox(Protocol):
+    """Opens a session's tools; entered and left in the session's task. `on_change` is told when a server became ready,
+    failed, or changed what it offers."""
+
+    def __call__(
+        self,
+        workspace: Workspace,
+        ports: Ports,
+        servers: Sequence[McpServer],
+        *,
+        on_change: Callable[[], Awaitable[None]],
+    ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What the configuration says about sessions."""
+
+    steps_per_turn: int
+    compaction: CompactionSettings
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
+    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything."""
+
+    store: Store
+    load: Callable[[], Awaitable[None]]
+    model: Callable[[str], Awaitable[Model]]
+    info: Callable[[str], ModelInfo]
+    open_toolbox: OpenToolbox
+    settings: SessionSettings
+    models: Sequence[str] = ()
+    templates: Callable[[], Sequence[Template]] = tuple
+    hooks: Callable[[], Hooks] | None = None

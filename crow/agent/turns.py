@@ -1,0 +1,221 @@
+"""What a session does when a prompt or a command has its turn: everything that only then is needed.
+
+Strategy: imported with the first of them, together with the packages that they need anyway. What can be looked up
+without writing (skills, AGENTS.md, the window) is looked up while the store still flushes the prompt. Knows the
+session's parts, never the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from crow.agent import Client, new_message_id
+from crow.agent.adapters import Adapters, WaitableToolbox
+from crow.agent.asking import Permissions
+from crow.agent.branch import Branch
+from crow.agent.briefing import Briefing
+from crow.agent.choices import set_mode, set_model
+from crow.agent.commands import Typed
+from crow.agent.commands.answering import answer
+from crow.agent.commands.desk import Desk
+from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.gauge import Gauge, gauge_on
+from crow.agent.compaction.hooks import Hooks
+from crow.agent.delegate import SubAgents
+from crow.agent.server_prompts import CalledPrompt, filled
+from crow.agent.toolset import Toolset
+from crow.agent.turn import Turn
+from crow.agent.unstored import Unstored
+from crow.agent.waiter import Waiter
+from crow.domain.entries import Command, NewEntry, StopReason, TurnEnd, User
+from crow.domain.errors import ArgumentError, ToolServerError
+from crow.domain.messages import Part
+from crow.llm import Model
+from crow.tools import McpServer, Workspace
+
+__all__ = ["Turns"]
+
+SERVER_GRACE_S = 1.0
+
+
+class Turns:
+    """Runs prompts and commands on one branch. `turn` is the one that runs.
+
+    `cut` says how much of a long prompt the model may see, `name` gives the session a title if it has none, `move`
+    stands it on another entry, `want_tools` has the tools opened.
+    """
+
+    def __init__(
+        self,
+        adapters: Adapters,
+        client: Client,
+        workspace: Workspace,
+        servers: Sequence[McpServer],
+        branch: Branch,
+        unstored: Unstored,
+        *,
+        cut: Callable[[Sequence[Part]], Awaitable[int | None]],
+        name: Callable[[], Awaitable[None]],
+        move: Callable[[int | None, str], Awaitable[None]],
+        want_tools: Callable[[], None],
+    ) -> None:
+        self.turn: Turn | None = None
+        self.briefing = Briefing(branch)
+        self.tools = Toolset(adapters, client, workspace, servers, branch, want=want_tools)
+        self._adapters = adapters
+        self._client = client
+        self._workspace = workspace
+        self._branch = branch
+        self._unstored = unstored
+        self._cut = cut
+        self._name = name
+        self._move = move
+        self._hooks = adapters.hooks() if adapters.hooks is not None else Hooks()
+        self._permissions = Permissions(branch, client, adapters.settings.rules)
+        self.tools.delegate = self._delegate = SubAgents(
+            store=adapters.store,
+            parent=branch,
+            client=client,
+            log=self.tools.log,
+            permissions=self._permissions,
+            model=adapters.model,
+            compactor=self._make_compactor,
+            steps=adapters.settings.steps_per_turn,
+        )
+        self._glance = Glance()
+
+    @property
+    def sub_agents(self) -> Sequence[str]:
+        """The sessions of sub-agents that run now."""
+        return tuple(self._delegate.running)
+
+    def look(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Begin to look up what the next turn needs, if the tools are open."""
+        toolbox = self.tools.opened()
+        if toolbox is not None:
+            self._glance = Glance()
+            tasks.start_soon(self._look, toolbox, self._glance)
+
+    def look_away(self) -> None:
+        """Nobody needs what is being looked up."""
+        self._glance.scope.cancel()
+        self._glance = Glance()
+
+    async def run(self) -> StopReason:
+        """Answer the prompt that stands at the end of the branch."""
+        compactor, toolbox = await self._prepare()
+        steps, most = self._adapters.settings.steps_per_turn, self._branch.row.config.get("max_turns")
+        self.turn = Turn(
+            self._branch,
+            compactor,
+            toolbox,
+            steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
+            briefing=self.briefing,
+            permissions=self._permissions,
+        )
+        return await self.turn.run()
+
+    async def run_called(self, waiter: Waiter, typed: CalledPrompt) -> StopReason:
+        """Prompt with what a server makes of `/server:prompt`; with the words as they are where no server has it."""
+        prompt = User(parts=tuple(waiter.parts), message_id=waiter.message_id)
+        try:
+            parts = await filled(await self.tools.toolbox(), typed, waiter.parts)
+        except (ArgumentError, ToolServerError) as error:
+            body = Command(text=waiter.text, answer=str(error), message_id=waiter.message_id)
+            await self._branch.record([NewEntry(body=body)])
+            await self._adapters.store.drop_prompt(self._branch.row.id, waiter.message_id)
+            return "end_turn"
+        except BaseException:
+            self._unstored.keep([NewEntry(body=prompt)])  # what the user said stays in the history
+            raise
+        return await self._run_prompt(replace(prompt, parts=parts, cut=await self._cut(parts)))
+
+    async def run_command(self, text: str, typed: Typed) -> StopReason:
+        """Answer a slash command, typed as `text`."""
+
+        async def compactor() -> Compactor:
+            return (await self._prepare())[0]
+
+        desk = Desk(
+            branch=self._branch,
+            store=self._adapters.store,
+            client=self._client,
+            workspace=self._workspace,
+            models=self._adapters.models,
+            rules=self._adapters.settings.rules,
+            compactor=compactor,
+            set_mode=partial(set_mode, self._branch),
+            set_model=partial(set_model, self._branch),
+            move=self._move,
+            run_prompt=self._run_prompt,
+            toolbox=self.tools.toolbox,
+        )
+        body = Command(text=text, answer=await answer(desk, typed), message_id=new_message_id())
+        (entry,) = await self._branch.record([NewEntry(body=body)])
+        return "end_turn" if desk.follow_up is None else await desk.follow_up(entry)
+
+    def leave(self, end: TurnEnd) -> Turn | None:
+        """The turn is over: keep its end and what is left of it, to be stored. The turn, whose tools may still run."""
+        turn, self.turn = self.turn, None
+        left = [*turn.leftover(), *turn.unseen()] if turn is not None else []
+        self._unstored.keep([*left, NewEntry(body=end)])
+        return turn
+
+    async def _run_prompt(self, prompt: User) -> StopReason:
+        await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
+        await self._name()
+        return await self.run()
+
+    async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
+        """What a turn and a compaction need: a model that can be asked, open tools, a prompt entry."""
+        await self._adapters.load()
+        model = await self._adapters.model(self._branch.row.model)
+        model.check()
+        toolbox = await self.tools.toolbox()
+        glance, self._glance = self._glance, Glance()
+        if not glance.is_taken:
+            await self._look(toolbox, glance)
+        await glance.done.wait()
+        if glance.failure is not None:
+            raise glance.failure
+        await self.tools.name_failed(toolbox.servers())
+        await self.briefing.begin_turn(toolbox.specs())
+        return await self._make_compactor(self._branch, model, self.briefing), toolbox
+
+    async def _look(self, toolbox: WaitableToolbox, glance: Glance) -> None:
+        glance.is_taken = True
+        try:
+            with glance.scope:
+                await toolbox.wait_ready(SERVER_GRACE_S)
+                await self.briefing.look(toolbox.servers(), toolbox.skills())
+        except Exception as error:  # noqa: BLE001  # the turn that needs it raises it
+            glance.failure = error
+        finally:
+            glance.done.set()
+
+    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
+        gauge: Gauge = await gauge_on(
+            branch, lambda: model.info, self._adapters.settings.compaction, self._adapters.store
+        )
+        other = gauge.settings.compact_model if gauge.settings.compact_model != branch.row.model else ""
+        helpers = Helpers(
+            fresh_prompt=briefing.fresh_prompt,
+            compact_model=await self._adapters.model(other) if other else None,
+            hooks=self._hooks,
+        )
+        return Compactor(gauge, model, helpers)
+
+
+class Glance:
+    """A look at the surroundings that a turn may wait for."""
+
+    def __init__(self) -> None:
+        self.is_taken = False
+        self.done = anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.failure: Exception | None = None

@@ -1,0 +1,35 @@
+"""A prompt that was given to a session, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+from crow.agent.commands import Typed
+from crow.domain.entries import StopReason
+from crow.domain.messages import Part
+
+if TYPE_CHECKING:
+    from crow.agent.server_prompts import CalledPrompt
+
+__all__ = ["Waiter"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiter:
+    """A prompt that somebody waits for, in the inbox under `message_id`; or a `command`, which is stored with its
+    answer. `called` is the prompt of a server that it may be. `ready`: its parts are whole, and it is being stored."""
+
+    parts: Sequence[Part]
+    text: str
+    message_id: str
+    command: Typed | None = None
+    called: CalledPrompt | None = None
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    cancelled: bool = False
+    stop: StopReason = "end_turn"
+    error: Exception | None = None
