@@ -20,7 +20,8 @@ TURN = {"select": 6, "insert": 7, "update": 4, "delete": 4}
 """Statements of a turn that calls nothing, by verb."""
 
 TURN_COMMITS = 5
-"""The prompt comes in; its turn is taken; the first piece is saved; the answer is stored; the end is stored."""
+"""The prompt comes in; its turn is taken; the first piece is saved; the answer is stored; the end is stored. What is
+saved while something is stored may share its flush."""
 
 STEP = {"select": 3, "insert": 4, "update": 5, "delete": 1}
 """What each step with one call adds."""
@@ -106,12 +107,11 @@ def made(directory: Path) -> Path:
 async def test_a_turn_and_a_step_take_the_same_statements_at_entry_100_and_at_10_000(tmp_path: Path) -> None:
     turn, step = await costs(made(tmp_path / "short"), 100)
     assert turn.statements <= Counter(TURN)
-    assert turn.commits <= TURN_COMMITS
     assert step.statements <= Counter(STEP)
-    assert step.commits <= STEP_COMMITS
     long_turn, long_step = await costs(made(tmp_path / "long"), 10_000)
-    assert (long_turn.statements, long_turn.commits) == (turn.statements, turn.commits)
-    assert (long_step.statements, long_step.commits) == (step.statements, step.commits)
+    assert (long_turn.statements, long_step.statements) == (turn.statements, step.statements)
+    assert max(turn.commits, long_turn.commits) <= TURN_COMMITS
+    assert max(step.commits, long_step.commits) <= STEP_COMMITS
     assert long_turn.steps <= turn.steps * 1.2 + 10
     assert long_step.steps <= step.steps * 1.2 + 10
 
