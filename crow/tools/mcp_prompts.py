@@ -51,16 +51,19 @@ class PromptShelf:
 
     async def keep(self, client: Client) -> None:
         """List what a new client's server has, and again with each change, until cancelled."""
-        self.known = anyio.Event()
-        while True:
-            self._changed = anyio.Event()
-            found = await self._look(client)
-            self.known.set()
-            if found != self.listed:
-                self.listed = found
-                if self._on_change is not None:
-                    await self._on_change()
-            await self._changed.wait()
+        try:
+            while True:
+                self._changed = anyio.Event()
+                found = await self._look(client)
+                self.known.set()
+                if found != self.listed:
+                    self.listed = found
+                    if self._on_change is not None:
+                        await self._on_change()
+                await self._changed.wait()
+        finally:
+            if self.known.is_set():  # who waits already waits for the next server's answer
+                self.known = anyio.Event()
 
     async def fill(self, client: Client, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :meth:`crow.tools.prompts.ServerPrompts.fill`."""

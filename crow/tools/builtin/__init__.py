@@ -49,11 +49,8 @@ TOOLS: Mapping[str, Builtin] = {
 SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
 """The built-in tools in their order."""
 
-LISTING = mcp.ListToolsResult(
-    tools=[
-        mcp.Tool(name=spec.name, description=spec.description, input_schema=dict(spec.input_schema)) for spec in SPECS
-    ]
-)
+# No descriptions and schemas: the toolbox has SPECS, calls are checked by `check`, and every session's client asks.
+LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=spec.name, input_schema={"type": "object"}) for spec in SPECS])
 
 
 async def offer(call: ToolCall, around: Around) -> Offer:
