@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 
+from benchmarks.rows import Row, arguments, report
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolSpec, UserMessage
 from crow.llm import Request
 from crow.llm.dialect import Dialect
@@ -21,14 +22,20 @@ ROUNDS = 5
 TOOL = ToolSpec(name="read_file", description="Read.", input_schema={"type": "object", "properties": {"path": {}}})
 
 
-def best_us(function: Callable[[], object], times: int) -> float:
-    """µs for one of `times` things that `function` does."""
+def times_us(function: Callable[[], object], times: int) -> list[float]:
+    """µs for one of `times` things that `function` does, in each round."""
     took = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
         function()
-        took.append(time.perf_counter() - started)
-    return min(took) / times * 1e6
+        took.append((time.perf_counter() - started) / times * 1e6)
+    return took
+
+
+def best(what: str, function: Callable[[], object], times: int, floor_us: float) -> Row:
+    """The best round counts: whatever else runs can only make it longer."""
+    took = times_us(function, times)
+    return Row(what, min(took), max(took), "µs", floor=floor_us)
 
 
 def chunk(delta: dict[str, object]) -> bytes:
@@ -54,23 +61,24 @@ def floor(events: list[str]) -> None:
         json.loads(event)
 
 
-def chunks() -> None:
+def chunks() -> list[Row]:
     kinds = {
         "text": {"content": " word"},
         "text, not ASCII": {"content": " wörd"},
         "reasoning": {"reasoning_content": " word"},
         "arguments": {"tool_calls": [{"index": 0, "function": {"arguments": "abc"}}]},
     }
-    print(f"{'parser and SSE, each chunk by itself':<44}{'µs a chunk':>12}{'json.loads':>12}")
+    rows = []
     for name, delta in kinds.items():
         piece = chunk(delta)
         first = chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "read_file"}}]})
         stream = [first, *[piece] * CHUNKS] if name == "arguments" else [piece] * CHUNKS
         events = [piece[6:-2].decode()] * CHUNKS
-        lowest = best_us(lambda events=events: floor(events), CHUNKS)
-        print(f"  {name:<42}{best_us(lambda stream=stream: read(stream), CHUNKS):>12.2f}{lowest:>12.2f}")
+        lowest = min(times_us(lambda events=events: floor(events), CHUNKS))
+        rows.append(best(f"parse a chunk: {name}", lambda stream=stream: read(stream), CHUNKS, lowest))
     burst = [b"".join([chunk(kinds["text"])] * CHUNKS)]
-    print(f"  {'text, in one read':<42}{best_us(lambda: read(burst), CHUNKS):>12.2f}")
+    lowest = min(times_us(lambda: floor([chunk(kinds["text"])[6:-2].decode()] * CHUNKS), CHUNKS))
+    return [*rows, best("parse a chunk: text, all in one read", lambda: read(burst), CHUNKS, lowest)]
 
 
 def conversation(messages: int) -> tuple[Message, ...]:
@@ -81,9 +89,9 @@ def conversation(messages: int) -> tuple[Message, ...]:
     return (*turns, UserMessage(parts=(Text(text="Next?"),)))
 
 
-def requests() -> None:
-    print(f"\n{'a request':<44}{'µs, first':>12}{'µs, next':>12}{'bytes':>12}{'µs, join':>12}")
-    for count in (10, 100, 1_000):
+def requests() -> list[Row]:
+    rows = []
+    for count in (10, 100, 1_000, 10_000):
         messages = conversation(count)
 
         def body(encoder: Encoder, messages: tuple[Message, ...] = messages) -> bytes:
@@ -93,12 +101,14 @@ def requests() -> None:
         kept = Encoder()
         size = len(body(kept))
         sent = kept.messages(messages, endpoint="here m", dialect=Dialect())
-        first = best_us(lambda body=body: body(Encoder()), 1)
-        later = best_us(lambda body=body, kept=kept: [body(kept) for _ in range(100)], 100)
-        join = best_us(lambda sent=sent: [b",".join(sent) for _ in range(100)], 100)
-        print(f"  {f'of {count:,} messages':<42}{first:>12.0f}{later:>12.1f}{size:>12,}{join:>12.1f}")
+        join = min(times_us(lambda sent=sent: [b",".join(sent) for _ in range(100)], 100))
+        what = f"encode a request of {count:,} messages ({size / 1e6:.2f} MB)"
+        rows += [
+            best(f"{what}, first", lambda body=body: body(Encoder()), 1, join),
+            best("  the next one", lambda body=body, kept=kept: [body(kept) for _ in range(100)], 100, join),
+        ]
+    return rows
 
 
 if __name__ == "__main__":
-    chunks()
-    requests()
+    report([*chunks(), *requests()], arguments(__doc__).parse_args().json)

@@ -1,6 +1,4 @@
-"""What survives compaction, and what it costs, without a language model.
-
-    python -m benchmarks.retention [seeds]
+"""What survives compaction, and what it costs, without a language model: `python -m benchmarks.retention [seeds]`.
 
 A scripted session plants a fact in every prompt, in the head, middle and tail of every tool output and at the start
 and end of every answer, and is compacted 1, 3 and 10 times by a summariser that only extracts the beginning of each
@@ -12,14 +10,17 @@ from __future__ import annotations
 
 import random
 import re
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import anyio
 
+from benchmarks.rows import Row, arguments, report
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.recall import BranchLog, text_of
@@ -356,7 +357,7 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:5.1f} %" if whole else "      –"
 
 
-def report(results: Sequence[Retention]) -> list[str]:
+def tables(results: Sequence[Retention]) -> list[str]:
     """The tables, and what failed."""
     columns: dict[int, list[Retention]] = {count: [] for count in COMPACTIONS}
     for result in results:
@@ -409,12 +410,43 @@ def print_costs(columns: dict[int, list[Retention]]) -> None:
         print(f"{name:<24}" + "".join(f"{cell:>22}" for cell in cells))
 
 
-async def main(seeds: int) -> int:
+def rows(results: Sequence[Retention]) -> list[Row]:
+    """What must survive and did not, and the cost beside the naive algorithm's."""
+    made = []
+    for count in COMPACTIONS:
+        column = [result for result in results if result.compactions == count]
+        after = f"after {count} compaction{'s' * (count > 1)}"
+        lost = {
+            "facts of the user not in view": [
+                found.planted - found.in_context
+                for each in column
+                for place, found in each.found.items()
+                if place == "user"
+            ],
+            "facts that recall does not find": [
+                found.planted - found.by_recall for each in column for found in each.found.values()
+            ],
+            "modified files not listed": [each.modified - each.modified_listed for each in column],
+            "covered entries that recall does not give": [each.covered - each.reached for each in column],
+        }
+        made += [Row(f"{after}: {what}", sum(each), max(each), "", 0) for what, each in lost.items()]
+        ratios = [each.crow.tokens / each.naive.tokens for each in column]
+        what = f"{after}: tokens sent, of the naive algorithm's"
+        made.append(Row(what, statistics.median(ratios), max(ratios), "×"))
+    return made
+
+
+async def main(seeds: int, file: Path | None) -> int:
     results = [await retention(count, seed) for count in COMPACTIONS for seed in range(seeds)]
-    failures = report(results)
+    failures = tables(results)
+    print()
+    report(rows(results), file)
     print("\n" + ("\n".join(f"FAILED: {failure}" for failure in failures) or "Everything that must survive did."))
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    sys.exit(anyio.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 10))
+    parser = arguments(__doc__)
+    parser.add_argument("seeds", nargs="?", type=int, default=10, help="sessions for each number of compactions")
+    options = parser.parse_args()
+    sys.exit(anyio.run(main, options.seeds, options.json))

@@ -8,7 +8,6 @@ row asks a real process.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -21,10 +20,10 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import ROOT, Row, arguments, flush_ms, report
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Prompt, TurnEnd, User
 from crow.domain.messages import Text, Usage
 from crow.store import NewSession
@@ -32,22 +31,8 @@ from crow.store.sqlite import SqliteStore
 
 __all__: Sequence[str] = ()
 
-ROOT = Path(__file__).parents[1]
 PER_CHECKPOINT = 400
 WORDS = "The nest is built of twigs, string and whatever else the wind has left. " * 4
-
-
-@dataclass(frozen=True)
-class Row:
-    """A figure; `limit` is what the median should stay below, None where only the ratio counts. `cpu`: what this
-    process computed meanwhile, which a busy machine and a slow disk do not change."""
-
-    what: str
-    median: float
-    worst: float
-    unit: str
-    limit: float | None = None
-    cpu: float | None = None
 
 
 def prompt() -> NewEntry:
@@ -102,13 +87,7 @@ async def timed(
 
 def flush_row(directory: Path) -> Row:
     """What the disk alone takes for one page: every write below is at least one of these."""
-    taken = []
-    with (directory / "page").open("wb", buffering=0) as file:
-        for _ in range(100):
-            since = time.perf_counter()
-            file.write(b"x" * 4096)
-            os.fdatasync(file.fileno())
-            taken.append((time.perf_counter() - since) * 1000)
+    taken = flush_ms(directory, 100)
     return Row("flush one page to this disk, for comparison", statistics.median(taken), max(taken), "ms")
 
 
@@ -312,18 +291,8 @@ async def measure(directory: Path, entries: int, sessions: int) -> list[Row]:
     return rows
 
 
-def show(rows: Sequence[Row]) -> None:
-    """As a table."""
-    print(f"{'':52} {'median':>10} {'worst':>10}      {'limit':>7} {'cpu':>8}")
-    for row in rows:
-        limit = "" if row.limit is None else f"{row.limit:g}"
-        cpu = "" if row.cpu is None else f"{row.cpu:.2f}"
-        print(f"{row.what:52} {row.median:10.2f} {row.worst:10.2f} {row.unit:4} {limit:>7} {cpu:>8}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the store.")
-    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON too")
+    parser = arguments(__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--sessions", type=int, default=10_000)
     options = parser.parse_args()
@@ -332,9 +301,7 @@ def main() -> None:
         rows = asyncio.run(measure(directory, options.entries, options.sessions))
     finally:
         shutil.rmtree(directory)
-    show(rows)
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    report(rows, options.json)
 
 
 if __name__ == "__main__":

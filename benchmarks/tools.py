@@ -7,13 +7,10 @@ median should stay below on a quiet machine; a floor is the same work done witho
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,6 +19,7 @@ from pathlib import Path
 
 import anyio
 
+from benchmarks.rows import Row, arguments, of_times, report
 from crow.agent.adapters import Adapters, SessionSettings
 from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.session import Session
@@ -56,12 +54,13 @@ def call(tool: str, /, **arguments: object) -> ToolCall:
     return ToolCall(id="c", name=tool, arguments=json.dumps(arguments))
 
 
+ROWS: list[Row] = []
+"""What was measured so far."""
+
+
 def row(what: str, times: Sequence[float], limit_ms: float | None, floor_ms: float | None = None) -> None:
-    """Print a line; times in seconds."""
-    median, worst = statistics.median(times) * 1e3, max(times) * 1e3
-    limit = "" if limit_ms is None else f"{limit_ms:g}"
-    floor = "" if floor_ms is None else f"{floor_ms:.1f}"
-    print(f"  {what:<52}{median:>11.2f}{worst:>11.2f}{limit:>9}{floor:>11}")
+    """Keep a row; times in seconds."""
+    ROWS.append(of_times(what, times, limit=limit_ms, floor=floor_ms))
 
 
 async def timed(times: int, work: Callable[[], Awaitable[object]]) -> list[float]:
@@ -185,7 +184,6 @@ async def search(files: int) -> None:
 
 
 async def main(files: int) -> None:
-    print(f"{'tools (ms)':<54}{'median':>11}{'worst':>11}{'limit':>9}{'floor':>11}")
     await steps("read_file", lambda index: call("read_file", path="a.txt", limit=index + 1), 5)
     await steps("shell", lambda index: call("shell", command=f"echo {index}"), 8)
     await small_calls()
@@ -194,6 +192,8 @@ async def main(files: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="benchmarks.tools")
+    parser = arguments(__doc__)
     parser.add_argument("--files", type=int, default=50_000, help="how many files grep searches")
-    asyncio.run(main(parser.parse_args(sys.argv[1:]).files))
+    options = parser.parse_args()
+    asyncio.run(main(options.files))
+    report(ROWS, options.json)

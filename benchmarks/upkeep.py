@@ -7,7 +7,6 @@ of commands are whole processes, from start to exit.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,7 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.store import ROOT, Row, answer, grow, show, timed
+from benchmarks.rows import ROOT, Row, arguments, report
+from benchmarks.store import answer, grow, timed
 from crow.domain.entries import Assistant, NewEntry, TurnEnd
 from crow.domain.messages import Text
 from crow.store import NewSession, Scope
@@ -140,7 +140,7 @@ async def measure(directory: Path, entries: int, sessions: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what is done with old sessions.")
+    parser = arguments(__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--sessions", type=int, default=1_000)
     options = parser.parse_args()
@@ -149,7 +149,7 @@ def main() -> None:
         rows = asyncio.run(measure(directory, options.entries, options.sessions))
     finally:
         shutil.rmtree(directory)
-    show(rows)
+    report(rows, options.json)
 
 
 if __name__ == "__main__":

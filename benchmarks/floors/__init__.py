@@ -1,0 +1,1 @@
+"""The smallest agents: what an agent costs at least. Programs, not modules."""

@@ -1,0 +1,80 @@
+"""What every scene of this benchmark needs: an endpoint, a scratch directory, agents to start.
+
+Crow and the floors are started alike, in an environment that holds nothing but where the endpoint is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.process.client import Agent
+from benchmarks.process.endpoint import Endpoint
+from benchmarks.rows import ROOT
+
+__all__ = ["FLOORS", "Bench"]
+
+FLOORS = ("raw", "sdk")
+"""The smallest agents: without any package, and on the SDKs; see `benchmarks/floors`."""
+
+FILES = 40
+
+
+class Bench:
+    """Starts agents in `directory`, which asks `endpoint`."""
+
+    def __init__(self, endpoint: Endpoint, directory: Path) -> None:
+        self.endpoint = endpoint
+        self.directory = directory
+        self._homes = 0
+        self.place = directory / "work"
+        self.place.mkdir()
+        for number in range(FILES):
+            (self.place / f"f{number}.txt").write_text(f"line of file {number}\n" * 100)
+
+    def home(self) -> Path:
+        """A fresh `CROW_HOME`."""
+        self._homes += 1
+        return self.directory / f"home{self._homes}"
+
+    def environment(self, home: Path) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "CROW_HOME": str(home),
+            "CROW_MODEL": "fake-model",
+            "OPENAI_BASE_URL": self.endpoint.base_url,
+            "OPENAI_API_KEY": "none",
+        }
+
+    def start(self, home: Path | None = None, *, floor: str | None = None) -> Agent:
+        """A process that was just started: crow, or a floor."""
+        command = (
+            ["-m", "crow", "acp"] if floor is None else [str(ROOT / "benchmarks" / "floors" / f"{floor}_agent.py")]
+        )
+        return Agent([sys.executable, *command], self.environment(home or self.home()), self.place)
+
+    @contextmanager
+    def session(
+        self, home: Path | None = None, *, floor: str | None = None, servers: Sequence[Mapping[str, object]] = ()
+    ) -> Iterator[tuple[Agent, str]]:
+        """An agent with a session that has had a turn, and in which nothing is asked."""
+        with self.start(home, floor=floor) as agent:
+            agent.initialize()
+            session = self.warm_session(agent, floor=floor, servers=servers)
+            agent.settle(0.05)
+            yield agent, session
+
+    def warm_session(
+        self, agent: Agent, *, floor: str | None = None, servers: Sequence[Mapping[str, object]] = ()
+    ) -> str:
+        """Another session, with its first turn behind it."""
+        _, session = agent.new_session(mcpServers=list(servers))
+        if floor is None:
+            agent.ask("session/set_mode", {"sessionId": session, "modeId": "auto"})
+        agent.prompt(session, "bench {}")
+        self.endpoint.wait()
+        return session

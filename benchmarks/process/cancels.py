@@ -1,0 +1,95 @@
+"""A person who stops a turn: how long until the prompt is answered, and endpoint and command are let go."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from contextlib import suppress
+
+from benchmarks.process.bench import Bench
+from benchmarks.process.client import Agent, Turn
+from benchmarks.process.endpoint import prompt
+from benchmarks.rows import Row, of_times
+
+__all__ = ["cancels"]
+
+ROUNDS = 7
+LIMIT_MS = 3
+
+
+def cancels(bench: Bench) -> list[Row]:
+    """While text streams, while a command runs, before the first token."""
+    floors = {}
+    with bench.session(floor="raw") as (agent, session):
+        floors["stream"] = [streaming(bench, agent, session)[0] for _ in range(ROUNDS)]
+        floors["wait"] = [waiting(bench, agent, session) for _ in range(ROUNDS)]
+    with bench.session() as (agent, session):
+        agent.settle(0.5)
+        streams = [streaming(bench, agent, session) for _ in range(ROUNDS)]
+        waits = [waiting(bench, agent, session) for _ in range(ROUNDS)]
+        tools = [running(bench, agent, session) for _ in range(ROUNDS)]
+    return [
+        of_times(
+            "cancel while text streams → cancelled",
+            [answered for answered, _ in streams],
+            limit=LIMIT_MS,
+            floor=statistics.median(floors["stream"]) * 1e3,
+        ),
+        of_times("  until the endpoint saw the connection closed", [closed for _, closed in streams]),
+        of_times(
+            "cancel before the first token → cancelled",
+            waits,
+            limit=LIMIT_MS,
+            floor=statistics.median(floors["wait"]) * 1e3,
+        ),
+        of_times("cancel while a command runs → cancelled", [answered for answered, _ in tools], limit=LIMIT_MS),
+        of_times("  until the command was gone", [gone for _, gone in tools]),
+    ]
+
+
+def cancelled(agent: Agent, turn: Turn) -> tuple[float, float]:
+    """When it was cancelled, and the seconds until the answer. :raises RuntimeError: it is another one."""
+    at = agent.notify("session/cancel", {"sessionId": turn.session})
+    agent.end(turn)
+    if turn.stop != "cancelled":
+        raise RuntimeError(f"The cancelled turn ended with {turn.stop}.")
+    return at, turn.answered - at
+
+
+def streaming(bench: Bench, agent: Agent, session: str) -> tuple[float, float]:
+    agent.settle(0.05)
+    turn = agent.begin(session, prompt(tokens=5000, rate=100))
+    agent.until(lambda: len(turn.lines) > 20)
+    at, took = cancelled(agent, turn)
+    return took, bench.endpoint.wait().last - at
+
+
+def waiting(bench: Bench, agent: Agent, session: str) -> float:
+    agent.settle(0.05)
+    turn = agent.begin(session, prompt(hang=True))
+    bench.endpoint.wait("asked")
+    agent.settle(0.1)
+    took = cancelled(agent, turn)[1]
+    bench.endpoint.wait()
+    return took
+
+
+def running(bench: Bench, agent: Agent, session: str) -> tuple[float, float]:
+    """The command writes its process id first."""
+    file = bench.place / "pid.txt"
+    file.unlink(missing_ok=True)
+    agent.settle(0.05)
+    command = '{"command": "echo $$ > pid.txt; exec sleep 60"}'
+    turn = agent.begin(session, prompt(calls=1, tool="shell", arguments=command))
+    agent.until(lambda: any(b'"in_progress"' in line for _, line in turn.lines))
+    while not file.exists() or not file.read_text().strip():
+        agent.settle(0.01)
+    agent.settle(0.1)
+    at, took = cancelled(agent, turn)
+    bench.endpoint.wait()
+    with suppress(ProcessLookupError):
+        while time.monotonic() < at + 10:
+            os.kill(int(file.read_text()), 0)
+            time.sleep(0.0005)
+    return took, time.monotonic() - at

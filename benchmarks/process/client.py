@@ -1,0 +1,220 @@
+"""An agent's process, driven line by line, with the time of every line.
+
+One thread and no SDK: what it costs here is a `select`, a `read` and a `json.loads` of the lines that are no update;
+updates are only looked at when the clock has stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Agent", "Turn"]
+
+UPDATE = b'"session/update"'
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Turn:
+    """One prompt: written at `sent`, its answer read at `answered`; `lines` are its updates with their times."""
+
+    session: str
+    request: int
+    sent: float
+    answered: float = 0.0
+    stop: str = ""
+    lines: list[tuple[float, bytes]] = field(default_factory=list)
+
+    def updates(self) -> list[tuple[float, dict[str, Any]]]:
+        """The updates with their times."""
+        return [(at, json.loads(line)["params"]["update"]) for at, line in self.lines]
+
+    def chunks(self) -> list[tuple[float, str]]:
+        """The text of the answer, as it came."""
+        return [
+            (at, update["content"]["text"])
+            for at, update in self.updates()
+            if update["sessionUpdate"] == "agent_message_chunk"
+        ]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.chunks())
+
+    def largest_gap(self) -> float:
+        """Seconds between two chunks of text."""
+        times = [at for at, _ in self.chunks()]
+        return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+
+
+class Agent:
+    """A running agent. `spawned` is when it was started."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+        self.cwd = cwd
+        self.spawned = time.monotonic()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd=cwd,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self._rest = b""
+        self._next = 0
+        self._answers: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._turns: dict[str, Turn] = {}
+
+    def initialize(self) -> float:
+        """Seconds from the start of the process to the answer."""
+        number = self._request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
+        return self._answer(number)[0] - self.spawned
+
+    def ask(self, method: str, params: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Seconds until the answer, and the answer. :raises RuntimeError: it is an error."""
+        since = time.monotonic()
+        at, result = self._answer(self._request(method, params))
+        return at - since, result
+
+    def new_session(self, **more: object) -> tuple[float, str]:
+        """Seconds, and the session's id."""
+        took, result = self.ask("session/new", {"cwd": str(self.cwd), "mcpServers": [], **more})
+        return took, result["sessionId"]
+
+    def begin(self, session: str, text: str) -> Turn:
+        """Send a prompt. Updates of the session are its updates until the next one."""
+        params = {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
+        self._turns[session] = turn = Turn(session, self._next + 1, time.monotonic())
+        self._request("session/prompt", params)
+        return turn
+
+    def end(self, turn: Turn) -> Turn:
+        """Wait for the answer. :raises RuntimeError: it is an error."""
+        turn.answered, result = self._answer(turn.request)
+        turn.stop = result["stopReason"]
+        return turn
+
+    def prompt(self, session: str, text: str) -> Turn:
+        """A whole turn. :raises RuntimeError: the answer is an error, or no `end_turn`."""
+        turn = self.end(self.begin(session, text))
+        if turn.stop != "end_turn":
+            raise RuntimeError(f"The turn ended with {turn.stop}.")
+        return turn
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> float:
+        """Send a notification; when."""
+        now = time.monotonic()
+        self._send({"method": method, "params": params})
+        return now
+
+    def listen(self, session: str) -> Turn:
+        """Take the session's updates from here on as those of a turn that nobody asked for."""
+        self._turns[session] = turn = Turn(session, 0, time.monotonic())
+        return turn
+
+    def until(self, holds: Callable[[], bool], timeout_s: float = 60) -> None:
+        """Read until `holds`."""
+        end = time.monotonic() + timeout_s
+        while not holds():
+            self._read(end - time.monotonic())
+
+    def settle(self, seconds: float) -> None:
+        """Read what comes, as a person who pauses."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            self.until(lambda: False, end - time.monotonic())
+
+    def cpu_s(self) -> float:
+        """What the process and the children it waited for have computed."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) * TICK_S
+
+    def memory_mb(self) -> float:
+        """Resident memory of the process."""
+        return self._status("VmRSS") / 1024
+
+    def wakeups(self) -> int:
+        """How often any of its threads has waited so far."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(self._status("voluntary_ctxt_switches", f"task/{task.name}/status") for task in tasks)
+
+    def close(self) -> float:
+        """Close stdin; seconds until the process has ended."""
+        assert self.process.stdin is not None
+        since = time.monotonic()
+        self.process.stdin.close()
+        while select.select([self._out], [], [], 30)[0] and os.read(self._out, 1 << 20):
+            pass
+        self.process.wait(30)
+        took = time.monotonic() - since
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return took
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.close()
+
+    def _status(self, name: str, file: str = "status") -> int:
+        for line in Path(f"/proc/{self.process.pid}/{file}").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+        raise RuntimeError(f"No {name} is known of the process.")
+
+    def _request(self, method: str, params: Mapping[str, Any]) -> int:
+        self._next += 1
+        self._send({"id": self._next, "method": method, "params": params})
+        return self._next
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        os.write(self._in, json.dumps({"jsonrpc": "2.0"} | dict(message)).encode() + b"\n")
+
+    def _answer(self, number: int) -> tuple[float, dict[str, Any]]:
+        self.until(lambda: number in self._answers)
+        at, message = self._answers.pop(number)
+        if "error" in message:
+            raise RuntimeError(f"The agent answered with an error: {message['error']}")
+        return at, message["result"]
+
+    def _read(self, timeout_s: float) -> None:
+        if timeout_s <= 0 or not select.select([self._out], [], [], timeout_s)[0]:
+            raise TimeoutError("The agent said nothing more.")
+        data = os.read(self._out, 1 << 20)
+        now = time.monotonic()
+        if not data:
+            raise RuntimeError("The agent has ended.")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if UPDATE in line:
+                self._update(now, line)
+                continue
+            message = json.loads(line)
+            if "method" not in message:
+                self._answers[message["id"]] = now, message
+
+    def _update(self, now: float, line: bytes) -> None:
+        found = line.find(b'"sessionId":')
+        session = (
+            json.loads(line)["params"]["sessionId"] if found < 0 else line[found + 12 :].split(b'"', 2)[1].decode()
+        )
+        if session in self._turns:
+            self._turns[session].lines.append((now, line))

@@ -1,0 +1,193 @@
+"""A model's endpoint for measuring: streams tokens at full speed or paced, calls tools, hangs; and notes when.
+
+A prompt says what is to be answered, as JSON after the word `bench` (see `Script`); nothing else is remembered between
+requests. For every request a line of JSON goes to stdout when it has arrived, and one when its answer is over. All
+times are those of `time.monotonic`, which is the same clock in every process. The standard library alone, in a process
+of its own, so that it shares no interpreter with whoever measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Script", "token"]
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+BLOCK = 80
+"""Deltas in one write at full speed, about 16 KB."""
+
+FIRST_AFTER_S = 0.002
+"""Between the head and the first delta, so that the first one leaves by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What one prompt wants: first `calls` calls of `tool`, one a request, `{i}` in `arguments` being its number; then
+    `tokens` deltas of one token, `rate` a second (0: as fast as it goes). `hang`: nothing after the head."""
+
+    tokens: int = 3
+    rate: float = 0
+    calls: int = 0
+    tool: str = ""
+    arguments: str = ""
+    hang: bool = False
+
+
+def token(number: int) -> str:
+    """The text of one delta."""
+    return f"t{number} "
+
+
+def event(delta: dict[str, Any] | None, *, finish: str | None = None, usage: bool = False) -> bytes:
+    body: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "fake-model"}
+    body["choices"] = [] if usage else [{"index": 0, "delta": delta or {}, "finish_reason": finish}]
+    if usage:
+        body["usage"] = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+KNOWN = [event({"content": token(number)}) for number in range(20_000)]
+END = event(None, finish="stop") + event(None, usage=True) + b"data: [DONE]\n\n"
+CALLED = event(None, finish="tool_calls") + event(None, usage=True) + b"data: [DONE]\n\n"
+
+
+def words(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def scripted(body: dict[str, Any]) -> tuple[Script, int, int]:
+    """What the newest prompt wants, how many results came since, and the characters of the newest one."""
+    results, newest = 0, 0
+    for message in reversed(body["messages"]):
+        if message["role"] == "tool":
+            newest = newest or len(words(message["content"]))
+            results += 1
+        found = re.search(r"bench (\{.*\})", words(message.get("content"))) if message["role"] == "user" else None
+        if found:
+            return Script(**json.loads(found[1])), results, newest
+    return Script(), results, newest
+
+
+@dataclass
+class Noted:
+    """One request: when its first byte came, the first and the last delta left, and the largest gap between two."""
+
+    id: int
+    asked: float
+    bytes: int = 0
+    result_chars: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    gap: float = 0.0
+    left: bool = False
+    state: str = field(default="asked")
+
+
+def tell(noted: Noted) -> None:
+    sys.stdout.write(json.dumps(noted.__dict__) + "\n")
+    sys.stdout.flush()
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection; one request at a time."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._asked = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._noted: Noted | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._task is not None and not self._task.done() and self._noted is not None:
+            self._task.cancel()
+            self._noted.left, self._noted.last, self._noted.state = True, time.monotonic(), "done"
+            tell(self._noted)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._buffer:
+            self._asked = time.monotonic()
+        self._buffer += data
+        head, mark, rest = self._buffer.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+        size = int(length[1]) if length else 0
+        if not mark or len(rest) < size:
+            return
+        self._buffer = rest[size:]
+        if head.startswith(b"GET"):
+            listed = json.dumps({"object": "list", "data": [{"id": "fake-model", "object": "model"}]}).encode()
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(listed), listed)
+            )
+            return
+        Connection.count += 1
+        self._noted = Noted(id=Connection.count, asked=self._asked, bytes=size)
+        tell(self._noted)
+        self._task = asyncio.get_running_loop().create_task(self._answer(json.loads(rest[:size]), self._noted))
+
+    async def _answer(self, body: dict[str, Any], noted: Noted) -> None:
+        script, results, noted.result_chars = scripted(body)
+        self._transport.write(HEAD + framed(event({"role": "assistant", "content": ""})))
+        if script.hang:
+            await asyncio.Event().wait()
+        if results < script.calls:
+            call = {"name": script.tool, "arguments": script.arguments.replace("{i}", str(results + 1))}
+            function = {"index": 0, "id": f"call_{noted.id}", "type": "function", "function": call}
+            end = event({"tool_calls": [function]}) + CALLED
+            noted.first = time.monotonic()
+        else:
+            await asyncio.sleep(FIRST_AFTER_S)
+            await self._stream(script, noted)
+            end = END
+        noted.last, noted.state = time.monotonic(), "done"
+        self._transport.write(framed(end) + b"0\r\n\r\n")
+        tell(noted)
+
+    async def _stream(self, script: Script, noted: Noted) -> None:
+        noted.first = before = time.monotonic()
+        step = 1 if script.rate else BLOCK
+        for at in range(0, script.tokens, step):
+            if script.rate:
+                await asyncio.sleep(noted.first + at / script.rate - time.monotonic())
+            else:
+                await self._writable.wait()
+            now = time.monotonic()
+            noted.gap, before = max(noted.gap, now - before), now
+            self._transport.write(framed(b"".join(KNOWN[at : min(at + step, script.tokens)])))
+
+
+async def main() -> None:
+    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

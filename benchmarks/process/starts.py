@@ -1,0 +1,115 @@
+"""From the start of a process to a session, and what is left when it goes."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.process.bench import FLOORS, Bench
+from benchmarks.process.endpoint import prompt
+from benchmarks.rows import ROOT, Row, of_times
+
+__all__ = ["exits", "idle", "sessions", "starts"]
+
+ROUNDS = 7
+IMPORT = "import acp"
+IDLE_S = 2.0
+SERVER = ROOT / "tests" / "tools" / "servers" / "various.py"
+
+
+def starts(bench: Bench) -> list[Row]:
+    """Spawn to `initialize` answered, beside `import acp` alone, by turns."""
+    crow, imports, imported, raw, sdk = ([] for _ in range(5))
+    for number in range(ROUNDS + 1):
+        whole, ready = import_alone(bench.place)
+        times = [whole, ready, *(started(bench, floor) for floor in (None, *FLOORS))]
+        if number:  # the first compiles what has changed
+            for kept, took in zip((imports, imported, crow, raw, sdk), times, strict=True):
+                kept.append(took)
+    ratios = [mine / alone for mine, alone in zip(crow, imports, strict=True)]
+    narrow = [mine / alone for mine, alone in zip(crow, imported, strict=True)]
+    return [
+        of_times(
+            "start: spawn → initialize answered",
+            crow,
+            floor=statistics.median(raw) * 1e3,
+            sdk=statistics.median(sdk) * 1e3,
+        ),
+        of_times("start: a Python that imports the protocol's SDK and exits", imports),
+        Row("start: the first, as multiple of the second", statistics.median(ratios), max(ratios), "×", 1.1),
+        Row("start: the same until the import is done", statistics.median(narrow), max(narrow), "×"),
+    ]
+
+
+def import_alone(place: Path) -> tuple[float, float]:
+    """Seconds for a whole process that imports `acp`, and until the import was done in another one."""
+    since = time.monotonic()
+    subprocess.run([sys.executable, "-c", IMPORT], cwd=place, check=True)
+    whole = time.monotonic() - since
+    since = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{IMPORT}; print(flush=True)"], stdout=subprocess.PIPE, cwd=place
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        return whole, time.monotonic() - since
+
+
+def started(bench: Bench, floor: str | None) -> float:
+    with bench.start(floor=floor) as agent:
+        return agent.initialize()
+
+
+def sessions(bench: Bench) -> list[Row]:
+    """`session/new`: the first of a fresh home, asked at once; and later ones."""
+    first, warm = [], []
+    for _ in range(5):
+        with bench.start() as agent:
+            agent.initialize()
+            first.append(agent.new_session()[0])
+            agent.settle(1.5)
+            warm += [agent.new_session()[0] for _ in range(5)]
+    return [
+        of_times("session/new, the first in a fresh home", first, limit=30),
+        of_times("session/new, later", warm, limit=30),
+    ]
+
+
+def exits(bench: Bench) -> list[Row]:
+    """From the end of stdin to the end of the process."""
+    floor = []
+    for _ in range(3):
+        with bench.session(floor="raw") as (agent, _):
+            floor.append(agent.close())
+    alone, busy = [], []
+    for _ in range(5):
+        with bench.session() as (agent, _):
+            agent.settle(0.5)
+            alone.append(agent.close())
+    server = {"name": "various", "command": sys.executable, "args": ["-I", "-S", str(SERVER), "calm"], "env": []}
+    for _ in range(3):
+        with bench.session(servers=[server]) as (agent, session):
+            turn = agent.begin(session, prompt(calls=1, tool="shell", arguments='{"command": "sleep 60"}'))
+            agent.until(lambda turn=turn: any(b'"in_progress"' in line for _, line in turn.lines))
+            agent.settle(0.3)
+            busy.append(agent.close())
+    return [
+        of_times("exit after stdin closed, alone", alone, limit=100, floor=statistics.median(floor) * 1e3),
+        of_times("exit, with an MCP server and a running command", busy, limit=1000),
+    ]
+
+
+def idle(bench: Bench) -> list[Row]:
+    """What a process does while nobody asks, when what it tidies after a turn is done."""
+    with bench.session() as (agent, _):
+        agent.settle(7)
+        wakeups, cpu = agent.wakeups(), agent.cpu_s()
+        agent.settle(IDLE_S)
+        woke, computed = agent.wakeups() - wakeups, agent.cpu_s() - cpu
+    return [
+        Row(f"idle: CPU in {IDLE_S:g} s", computed * 1e3, computed * 1e3, "ms", 0),
+        Row(f"idle: wake-ups in {IDLE_S:g} s", woke, woke, "", 0),
+    ]

@@ -1,0 +1,215 @@
+"""What pure functions cost as a session grows: `python -m benchmarks.pure`.
+
+Strategy: one session of turns with a tool call each, at 10, 1,000 and 100,000 entries; what is done for each entry,
+or for each request, should cost the same in all of them. A long session has no checkpoint here, so its context is far
+larger than any window: what a request costs there is the bytes of the context itself. The rows with a checkpoint every
+400 entries are what a session really is.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from benchmarks.rows import Row, arguments, report
+from crow.agent.compaction.limits import CompactionSettings, limits_for
+from crow.agent.compaction.measuring import Measure
+from crow.agent.compaction.planner import plan
+from crow.domain.conversation import Projection
+from crow.domain.entries import (
+    Announcement,
+    Assistant,
+    Body,
+    CallRef,
+    Checkpoint,
+    Entry,
+    Prompt,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
+from crow.domain.replay import Replay
+from crow.frontend.params import client_capabilities
+from crow.frontend.replayed import Replayed
+
+__all__: Sequence[str] = ()
+
+SIZES = (10, 1_000, 100_000)
+ROUNDS = 7
+PER_CHECKPOINT = 400
+WORDS = "The nest is built of twigs, string and whatever else the wind has left. " * 4
+TOOL = ToolSpec(name="read_file", description="Read.", input_schema={"type": "object"})
+SYSTEM = Prompt(system=WORDS * 20, tools=(TOOL,), cwd="/work", model="m")
+ANNOUNCED = Announcement(title="Read notes.txt", kind="read")
+
+
+def path(entries: int, *, compacted: bool = False) -> list[Entry]:
+    """A prompt entry and turns: user, a call, its start and result, an answer, the end."""
+    made: list[Entry] = []
+
+    def add(body: Body, usage: Usage | None = None) -> None:
+        number = len(made) + 1
+        made.append(
+            Entry(
+                id=number,
+                parent=number - 1 or None,
+                turn=number // 6 + 1,
+                session="s",
+                conversation=1,
+                model="m",
+                usage=usage,
+                created_ms=0,
+                body=body,
+            )
+        )
+
+    add(SYSTEM)
+    due = entries % PER_CHECKPOINT or PER_CHECKPOINT  # so that any length ends as far behind its last checkpoint
+    while len(made) < entries:
+        if compacted and len(made) >= due:
+            due += PER_CHECKPOINT
+            add(
+                Checkpoint(
+                    compaction_id="c",
+                    summary=WORDS,
+                    first_kept=len(made),
+                    method="prefix",
+                    tokens_before=9,
+                    tokens_after=1,
+                )
+            )
+            add(SYSTEM)
+        at = len(made) + 2
+        call = ToolCall(id=f"c{at}", name="read_file", arguments='{"path": "notes.txt"}')
+        ref = CallRef(assistant=at, index=0)
+        add(User(parts=(Text(text=WORDS),), message_id="u"))
+        add(
+            Assistant(text="", message_id="a", calls=(call,), endpoint="here m"),
+            Usage(input_tokens=900, output_tokens=9),
+        )
+        add(Started(call=ref, why="mode auto", announcement=ANNOUNCED))
+        add(ToolResult(call=ref, name="read_file", text=WORDS, announcement=ANNOUNCED))
+        add(Assistant(text=WORDS, message_id="b", endpoint="here m"), Usage(input_tokens=999, output_tokens=9))
+        add(TurnEnd(stop="end_turn"))
+    return made[:entries]
+
+
+def ending(entries: Sequence[Entry]) -> Entry:
+    """One more entry."""
+    leaf = entries[-1]
+    return replace(leaf, id=leaf.id + 1, parent=leaf.id, body=TurnEnd(stop="end_turn"), usage=None)
+
+
+def times_s(work: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+    taken = []
+    for _ in range(rounds):
+        gc.collect()
+        since = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - since)
+    return taken
+
+
+def per_entry(what: str, work: Callable[[], object], entries: int) -> list[Row]:
+    """The whole in ms, and for each entry in µs."""
+    taken = times_s(work)
+    middle, worst = statistics.median(taken), max(taken)
+    return [
+        Row(f"{what}, {entries:,} entries", middle * 1e3, worst * 1e3, "ms"),
+        Row("  each", middle / entries * 1e6, worst / entries * 1e6, "µs"),
+    ]
+
+
+def each_us(what: str, work: Callable[[], object], times: int) -> Row:
+    """µs of one `work`, done so many times in a row."""
+
+    def again() -> None:
+        for _ in range(times):
+            work()
+
+    taken = [took / times * 1e6 for took in times_s(again)]
+    return Row(what, statistics.median(taken), max(taken), "µs")
+
+
+def projections(entries: Sequence[Entry]) -> list[Row]:
+    """The fold of a whole path, and what one more entry and the context after it cost."""
+    count = len(entries)
+
+    rows = per_entry("project a path for the model", lambda: Projection(entries), count)
+    projection = Projection(entries)
+    end = ending(entries)
+    rows.append(each_us("  add an entry", lambda: projection.add(end), 2_000))
+
+    def add_and_look() -> None:
+        projection.add(end)
+        projection.context()
+
+    return [*rows, each_us("  add an entry and take the context", add_and_look, max(3, 20_000 // count))]
+
+
+def replays(entries: Sequence[Entry]) -> list[Row]:
+    """The history as events, and as updates for a client."""
+    count = len(entries)
+
+    def events() -> None:
+        replay = Replay()
+        for entry in entries:
+            replay.feed(entry)
+        replay.end()
+
+    def updates() -> None:
+        replay, replayed = Replay(), Replayed(client_capabilities({"clientCapabilities": {}}))
+        for entry in entries:
+            for event in replay.feed(entry):
+                replayed.updates(event)
+
+    return [
+        *per_entry("replay as events", events, count),
+        *per_entry("replay as updates", updates, count),
+    ]
+
+
+def plans(entries: Sequence[Entry]) -> list[Row]:
+    """The decision before every request, where there is room and where there is none."""
+    projection = Projection(entries)
+    context = projection.context()
+    roomy = limits_for(max(64_000, context.estimate * 4), None, context.fixed_estimate, CompactionSettings())
+    found = Measure(used=context.estimate, fixed=context.fixed_estimate, scale=1.0, is_reported=False)
+    tight = limits_for(max(8_000, context.estimate), None, context.fixed_estimate, CompactionSettings())
+    full = Measure(used=tight.threshold + 1, fixed=context.fixed_estimate, scale=1.0, is_reported=False)
+    count = len(entries)
+    return [
+        each_us(
+            f"plan a compaction, {count:,} entries: there is room",
+            lambda: plan(projection, roomy, found, "threshold"),
+            100,
+        ),
+        *per_entry("plan a compaction, the window is full", lambda: plan(projection, tight, full, "threshold"), count),
+    ]
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    rows: list[Row] = []
+    for size in SIZES:
+        entries = path(size)
+        rows += [*projections(entries), *replays(entries), *plans(entries)]
+    for size in SIZES[1:]:
+        projection = Projection(path(size, compacted=True))
+        end = ending(projection.entries)
+
+        def turn(projection: Projection = projection, end: Entry = end) -> None:
+            projection.add(end)
+            projection.context()
+
+        rows.append(each_us(f"add an entry and take the context, {size:,} entries, compacted", turn, 500))
+    report(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The one form of every figure, as a table that a person reads and as JSON.
+
+A row over its limit is marked in both. A limit is meant for a quiet machine with two cores; the floor beside a figure
+says how quiet it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ROOT", "Row", "arguments", "flush_ms", "of_times", "report", "table"]
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure; `limit` is what the median should not exceed, None where only the ratio counts. `cpu`: ms computed
+    meanwhile, which a busy machine and a slow disk do not change. `floor`: the same in the same run without crow;
+    `sdk`: the same by the smallest agent on the protocol's and the endpoint's SDK."""
+
+    what: str
+    median: float
+    worst: float
+    unit: str
+    limit: float | None = None
+    cpu: float | None = None
+    floor: float | None = None
+    sdk: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.limit is not None and self.median > self.limit
+
+
+def of_times(what: str, seconds: Sequence[float], *, limit: float | None = None, **more: float | None) -> Row:
+    """Median and worst of times, in ms."""
+    return Row(what, statistics.median(seconds) * 1e3, max(seconds) * 1e3, "ms", limit, **more)
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows as lines; columns that no row fills are left out."""
+    columns: list[tuple[str, int, Callable[[Row], str]]] = [
+        ("median", 10, lambda row: number(row.median)),
+        ("worst", 10, lambda row: number(row.worst)),
+        ("", 5, lambda row: row.unit),
+        ("limit", 8, lambda row: "" if row.limit is None else f"{row.limit:g}"),
+        ("", 4, lambda row: "over" if row.is_over else ""),
+        ("floor", 9, lambda row: number(row.floor)),
+        ("SDKs", 9, lambda row: number(row.sdk)),
+        ("cpu", 8, lambda row: number(row.cpu)),
+    ]
+    columns = [column for column in columns if any(column[2](row) for row in rows)]
+    lines = [" " * 58 + "".join(f" {name:>{width}}" for name, width, _ in columns)]
+    lines += [f"{row.what:58}" + "".join(f" {cell(row):>{width}}" for _, width, cell in columns) for row in rows]
+    return [line.rstrip() for line in lines]
+
+
+def number(value: float | None) -> str:
+    """Enough digits to compare by."""
+    if value is None:
+        return ""
+    return (
+        f"{value:,.0f}" if abs(value) >= 1000 or value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+    )
+
+
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """A benchmark's command line, to which it may add."""
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows as JSON too")
+    return parser
+
+
+def report(rows: Sequence[Row], file: Path | None) -> None:
+    """Print the table; into `file` the same for programs, with the machine."""
+    print("\n".join(table(rows)))
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        content = {"machine": machine(), "rows": [asdict(row) | {"is_over": row.is_over} for row in rows]}
+        file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on."""
+    with tempfile.TemporaryDirectory() as directory:
+        return {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            "flush_ms": round(statistics.median(flush_ms(Path(directory))), 3),
+            "load": round(os.getloadavg()[0], 2),
+        }
+
+
+def flush_ms(directory: Path, times: int = 50) -> list[float]:
+    """What the disk alone takes for one page: every durable write is at least one of these."""
+    taken = []
+    with (directory / "page").open("wb", buffering=0) as file:
+        for _ in range(times):
+            since = time.perf_counter()
+            file.write(b"x" * 4096)
+            os.fdatasync(file.fileno())
+            taken.append((time.perf_counter() - since) * 1e3)
+    return taken

@@ -1,0 +1,80 @@
+"""What a request encodes: the messages that are new, and nothing again."""
+
+from __future__ import annotations
+
+import pytest
+
+from crow.domain.conversation import Projection
+from crow.domain.entries import Body, Entry, Prompt
+from crow.domain.messages import Message, ToolSpec
+from crow.llm import Request
+from crow.llm.dialect import Dialect
+from crow.llm.encode import Encoder
+from tests.guards.long import WORDS, turn
+
+HERE = "test scripted"
+TOOLS = (ToolSpec(name="look", description=WORDS, input_schema={"type": "object"}),)
+
+
+class Conversation:
+    """A projection that grows, and the encoder that its requests go through."""
+
+    def __init__(self) -> None:
+        self.projection = Projection()
+        self.encoder = Encoder()
+        self.sent: list[bytes] = []
+        self.leaf = 0
+        self.add(Prompt(system=WORDS, tools=TOOLS, cwd="/", model="m"))
+
+    def add(self, body: Body) -> None:
+        self.leaf += 1
+        self.projection.add(
+            Entry(id=self.leaf, conversation=1, session="s", parent=self.leaf - 1 or None, turn=1, body=body)
+        )
+
+    def request(self) -> int:
+        """Bytes that were encoded anew for the request as it is now."""
+        sent = self.encoder.messages(self.projection.context().messages, endpoint=HERE, dialect=Dialect())
+        fresh = sum(len(new) for new, old in zip(sent, self.sent, strict=False) if new is not old)
+        fresh += sum(map(len, sent[len(self.sent) :]))
+        self.sent = sent
+        return fresh
+
+    def take_turn(self) -> list[int]:
+        """One turn with a call; the bytes encoded anew for each of its two requests."""
+        user, asked, result, answer, end = turn(7, self.leaf)
+        self.add(user)
+        fresh = [self.request()]
+        self.add(asked)
+        self.add(result)
+        fresh.append(self.request())
+        self.add(answer)
+        self.add(end)
+        return fresh
+
+
+def test_a_request_encodes_only_what_is_new_however_long_the_conversation_is() -> None:
+    conversation = Conversation()
+    conversation.take_turn()
+    early = conversation.take_turn()
+    for _ in range(500):
+        conversation.take_turn()
+    late = conversation.take_turn()
+    assert [abs(after - before) < 40 for before, after in zip(early, late, strict=True)] == [True, True], (early, late)
+    assert sum(late) < 4 * len(WORDS) * 3
+    assert len(conversation.sent) > 2_000
+
+
+def test_the_tools_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crow.llm import encode
+
+    encoded: list[ToolSpec] = []
+    tool = encode._tool
+    monkeypatch.setattr(encode, "_tool", lambda spec: encoded.append(spec) or tool(spec))  # type: ignore[func-returns-value]
+    conversation, messages = Conversation(), list[Message]()
+    for _ in range(5):
+        conversation.take_turn()
+        messages = list(conversation.projection.context().messages)
+        request = Request(messages=tuple(messages), tools=TOOLS)
+        conversation.encoder.body(request, model="m", endpoint=HERE, dialect=Dialect(), limit=None)
+    assert encoded == list(TOOLS)

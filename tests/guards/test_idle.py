@@ -1,0 +1,111 @@
+"""A process that nobody asks sleeps: no timer is due, and nothing polls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crow.agent.idle import Idle
+from crow.app import Wiring
+from crow.frontend.agent import AcpAgent
+from crow.frontend.server import serve
+from crow.frontend.transport import StdioTransport
+from crow.settings import load_settings
+
+LONGEST_S = 24 * 3600
+"""The longest that asyncio waits at once: so it waits for a task that sleeps for ever."""
+
+
+class Watched(selectors.DefaultSelector):
+    """What the event loop waits with: `timeout` is that of the wait under way in seconds, None for as long
+    as it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+        self.timeout: float | None = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.waits += 1
+        self.timeout = timeout
+        found = super().select(timeout)
+        self.timeout = 0
+        return found
+
+    def rests(self) -> bool:
+        """Whether the loop waits for something to happen alone, and goes on doing so."""
+        waits = self.waits
+        time.sleep(0.05)  # whoever polls does it more often
+        is_long = self.timeout is None or self.timeout >= LONGEST_S
+        return is_long and self.waits == waits
+
+
+class Client:
+    """An editor in a thread, over two pipes."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self._lines = os.fdopen(source, "rb")
+        self._sink = os.fdopen(sink, "wb", buffering=0)
+
+    def ask(self, method: str, params: dict[str, Any]) -> Any:
+        message = {"jsonrpc": "2.0", "id": method, "method": method, "params": params}
+        self._sink.write(json.dumps(message).encode() + b"\n")
+        while (answer := json.loads(self._lines.readline())).get("id") != method:
+            pass
+        return answer["result"]
+
+    def close(self) -> None:
+        self._sink.close()
+        self._lines.read()
+        self._lines.close()
+
+
+def run(home: Path, selector: Watched, session: Callable[[Client], None]) -> None:
+    """Serve crow on pipes in this thread, and `session` in another."""
+    to_crow, from_crow = os.pipe(), os.pipe()
+    client = Client(from_crow[0], to_crow[1])
+
+    async def main() -> None:
+        wiring = Wiring(load_settings({}, {"CROW_HOME": str(home), "CROW_MODEL": "offline"}))
+        agent = AcpAgent(wiring.kit())
+        await serve(StdioTransport(to_crow[0], from_crow[1]), agent, agent.warm)
+        await wiring.close()
+
+    thread = threading.Thread(target=session, args=(client,))
+    thread.start()
+    try:
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            runner.run(main())
+    finally:
+        os.close(to_crow[0])
+        os.close(from_crow[1])
+        thread.join()
+
+
+def test_after_a_turn_no_timer_is_due_and_nothing_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Idle.__init__.__kwdefaults__, "after_s", 0.0)
+    selector, rested = Watched(), []
+
+    def session(client: Client) -> None:
+        try:
+            client.ask("initialize", {"protocolVersion": 1})
+            made = client.ask("session/new", {"cwd": str(tmp_path), "mcpServers": []})
+            prompt = {"sessionId": made["sessionId"], "prompt": [{"type": "text", "text": "say hello"}]}
+            assert client.ask("session/prompt", prompt) == {"stopReason": "end_turn"}
+            end = time.monotonic() + 10
+            while not rested and time.monotonic() < end:
+                rested.extend([True] if selector.rests() else [])
+        finally:
+            client.close()
+
+    run(tmp_path / "home", selector, session)
+    assert rested

@@ -1,0 +1,74 @@
+"""What the process has loaded when `initialize` is answered: nearly all of its start is imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ABSENT = {
+    "openai", "mcp", "mcp_types", "aiosqlite", "sqlite3", "jsonschema", "rich", "httpx", "httpx2", "platformdirs",
+    "tomllib",
+    "crow.llm.chat_completions", "crow.llm.parser", "crow.llm.offline", "crow.llm.encode", "crow.tools.mcp_client",
+    "crow.tools.builtin", "crow.store.sqlite", "crow.store.codec", "crow.doctor", "crow.demo", "crow.trace.schema",
+}  # fmt: skip
+"""Each of them waits until somebody needs it."""
+
+MOST_MODULES = 80
+MOST_DATACLASSES = 132
+"""Of crow's own; every dataclass is compiled when it is imported. Raise these only with the figure in mind."""
+
+AT_THE_ANSWER = """
+import json, os, sys
+from crow.cli import main
+from crow.frontend.transport import StdioTransport
+
+class Watched(StdioTransport):
+    async def send(self, message):
+        loaded = dict(sys.modules)
+        classes = {
+            kind for name, module in loaded.items() if name.split(".")[0] == "crow"
+            for kind in vars(module).values() if isinstance(kind, type) and "__dataclass_fields__" in vars(kind)
+        }
+        print(json.dumps({"modules": list(loaded), "dataclasses": len(classes)}), file=sys.stderr)
+        await super().send(message)
+
+sys.modules["crow.frontend.transport"].StdioTransport = Watched
+sys.exit(main(["acp"]))
+"""
+
+INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a real process holds in the moment in which it writes its first answer."""
+    home = tmp_path_factory.mktemp("home")
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_ANSWER],
+        input=INITIALIZE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=root,
+        env={"CROW_HOME": str(home), "CROW_MODEL": "fake-model", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
+        check=True,
+    )
+    assert json.loads(done.stdout)["result"]["protocolVersion"] == 1
+    return dict(json.loads(done.stderr))
+
+
+def test_initialize_is_answered_before_anything_heavy_is_imported(loaded: dict[str, Any]) -> None:
+    assert "acp" in loaded["modules"]
+    assert ABSENT & set(loaded["modules"]) == set()
+
+
+def test_initialize_is_answered_with_few_modules_and_dataclasses_of_our_own(loaded: dict[str, Any]) -> None:
+    ours = [name for name in loaded["modules"] if name.split(".")[0] == "crow"]
+    assert len(ours) <= MOST_MODULES, sorted(ours)
+    assert loaded["dataclasses"] <= MOST_DATACLASSES

@@ -1,0 +1,85 @@
+"""What is held in memory: a replay no more than a batch, a stream no more than its text."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from crow.domain.replay import Replay
+from crow.frontend.params import client_capabilities
+from crow.frontend.replayed import Replayed
+from crow.llm.parser import StreamParser
+from crow.llm.sse import SseDecoder
+from crow.store.sqlite import SqliteStore
+from tests.guards.long import SESSION, grow
+from tests.support.fake_endpoint import chunk, sse
+
+CHUNKS = 20_000
+PER_ENTRY = 20
+"""Bytes: the ids of a path are held, in an array that grows."""
+
+
+class Memory:
+    """Bytes beyond what there was before."""
+
+    def __init__(self) -> None:
+        self._before = tracemalloc.get_traced_memory()[0]
+
+    @property
+    def held(self) -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - self._before
+
+    @property
+    def peak(self) -> int:
+        return tracemalloc.get_traced_memory()[1] - self._before
+
+
+@contextmanager
+def watched() -> Iterator[Memory]:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield Memory()
+    finally:
+        tracemalloc.stop()
+
+
+async def replayed(path: Path, entries: int) -> tuple[int, int]:
+    """The peak in bytes while a session of so many entries is told, and how many updates it became."""
+    await grow(path, entries)
+    store = await SqliteStore.open(path)
+    try:
+        with watched() as memory:
+            replay, told, count = Replay(), Replayed(client_capabilities({"clientCapabilities": {}})), 0
+            async for batch in store.history(SESSION):
+                for entry in batch:
+                    for event in replay.feed(entry):
+                        count += len(told.updates(event))
+            return memory.peak, count
+    finally:
+        await store.close()
+
+
+async def test_a_replay_needs_the_memory_of_a_batch_and_the_ids(tmp_path: Path) -> None:
+    short, few = await replayed(tmp_path / "short.db", 2_000)
+    long, many = await replayed(tmp_path / "long.db", 6_000)
+    assert (few, many) == (1_200, 3_600)
+    assert short <= 1024 * 1024
+    assert long - short <= 4_000 * PER_ENTRY + 64 * 1024
+
+
+def test_a_stream_leaves_its_text_and_nothing_else_for_each_chunk() -> None:
+    burst = [sse(chunk({"content": f"t{number} "}), done=False) for number in range(CHUNKS)]
+    text = "".join(f"t{number} " for number in range(CHUNKS))
+    decoder, parser = SseDecoder(), StreamParser(())
+    with watched() as memory:
+        for piece in burst:
+            for event in decoder.feed(piece):
+                parser.feed(event)
+        pieces = memory.held
+        assert parser.partial().text == text
+    assert pieces <= CHUNKS * 80  # a string of a few characters, and its place in a list

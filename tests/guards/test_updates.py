@@ -1,0 +1,112 @@
+"""How many updates a stream becomes: few when tokens come faster than anyone reads, one each when they do not."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from crow.agent import draft as drafts
+from crow.agent.draft import Draft
+from crow.domain.events import Event, TextShown
+from crow.domain.messages import Answer
+from crow.llm import Request
+from crow.llm.endpoint import Timeouts
+from crow.llm.exchange import Exchange, Pace
+from crow.llm.failures import Complaint, Origin
+from tests.support.fake_endpoint import chunk, sse
+
+TOKENS = 20_000
+READ_BYTES = 16 * 1024
+
+
+class Shown:
+    """What a draft needs of a branch."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.saves = 0
+        self.shown = anyio.Event()
+
+    async def publish(self, event: Event) -> None:
+        assert isinstance(event, TextShown)
+        self.pieces.append(event.text)
+        self.shown.set()
+
+    async def save_draft(self, **_: object) -> None:
+        self.saves += 1
+
+
+class Body:
+    """A response that is there at once, in reads as large as the client library's; `gaps`: the next read comes when the
+    piece before was shown, one token each."""
+
+    def __init__(self, reads: list[bytes], gaps: Shown | None) -> None:
+        self._reads = iter(reads)
+        self._gaps = gaps
+        self._first = True
+
+    async def read(self) -> bytes:
+        if self._gaps is not None and not self._first:
+            await self._gaps.shown.wait()
+            self._gaps.shown = anyio.Event()
+        self._first = False
+        return next(self._reads, b"")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Way:
+    """The way to an endpoint that answers with `body`."""
+
+    origin = Origin()
+    timeouts = Timeouts()
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+
+    async def send(self, _request: Request) -> Body:
+        return self._body
+
+    async def adapted(self, _request: Request, _complaint: Complaint) -> bool:
+        return False
+
+    async def heard(self, answer: Answer) -> None:
+        """Nothing is learned."""
+
+    async def failed(self, error: Exception) -> None:
+        raise error
+
+
+async def followed(reads: list[bytes], shown: Shown, *, gaps: bool = False) -> Answer:
+    """The answer, after all of it was shown."""
+    line = Way(Body(reads, shown if gaps else None))
+    async with Exchange(line, Request(messages=()), pace=Pace()) as stream:
+        return await Draft(shown, "m").follow(stream)  # type: ignore[arg-type]
+
+
+def tokens(count: int) -> list[bytes]:
+    return [sse(chunk({"content": f"t{number} "}), done=False) for number in range(count)]
+
+
+END = sse(chunk(finish="stop"))
+
+
+async def test_twenty_thousand_tokens_in_a_burst_become_few_updates_and_saves() -> None:
+    stream = b"".join([*tokens(TOKENS), END])
+    reads = [stream[at : at + READ_BYTES] for at in range(0, len(stream), READ_BYTES)]
+    shown = Shown()
+    answer = await followed(reads, shown)
+    assert "".join(shown.pieces) == answer.text == "".join(f"t{number} " for number in range(TOKENS))
+    assert len(shown.pieces) <= len(reads) / 2
+    assert shown.saves <= 5
+
+
+async def test_tokens_that_come_no_faster_than_they_are_shown_are_an_update_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0.0)
+    shown = Shown()
+    answer = await followed([*tokens(50), END], shown, gaps=True)
+    assert shown.pieces == [f"t{number} " for number in range(50)]
+    assert answer.text == "".join(shown.pieces)
