@@ -84,6 +84,15 @@ async def serve(loaded: Loaded) -> int:
     return 0
 
 
+def prepare() -> None:
+    """Import what opening a session needs."""
+    with importing():
+        import crow.agent.permission
+        import crow.llm.endpoint
+        import crow.store.sqlite
+        import crow.tools.workspace  # noqa: F401
+
+
 @contextmanager
 def recorder(loaded: Loaded) -> Iterator[Recorder | None]:
     """What records the connection, where CROW_TRACE asks for it."""
@@ -123,6 +132,7 @@ class Wiring:
             adapters=self._adapters,
             workspace=self._workspace,
             check=lambda: self._check(models[0] if models else ""),
+            prepare=prepare,
             warm_up=self._imports.load,
             more_models=self._more_models,
             models=models,
