@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING
 import anyio
 
 from crow import __version__
-from crow.agent.adapters import Adapters, SessionSettings, WaitableToolbox
+from crow.agent.adapters import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.permission import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
-from crow.llm import Model, ModelInfo
 from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
-from crow.store import Store
-from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
+    from crow.agent.toolset import WaitableToolbox
     from crow.frontend.agent import Kit
+    from crow.llm import Model, ModelInfo
     from crow.llm.offline import OfflineModel
+    from crow.store import Store
     from crow.store.sqlite import SqliteStore
     from crow.store.upkeep import Upkeep
+    from crow.tools import McpServer, Ports, Workspace
     from crow.trace.record import Recorder
 
 __all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "server_from", "upkeep_of"]
@@ -150,6 +150,8 @@ class Wiring:
         return self._store
 
     def _adapters(self, store: Store) -> Adapters:
+        from crow.agent.permission import user_rules
+
         limits, compaction = self._settings.limits, self._settings.compaction
         return Adapters(
             store=store,
@@ -286,6 +288,8 @@ def find_hooks(group: str) -> list[NamedHook]:
 
 def server_from(name: str, settings: McpServerSettings) -> McpServer:
     """A server of the user's file."""
+    from crow.tools import HttpServer, ServerOptions, StdioServer
+
     settings, problem = expanded(settings, os.environ)
     read_only = settings.read_only
     options = ServerOptions(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crow.llm.endpoint import Endpoint, Timeouts
 from crow.settings.target import Target
 
 if TYPE_CHECKING:
     from crow.llm import EndpointMemory
     from crow.llm.chat_completions import ChatCompletions
+    from crow.llm.endpoint import Endpoint
 
 __all__ = ["endpoint_of", "open_model"]
 
@@ -22,6 +22,8 @@ _PENDING = "pending"
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
     """The endpoint; `key` is what its command has printed."""
+    from crow.llm.endpoint import Endpoint, Timeouts
+
     preset = target.preset
     if key is None and target.key is not None:
         key = target.key.get_secret_value()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.entries import CallRef
-from crow.domain.events import Event
-from crow.tools import Offer
+if TYPE_CHECKING:
+    from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
+    from crow.domain.entries import CallRef
+    from crow.domain.events import Event
+    from crow.tools import Offer
 
 __all__ = ["Client", "PermissionQuestion", "new_message_id", "new_session_id"]
 

@@ -7,26 +7,17 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.permission import Rule
-from crow.llm import Model, ModelInfo
-from crow.store import Store
-from crow.tools import McpServer, Ports, Toolbox, Workspace
-from crow.tools.prompts import ServerPrompts
-
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks
+    from crow.agent.compaction.limits import CompactionSettings
+    from crow.agent.permission import Rule
     from crow.agent.templates import Template
+    from crow.agent.toolset import WaitableToolbox
+    from crow.llm import Model, ModelInfo
+    from crow.store import Store
+    from crow.tools import McpServer, Ports, Workspace
 
-__all__ = ["Adapters", "OpenToolbox", "SessionSettings", "WaitableToolbox"]
-
-
-class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
-    """A toolbox whose servers start in the background."""
-
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every server is ready or has failed, at most so long."""
-        ...
+__all__ = ["Adapters", "OpenToolbox", "SessionSettings"]
 
 
 class OpenToolbox(Protocol):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import anyio
 
 from crow.domain.errors import CrowError
 from crow.domain.messages import Link, Part, Resource
-from crow.tools import Workspace
+
+if TYPE_CHECKING:
+    from crow.tools import Workspace
 
 __all__ = ["path_of", "with_contents"]
 

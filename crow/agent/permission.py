@@ -13,20 +13,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias
 from unicodedata import normalize
 
 from crow.agent.command_words import mentions, simple_words
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import JsonObject
-from crow.tools import Offer
+
+if TYPE_CHECKING:
+    from crow.domain.messages import JsonObject
+    from crow.tools import Offer
 
 __all__ = [
-    "MODES",
     "Allow",
     "Ask",
     "Decision",
-    "Mode",
     "Refuse",
     "Rule",
     "decide",
@@ -39,8 +39,6 @@ __all__ = [
     "user_rules",
 ]
 
-Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((.*\S.*)\))?", re.DOTALL)

@@ -230,7 +230,7 @@ def git_state(cwd: str) -> str:
 def small_text(path: Path) -> str:
     """A small file of a repository, which may be anything. :raises OSError: no regular file. :raises ValueError: no
     text."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"{path} is no regular file")

@@ -10,10 +10,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, Text
-from crow.tools.prompts import ServerPrompt, ServerPrompts
+
+if TYPE_CHECKING:
+    from crow.tools.prompts import ServerPrompt, ServerPrompts
 
 __all__ = ["CalledPrompt", "Filling", "called", "filled", "filling", "hint_of"]
 

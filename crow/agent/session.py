@@ -19,7 +19,6 @@ import anyio.abc
 import anyio.lowlevel
 
 from crow.agent import Client, commands, new_message_id
-from crow.agent.adapters import Adapters
 from crow.agent.branch import Branch
 from crow.agent.choices import set_mode, set_model, set_option
 from crow.agent.compaction.gauge import Gauge, gauge_on
@@ -31,13 +30,14 @@ from crow.domain.errors import CrowError, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
-from crow.llm import ModelInfo
 from crow.store import SessionChanges, Tail
-from crow.tools import McpServer, Workspace
 
 if TYPE_CHECKING:
+    from crow.agent.adapters import Adapters
     from crow.agent.turn import Turn
     from crow.agent.turns import Turns
+    from crow.llm import ModelInfo
+    from crow.tools import McpServer, Workspace
     from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Session"]

@@ -7,21 +7,30 @@ turn must not enclose what outlives the turn. What became of the servers is told
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import anyio
 
 from crow.agent import Client, new_message_id
-from crow.agent.adapters import Adapters, WaitableToolbox
+from crow.agent.adapters import Adapters
 from crow.agent.branch import Branch
 from crow.agent.delegate import SubAgents
 from crow.agent.recall import BranchLog
 from crow.domain.entries import NewEntry, PlanItem, Remark
 from crow.domain.errors import CrowError
 from crow.domain.events import CommandsChanged, NoticeShown
-from crow.tools import McpServer, Ports, ServerStatus, Workspace
-from crow.tools.prompts import ServerPrompt
+from crow.tools import McpServer, Ports, ServerStatus, Toolbox, Workspace
+from crow.tools.prompts import ServerPrompt, ServerPrompts
 
-__all__ = ["CurrentPlan", "Toolset"]
+__all__ = ["CurrentPlan", "Toolset", "WaitableToolbox"]
+
+
+class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
+    """A toolbox whose servers start in the background."""
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every server is ready or has failed, at most so long."""
+        ...
 
 
 class CurrentPlan:

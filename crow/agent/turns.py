@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import Client, new_message_id
-from crow.agent.adapters import Adapters, WaitableToolbox
+from crow.agent.adapters import Adapters
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
@@ -28,7 +28,7 @@ from crow.agent.compaction.gauge import Gauge, gauge_on
 from crow.agent.compaction.hooks import Hooks
 from crow.agent.delegate import SubAgents
 from crow.agent.server_prompts import CalledPrompt, filled
-from crow.agent.toolset import Toolset
+from crow.agent.toolset import Toolset, WaitableToolbox
 from crow.agent.turn import Turn
 from crow.agent.unstored import Unstored
 from crow.agent.waiter import Waiter

@@ -149,6 +149,8 @@ def _trace(options: argparse.Namespace) -> int:
     verdict = check(read_recording(options.file))
     for fault in verdict.faults:
         print(fault)
+    for fault in verdict.client_faults:
+        print(f"(the client, {fault})")
     if verdict.unanswered:
         print(f"(not answered when the recording ended: {', '.join(verdict.unanswered)})")
     print(f"{verdict.messages} messages, {len(verdict.faults)} faults")

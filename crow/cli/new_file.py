@@ -31,7 +31,7 @@ class NewFile:
     def __enter__(self) -> NewFile:
         """:raises ArgumentError: it cannot be made."""
         try:
-            number = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            number = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
             raise self._unwritable(error) from error
         self._file = open(number, "wb")  # it is closed when this context is left

@@ -54,7 +54,7 @@ WITHDRAWABLE = frozenset({"session/new", "session/fork", "session/load", "sessio
 class ConfigOptionRequest(BaseModel):
     """`session/set_config_option`, of either type of option."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
     session_id: str = Field(alias="sessionId")
     config_id: str = Field(alias="configId")
@@ -64,7 +64,7 @@ class ConfigOptionRequest(BaseModel):
 class PromptRequest(BaseModel):
     """`session/prompt` and `_session/steering`; the blocks are checked as they become parts."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
     session_id: str = Field(alias="sessionId")
     prompt: list[Any]

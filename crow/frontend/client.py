@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from acp import RequestError
@@ -18,16 +18,17 @@ from acp.connection import Connection
 
 from crow.agent import PermissionQuestion
 from crow.domain.conversation import Replay
-from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
 from crow.frontend.bounds import PART_BYTES, weight
-from crow.frontend.elicitation import elicitation_answer, elicitation_params
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
 from crow.frontend.replayed import Replayed
 from crow.frontend.server import Wire
 from crow.frontend.updates import Live
+
+if TYPE_CHECKING:
+    from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 
 __all__ = ["SessionClient"]
 
@@ -135,6 +136,9 @@ class SessionClient:
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
+        from crow.domain.elicitation import ElicitationAnswer
+        from crow.frontend.elicitation import elicitation_answer, elicitation_params
+
         params = elicitation_params(self._session_id, question)
         if params["mode"] not in self.elicits or weight(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")

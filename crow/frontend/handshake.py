@@ -61,7 +61,9 @@ def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
             "args": ["--setup"],
         }
         if caps.terminal_auth_by_meta:
-            command = {"label": "crow login", "command": sys.executable, "args": ["-m", "crow", "login"], "env": {}}
+            # -P: the terminal stands in a workspace, from which nothing may be imported.
+            start = ["-P", "-m", "crow", "login"]
+            command = {"label": "crow login", "command": sys.executable, "args": start, "env": {}}
             login["_meta"] = {"terminal-auth": command}
         methods.append(login)
     return methods

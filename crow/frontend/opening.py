@@ -10,13 +10,15 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.frontend.params import mcp_servers_from
 from crow.store import SessionRow
-from crow.tools import McpServer, StdioServer
+
+if TYPE_CHECKING:
+    from crow.tools import McpServer
 
 __all__ = ["NULLABLE", "Opening", "opening_from", "session_info", "with_users_own"]
 
@@ -66,6 +68,8 @@ def with_users_own(own: Sequence[McpServer], given: Sequence[McpServer]) -> tupl
 
 def address(server: McpServer) -> tuple[str, ...]:
     """What tells whether two servers are the same one."""
+    from crow.tools import StdioServer
+
     return (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crow.domain.errors import ArgumentError
-from crow.tools import HttpServer, McpServer, StdioServer
+
+if TYPE_CHECKING:
+    from crow.tools import McpServer
 
 __all__ = ["ClientCapabilities", "client_capabilities", "client_name", "mcp_servers_from"]
 
@@ -80,6 +82,8 @@ def mcp_servers_from(given: object) -> tuple[McpServer, ...]:
 def _server(where: str, entry: object) -> McpServer:
     if not isinstance(entry, dict):
         raise ArgumentError(f"{where} is {type(entry).__name__}; expected an object with name and command or url.")
+    from crow.tools import HttpServer, StdioServer
+
     name = _text(where, entry, "name")
     match entry.get("type"):
         case None | "stdio":

@@ -6,10 +6,12 @@ The ids of the options are their kinds. Whatever is no clear yes is a no. Knows 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from crow.agent import PermissionQuestion
 from crow.frontend.tool_calls import call_fields, diff_contents
+
+if TYPE_CHECKING:
+    from crow.agent import PermissionQuestion
 
 __all__ = ["PermissionAnswer", "permission_answer", "permission_params"]
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import anyio
@@ -21,23 +21,24 @@ import anyio.abc
 from acp.connection import Connection
 
 from crow.agent import new_session_id
-from crow.agent.adapters import Adapters
 from crow.agent.commands import COMMANDS
-from crow.agent.server_prompts import hint_of
 from crow.agent.session import Session
-from crow.agent.templates import Template
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import NoticeShown, OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.server import Wire
 from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, Store, Tail
-from crow.tools import McpServer, Workspace
-from crow.tools.prompts import ServerPrompt
+
+if TYPE_CHECKING:
+    from crow.agent.adapters import Adapters
+    from crow.agent.templates import Template
+    from crow.frontend.server import Wire
+    from crow.tools import McpServer, Workspace
+    from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Kit", "OpenSessions", "Opened"]
 
@@ -341,7 +342,10 @@ def command_list(templates: Sequence[Template], prompts: Sequence[ServerPrompt])
     """The slash commands, the user's own and those of servers, as `available_commands_update` lists them."""
     listed = [(spec.name, spec.description, spec.hint) for spec in COMMANDS]
     listed += [(template.name, template.description, template.hint) for template in templates]
-    listed += [(prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in prompts]
+    if prompts:
+        from crow.agent.server_prompts import hint_of
+
+        listed += [(prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in prompts]
     return [
         {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
         for name, description, hint in listed

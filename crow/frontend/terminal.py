@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from acp import RequestError
 
 from crow.frontend.asking import Ask, refusal_words
-from crow.tools import OnOutput
+
+if TYPE_CHECKING:
+    from crow.tools import OnOutput
 
 __all__ = ["EditorTerminals"]
 

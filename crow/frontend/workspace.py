@@ -12,16 +12,18 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from acp import RequestError
 
 from crow.frontend.asking import Ask, refusal_words
 from crow.frontend.bounds import PART_BYTES, weight
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.terminal import EditorTerminals
-from crow.tools import Command, FileStat, OnOutput, Workspace
+
+if TYPE_CHECKING:
+    from crow.frontend.params import ClientCapabilities
+    from crow.tools import Command, FileStat, OnOutput, Workspace
 
 __all__ = ["EditorWorkspace"]
 

@@ -38,7 +38,7 @@ def back_up(connection: sqlite3.Connection, path: Path) -> Backup:
         raise ArgumentError(f"{path} exists already. Name a file that does not, so that no backup is overwritten.")
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             sessions, entries = _copy(connection, part, path)
             part.rename(path)

@@ -90,6 +90,7 @@ class Database:
         (`asyncio.Task.cancel`) does not learn the result, but the transaction is whole all the same.
         """
         await checkpoint_if_cancelled()
+        self._check_open()
         with anyio.CancelScope(shield=True):
             mine = self._together.add(work)
             result = await self._run(self._writer, lambda connection: self._settle(connection, mine))
@@ -131,7 +132,12 @@ class Database:
         if scope.cancelled_caught:
             logger.warning("%s: closing took longer than %g s and was given up", self.path, _CLOSE_S)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable(f"{self.path} is closed.")
+
     async def _run(self, connection: Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_open()
         try:
             return await connection.run(work)
         except sqlite3.Error as error:
@@ -146,8 +152,7 @@ class Database:
             return self._reader
         async with self._reader_lock:
             if self._reader is None:
-                if self._is_closed:
-                    raise StoreUnavailable(f"{self.path} is closed.")
+                self._check_open()
                 reader = await Connection.open(self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
                 self._reader = reader
                 await self._run(reader, lambda connection: connection.execute("PRAGMA query_only = ON").close())
@@ -316,7 +321,7 @@ def _prepare(path: Path) -> None:
     try:
         _make_directory(path.parent)
         with suppress(FileExistsError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         mode = path.stat().st_mode
         if mode & 0o077 and path.is_file():
             path.chmod(mode & 0o700)

@@ -1,19 +1,21 @@
 """Waiting for other processes: a lock beside the database, and how long to be patient.
 
 Strategy: `flock` on a file of its own, tried again and again, since a wait inside the system could be ended neither by
-a deadline nor by the store's closing. It blocks: only ever used in the writer's thread. Knows no SQL.
+a deadline nor by the store's closing. It blocks: only ever used in the writer's thread. Where a system has no such
+locks, SQLite's own must do. Knows no SQL.
 """
 
 from __future__ import annotations
 
-import fcntl
+import importlib
 import logging
 import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from crow.domain.errors import StoreUnavailable
 
@@ -23,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 _CLOSING_PATIENCE_S = 0.4
 """Well above what processes that take turns keep each other waiting, and within what an editor grants to an exit."""
+
+fcntl: Any = None
+with suppress(ImportError):  # Windows
+    fcntl = importlib.import_module("fcntl")
 
 
 class Patience:
@@ -48,7 +54,7 @@ class FileLock:
         self._path = path
         self._patience = patience
         self._file: int | None = None
-        self._is_supported = True
+        self._is_supported = fcntl is not None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -76,7 +82,7 @@ class FileLock:
     def _open(self) -> int:
         path = f"{self._path}.lock"
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreUnavailable(
                 f"{path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"

@@ -109,6 +109,8 @@ def _start_of(pid: int) -> str | None:
 
 
 def _exists(pid: int) -> bool:
+    if os.name == "nt":  # signal 0 would reach the process there, as if somebody had pressed Ctrl-C
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -20,7 +20,11 @@ from crow.tools import FileStat
 __all__ = ["file_stat", "read_file", "replace_file"]
 
 TRIES = 3
-FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
+FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
+HOLDS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
+"""Whether this system keeps a directory open, to do things in it wherever its path leads by then."""
 
 
 def file_stat(path: Path) -> FileStat:
@@ -38,7 +42,7 @@ def file_stat(path: Path) -> FileStat:
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
     """At most `limit` bytes from `start` on. :raises OSError: also of what is no regular file."""
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) as handle:
+    with opened(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "It is no regular file", str(path))
         with open(handle, "rb", closefd=False) as file:
@@ -52,17 +56,29 @@ def replace_file(path: Path, data: bytes) -> None:
     :raises OSError: nothing has changed then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with opened(path.parent, FOLDER) as folder:
-        temporary = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp"
+    with held(path.parent) as folder:
+        temporary, target = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp", path.name
+        if folder is None:
+            temporary, target = str(path.parent / temporary), str(path)
         try:
-            write_whole(temporary, folder, data, like=present(path.name, folder))
-            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            write_whole(temporary, folder, data, like=present(target, folder))
+            os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException as error:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
             if isinstance(error, OSError):  # of the file that is meant, not of the one on the way
                 raise OSError(error.errno, error.strerror, str(path)) from None
             raise
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[int | None]:
+    """A directory, open; None where the system opens none. :raises OSError: as `opened`."""
+    if HOLDS_FOLDERS:
+        with opened(folder, FOLDER) as handle:
+            yield handle
+    else:
+        yield None
 
 
 @contextmanager
@@ -86,8 +102,8 @@ def is_still_at(path: Path, handle: int) -> bool:
         return False
 
 
-def present(name: str, folder: int) -> os.stat_result | None:
-    """The regular file of this name in a directory, None if there is none."""
+def present(name: str, folder: int | None) -> os.stat_result | None:
+    """The regular file of this name in a directory (None: a whole path), None if there is none."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -95,12 +111,12 @@ def present(name: str, folder: int) -> os.stat_result | None:
     return found if modes.S_ISREG(found.st_mode) else None
 
 
-def write_whole(name: str, folder: int, data: bytes, *, like: os.stat_result | None) -> None:
+def write_whole(name: str, folder: int | None, data: bytes, *, like: os.stat_result | None) -> None:
     """Make a file that is on disk when this returns, with the mode and as far as possible the owner of another."""
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
     with open(handle, "wb") as file:
         file.write(data)
-        if like is not None:
+        if like is not None and hasattr(os, "fchown"):
             made = os.fstat(handle)
             if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
                 with suppress(PermissionError):

@@ -194,6 +194,7 @@ class Connection:
                 self._starting.deadline = math.inf
                 self._client = client
                 self.was_ready, self._ready_at = True, time.monotonic()
+                self.shelf.begin()
                 await self._settle("ready", "")
                 try:
                     await self._attend(client)

@@ -45,25 +45,25 @@ class PromptShelf:
         self._on_change = on_change
         self._changed = anyio.Event()
 
+    def begin(self) -> None:
+        """A new life of the server begins, of which nothing is known yet."""
+        self.known = anyio.Event()
+
     def change(self) -> None:
         """The server says that its listing has changed."""
         self._changed.set()
 
     async def keep(self, client: Client) -> None:
         """List what a new client's server has, and again with each change, until cancelled."""
-        try:
-            while True:
-                self._changed = anyio.Event()
-                found = await self._look(client)
-                self.known.set()
-                if found != self.listed:
-                    self.listed = found
-                    if self._on_change is not None:
-                        await self._on_change()
-                await self._changed.wait()
-        finally:
-            if self.known.is_set():  # who waits already waits for the next server's answer
-                self.known = anyio.Event()
+        while True:
+            self._changed = anyio.Event()
+            found = await self._look(client)
+            self.known.set()
+            if found != self.listed:
+                self.listed = found
+                if self._on_change is not None:
+                    await self._on_change()
+            await self._changed.wait()
 
     async def fill(self, client: Client, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :meth:`crow.tools.prompts.ServerPrompts.fill`."""

@@ -20,6 +20,7 @@ import anyio.to_thread
 
 __all__ = ["Process", "start"]
 
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows one way to end a process
 KILL_S = 0.3  # for the loop to hear of a killed child; only an unkillable one takes so long
 POLL_S = 0.01
 DRAIN_S = 0.2
@@ -68,15 +69,18 @@ class Process(asyncio.SubprocessProtocol):
             pipe.resume_reading()
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group; one that is gone is fine."""
+        """Signal the whole group, or where there are no groups the child; one that is gone is fine."""
         # gone, or become somebody else's by a set-uid program
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            if hasattr(os, "killpg"):
+                os.killpg(self.pid, number)
+            else:
+                self._opened().send_signal(number)
 
     async def is_alive(self) -> bool:
         """Whether anything of the group still runs."""
-        if not self.exited.is_set():
-            return True
+        if not self.exited.is_set() or not hasattr(os, "killpg"):
+            return not self.exited.is_set()
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -95,7 +99,7 @@ class Process(asyncio.SubprocessProtocol):
                 gone = True
         finally:
             if not gone:
-                self.signal(signal.SIGKILL)
+                self.signal(KILL)
                 with anyio.move_on_after(KILL_S, shield=True):
                     await self.exited.wait()
             self.close()

@@ -82,7 +82,7 @@ def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
 
 def bounded_text(path: Path, limit: int) -> str:
     """The beginning of a regular file. :raises OSError: there is none, or it is something else."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")

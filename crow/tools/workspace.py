@@ -61,7 +61,9 @@ class DiskWorkspace:
         self._cwd = Path(cwd)
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._hidden = frozenset(hidden_variables)
-        self._shell = found_program("bash", self.contains) or "/bin/sh"  # models write for bash
+        bash = found_program("bash", self.contains)  # models write for bash
+        plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
+        self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
 
     @property
@@ -113,7 +115,7 @@ class DiskWorkspace:
         retained = Retained(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await start(
-            [self._shell, "-c", command],
+            [*self._shell, command],
             cwd=self._cwd,
             env=self._environment(),
             on_output=lambda data: retained.feed(decoder.decode(data)),
@@ -137,7 +139,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return await start(
-            [self._shell, "-c", command],
+            [*self._shell, command],
             cwd=self._cwd,
             env=self._environment(),
             on_output=lambda data: on_output(decoder.decode(data)),

@@ -1,7 +1,7 @@
 """A whole recording put to the judges.
 
-Strategy: each message is judged on its own and by its place; a fault is noted with its line and the next message is
-judged all the same. What was still open when the recording ended is told, not held against it.
+Strategy: each message is judged on its own and by its place; a fault is noted with its line and the side whose it is,
+and the next message is judged all the same. What was still open when the recording ended is told, not held against it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ LINE_BYTES = 32 * 1024 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """`faults` as `line 12: words`; `unanswered`: the requests without an answer at the end, as `method (id)`."""
+    """`faults` of the agent as `line 12: words`, `client_faults` likewise; `unanswered`: the requests without an answer
+    at the end, as `method (id)`."""
 
     messages: int = 0
     faults: list[str] = field(default_factory=list)
+    client_faults: list[str] = field(default_factory=list)
     unanswered: tuple[str, ...] = ()
 
 
@@ -40,7 +42,8 @@ def check(recording: Iterable[Recorded]) -> Verdict:
             try:
                 rule.check(recorded.sender, recorded.message)
             except WireFault as fault:
-                verdict.faults.append(f"line {recorded.line}: {fault}")
+                faults = verdict.faults if recorded.sender == "agent" else verdict.client_faults
+                faults.append(f"line {recorded.line}: {fault}")
                 break
     verdict.unanswered = judge.unanswered()
     return verdict

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.command_words import mentions, simple_words
-from crow.agent.permission import MODES, Allow, Ask, Refuse, decide, rule_for, user_rules
+from crow.agent.modes import MODES
+from crow.agent.permission import Allow, Ask, Refuse, decide, rule_for, user_rules
 from crow.domain.entries import Announcement
 from crow.tools import Access, Offer
 

@@ -103,7 +103,7 @@ async def test_the_login_program_is_offered_to_clients_that_run_one(crow: StartC
         assert [method["id"] for method in (await agent.initialize())["authMethods"]] == ["configured"]
         _, login = (await agent.initialize(**TERMINAL_AUTH))["authMethods"]
         assert (login["type"], login["args"]) == ("terminal", ["--setup"])
-        assert login["_meta"]["terminal-auth"]["args"] == ["-m", "crow", "login"]
+        assert login["_meta"]["terminal-auth"]["args"] == ["-P", "-m", "crow", "login"]
         code, message = await failed(agent.request("authenticate", {"methodId": "login"}))
         assert (code, '"configured"' in message) == (-32602, True)
 

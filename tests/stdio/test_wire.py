@@ -278,6 +278,15 @@ async def test_a_database_that_cannot_be_used_is_named(crow: StartCrow, unusable
         assert (code, str(unusable_database) in message) == (-32603, True)
 
 
+async def test_nothing_is_imported_from_the_workspace(crow: StartCrow, place: Path) -> None:
+    (place / "h2.py").write_text("raise SystemExit('imported')\n")
+    (place / "httpx2.py").write_text("raise SystemExit('imported')\n")
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
+
+
 async def test_a_stray_print_and_a_stray_write_never_reach_the_protocol(
     crow: StartCrow, place: Path, tmp_path: Path
 ) -> None:
@@ -344,3 +353,41 @@ async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, p
         transport.get_pipe_transport(1).close()
         await asyncio.wait_for(agent._process.wait(), 10)
         assert agent.returncode == 0
+
+
+POOR_SYSTEM = """
+import asyncio, concurrent.futures, importlib, multiprocessing, os, signal, socket, subprocess, tempfile
+
+real = importlib.import_module
+
+def poor(name, package=None):
+    if name == "fcntl":
+        raise ImportError(name)
+    return real(name, package)
+
+importlib.import_module = poor
+for name in ("killpg", "O_CLOEXEC", "O_NONBLOCK", "O_NOFOLLOW", "O_DIRECTORY", "fchmod", "fchown"):
+    delattr(os, name)
+del signal.SIGKILL
+"""
+"""Takes away what only some systems have, behind the back of the libraries that ask for it by name."""
+
+
+async def test_a_system_without_posix_calls_serves_tools_commands_and_cancel(
+    crow: StartCrow, place: Path, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(POOR_SYSTEM)
+    async with crow(env={"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, _meta={"crow": {"alias": "poor"}})
+        await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
+        await agent.prompt(session, "read README.md then write a.txt: one then run echo two")
+        assert "Twigs" in agent.text(session)
+        assert agent.text(session).endswith("two")
+        assert (place / "a.txt").read_text() == "one\n"
+        call = await agent.start_prompt(session, "run sleep 60")
+        await agent.wait_for_update("tool_call_update", status="in_progress", since=call.index)
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert await call.result() == {"stopReason": "cancelled"}

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
@@ -83,6 +84,15 @@ async def test_the_journal_is_the_one_asked_for_and_closing_leaves_one_file(tmp_
         assert connection.execute("PRAGMA journal_mode").fetchone() == (journal_mode,)
     await store.close()
     assert set(os.listdir(tmp_path)) - {"crow.db.lock"} == {"crow.db"}
+
+
+async def test_what_comes_while_the_store_closes_is_refused_by_name(tmp_path: Path):
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.close)
+        await anyio.lowlevel.checkpoint()
+        with pytest.raises(StoreUnavailable, match="is closed"):
+            await store.create_session(new_session())
 
 
 async def test_commits_are_flushed_and_only_the_store_makes_checkpoints(sqlite_store: SqliteStore):

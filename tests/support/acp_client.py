@@ -270,8 +270,8 @@ class CrowProcess:
             await asyncio.wait(self._readers)
 
     async def _send(self, message: dict[str, Any]) -> None:
-        self._judge.check("client", message)
-        self._order.check("client", message)
+        for rule in (self._judge, self._order, self._house):
+            rule.check("client", message)
         self.log.append(Logged("client", message))
         await self.send_raw(json.dumps(message, ensure_ascii=False).encode() + b"\n")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -73,6 +74,7 @@ def requests(cwd: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         "session/new": where,
         "session/load": where | {"sessionId": session},
         "session/resume": where | {"sessionId": session},
+        "session/fork": where | {"sessionId": session},
         "session/list": {"cursor": scalar},
         "session/close": {"sessionId": session},
         "session/delete": {"sessionId": st.just("nobody")},
@@ -92,7 +94,8 @@ def requests(cwd: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     )
 
 
-kind = st.integers(0, 15)
+kind = st.integers(0, 18)
+other_ids = st.sampled_from([1, "1", -1, 2**63, "", "a", "\ud800", "i" * 1000, "i" * 2000, 1.0, True, {}])
 
 
 @st.composite
@@ -130,7 +133,17 @@ def lines(draw: st.DrawFn, good: st.SearchStrategy[tuple[str, dict[str, Any]]]) 
             depth = draw(st.sampled_from([50, 150, 500, 20_000]))
             return b'{"jsonrpc":"2.0","id":0,"method":"x","params":' + b"[" * depth + b"]" * depth + b"}"
         case 14:
-            message["params"] = params | {"huge": "x" * draw(st.sampled_from([5_000, 5_000, 200_000]))}
+            message["params"] = params | {
+                "huge": "x" * draw(st.sampled_from([5_000, 5_000, 5_000, 200_000, 1_100_000]))
+            }
+        case 15 if params:
+            params[draw(st.sampled_from(sorted(params)))] = "x" * draw(st.sampled_from([*[5_000] * 9, 1_100_000]))
+        case 16:
+            message["id"] = draw(other_ids)
+        case 17:
+            message = {"jsonrpc": "2.0", "id": draw(other_ids), "result": draw(junk), "error": draw(junk)}
+        case 18:
+            return b"[" + json.dumps(message).encode() + b"]" * draw(st.integers(0, 2))
         case _:
             pass
     return json.dumps(message, ensure_ascii=draw(st.booleans())).encode(errors="replace")
@@ -282,6 +295,10 @@ def named(line: bytes) -> tuple[int | str | None, bool]:
     if not isinstance(message, dict):
         return None, False
     request_id = message.get("id")
+    if isinstance(request_id, str):
+        request_id = re.sub("[\ud800-\udfff]", "\ufffd", request_id)
+        if len(request_id) > 1000:
+            return None, False
     if isinstance(request_id, bool) or not isinstance(request_id, int | str):
         return None, False
     return request_id, isinstance(message.get("method"), str) and line.count(b"[") <= 200

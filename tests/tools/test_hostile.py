@@ -12,7 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.permission import MODES, Allow, decide
+from crow.agent.modes import MODES
+from crow.agent.permission import Allow, decide
 from crow.agent.prompt import build_prompt, facts_now
 from crow.tools import Ports, StdioServer
 from crow.tools.mcp_client import open_toolbox

@@ -8,6 +8,7 @@ import pytest
 
 from crow.trace.order import Order
 from crow.trace.schema import Judge, WireFault, check_update
+from tests.support.house_rules import HouseRules
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "pending"}
@@ -114,3 +115,71 @@ def test_a_message_out_of_form_or_order_is_caught(messages: list[tuple[str, dict
     judged(*messages[:-1])
     with pytest.raises(WireFault):
         judged(*messages)
+
+
+CHUNK = update(sessionUpdate="agent_message_chunk", content=TEXT, messageId="m")
+ENDED = update(sessionUpdate="tool_call_update", toolCallId="c", status="completed")
+ASKED = asked(0, "session/request_permission", sessionId="s", toolCall={"toolCallId": "c"}, options=[])
+BUSY: list[tuple[str, dict[str, Any]]] = [
+    *OPEN,
+    ("agent", update(sessionUpdate="usage_update", used=1, size=2)),
+    PROMPT,
+    ("agent", CHUNK),
+    ("agent", update(**CALL)),
+    ("agent", ASKED),
+    ("client", answered(0, outcome={"outcome": "cancelled"})),
+    ("agent", ENDED),
+    END,
+    ("client", asked(3, "session/load", sessionId="s", cwd="/w", mcpServers=[])),
+    ("agent", update(sessionUpdate="user_message_chunk", content=TEXT, messageId="u")),
+    ("agent", update(**CALL)),
+    ("agent", ENDED),
+    ("agent", answered(3)),
+]
+
+
+def without(*places: int) -> list[tuple[str, dict[str, Any]]]:
+    return [message for place, message in enumerate(BUSY) if place not in places]
+
+
+def moved(place: int, to: int) -> list[tuple[str, dict[str, Any]]]:
+    rest = without(place)
+    return [*rest[:to], BUSY[place], *rest[to:]]
+
+
+def test_a_busy_recording_passes() -> None:
+    judged(*BUSY)
+
+
+@pytest.mark.parametrize(
+    "doctored",
+    [
+        moved(2, 1),  # an update before the answer that creates the session
+        moved(9, 4),  # the turn's answer before its updates
+        moved(6, 5),  # a permission asked about before the call is announced
+        moved(6, 8),  # ... and after it is over
+        without(5),  # a call that was never announced
+        without(8),  # a call that never ends
+        without(13),  # ... in a replay
+        moved(13, 12),  # an update before its announcement, in a replay
+        moved(14, 11),  # the load's answer before its replay
+        [*BUSY[:6], BUSY[5], *BUSY[6:]],  # a call announced twice
+        [*BUSY[:10], BUSY[9], *BUSY[10:]],  # a request answered twice
+        [*BUSY[:4], ("agent", BUSY[11][1]), *BUSY[4:]],  # the user's words, sent back
+        [*BUSY[:9], ("agent", update(sessionUpdate="tool_call_update", toolCallId="c", status="in_progress")), BUSY[9]],
+        [*BUSY[:1], ("agent", answered(1, sessionId="s", modes={})), *BUSY[2:]],
+    ],
+)
+def test_each_rule_finds_its_fault_in_a_doctored_recording(doctored: list[tuple[str, dict[str, Any]]]) -> None:
+    with pytest.raises(WireFault):
+        judged(*doctored)
+
+
+def test_a_message_that_goes_on_behind_a_tool_call_breaks_a_promise() -> None:
+    house = HouseRules()
+    house.check("agent", CHUNK)
+    house.check("agent", update(**CALL))
+    with pytest.raises(WireFault):
+        house.check("agent", CHUNK)
+    house.check("client", asked(3, "session/load", sessionId="s"))
+    house.check("agent", CHUNK)

@@ -92,6 +92,17 @@ def test_what_is_no_message_is_a_fault_of_the_agent_with_its_line(tmp_path: Path
     assert fault.startswith("line 3: ")
 
 
+def test_what_the_client_does_wrong_is_told_but_not_held_against_the_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [*BARE[:5], BARE[6], {"jsonrpc": "2.0", "id": 2, "result": None}, BARE[7]]
+    recorded = [{"from": "agent" if n in (1, 3, 5, 7) else "client", "message": m} for n, m in enumerate(messages)]
+    assert main(["trace", "check", str(written(tmp_path / "null.jsonl", recorded))]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("(the client, line 7: $: None is not of type 'object'")
+    assert told.endswith("8 messages, 0 faults\n")
+
+
 def test_a_missing_recording_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "show", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from crow.agent.commands.desk import Desk, Handler
-from crow.agent.permission import MODES
+from crow.agent.modes import MODES
 from crow.domain.errors import ArgumentError
 
 __all__ = ["CHOOSING_COMMANDS"]

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from crow.agent.branch import Branch
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
 from crow.agent.compaction.measuring import Measure, believed_input, measure, silent_cut
 from crow.agent.compaction.window import Window
-from crow.domain.conversation import Context
 from crow.domain.entries import Assistant
-from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.llm import EndpointMemory, ModelInfo
 from crow.store import SessionChanges
+
+if TYPE_CHECKING:
+    from crow.agent.branch import Branch
+    from crow.domain.conversation import Context
+    from crow.domain.errors import ContextOverflow
+    from crow.llm import EndpointMemory, ModelInfo
 
 __all__ = ["Gauge", "gauge_on"]
 

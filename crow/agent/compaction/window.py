@@ -8,9 +8,11 @@ protocol only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from crow.domain.errors import ContextOverflow
-from crow.llm import EndpointMemory, ModelInfo
+if TYPE_CHECKING:
+    from crow.domain.errors import ContextOverflow
+    from crow.llm import EndpointMemory, ModelInfo
 
 __all__ = ["DEFAULT_WINDOW", "Window", "window_of"]
 

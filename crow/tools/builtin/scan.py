@@ -84,6 +84,8 @@ def end_by_itself(seconds: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     except (ImportError, ValueError, OSError):  # no such limits here, or a stricter one already
         pass
+    if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
+        return
     answer = select.poll()
     answer.register(1, 0)  # told of errors alone: of a pipe, that its other end is closed
 
@@ -274,7 +276,7 @@ def answer_of(command: list[str]) -> tuple[int, bytes]:
 def text_of(name: str) -> str | None:
     """The text of a regular file; "" for what is none, None for one that is too large."""
     try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return ""
     try:
