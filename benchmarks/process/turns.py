@@ -96,6 +96,9 @@ def steps(bench: Bench) -> list[Row]:
     for floor in (None, "raw", "sdk"):
         with bench.session(floor=floor) as (agent, session):
             for tool in (READ, SHELL):
+                agent.prompt(session, prompt(calls=1, **tool))
+                for _ in range(2):
+                    bench.endpoint.wait()
                 agent.settle(PAUSE_S)
                 agent.prompt(session, prompt(calls=STEPS, **tool))
                 served = [bench.endpoint.wait() for _ in range(STEPS + 1)]
