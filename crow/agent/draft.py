@@ -112,7 +112,7 @@ class Draft:
             if self._pending and not self._showing and is_due:
                 await self._show()
                 continue
-            self._save_if_due(now)
+            self._save_if_due()
             self._wakes_at = self._next()
             self._wake = anyio.Event()
             with anyio.move_on_after(self._wakes_at - now):
@@ -135,8 +135,7 @@ class Draft:
                 await self._publish(delta)
         finally:
             self._showing = False
-        self._shown_at = now = time.monotonic()
-        self._save_if_due(now)
+        self._shown_at = time.monotonic()
 
     async def _publish(self, delta: Delta) -> None:
         match delta:
@@ -145,6 +144,7 @@ class Draft:
             case ThoughtDelta(text=text):
                 self._thoughts.append(text)
                 self._unsaved_thought.append(text)
+                self._save_if_due()
                 await self._branch.publish(ThoughtShown(message_id=self.message_id, text=text))
             case Retrying(reason=reason, wait_s=wait_s):
                 if self._told_of_retry:
@@ -157,15 +157,16 @@ class Draft:
         if text:
             self._shown.append(text)
             self._unsaved_text.append(text)
+            self._save_if_due()  # now, since a client that does not read may keep this from going on
             await self._branch.publish(TextShown(message_id=self.message_id, text=text))
 
-    def _save_if_due(self, now: float) -> None:
+    def _save_if_due(self) -> None:
         if self._ended or self._tasks is None:
             return  # the whole answer is about to be stored
         if self._saved is not None or not (self._unsaved_text or self._unsaved_thought):
             return
         due = self._saved_at + SAVE_EVERY_S
-        if now >= due:
+        if (now := time.monotonic()) >= due:
             self._saved_at, self._saved = now, anyio.Event()
             self._tasks.start_soon(self._save, self._tasks.cancel_scope, self._saved)
         elif due < self._wakes_at:
@@ -183,7 +184,7 @@ class Draft:
         finally:
             self._saved = None
             saved.set()
-        self._save_if_due(time.monotonic())
+        self._save_if_due()
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

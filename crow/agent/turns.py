@@ -24,8 +24,9 @@ from crow.agent.commands import Typed
 from crow.agent.commands.answering import answer
 from crow.agent.commands.desk import Desk
 from crow.agent.compaction.compactor import Compactor, Helpers
-from crow.agent.compaction.gauge import Gauge, gauge_on
+from crow.agent.compaction.gauge import gauge_on
 from crow.agent.compaction.hooks import Hooks
+from crow.agent.compaction.window import Window
 from crow.agent.delegate import SubAgents
 from crow.agent.server_prompts import CalledPrompt, filled
 from crow.agent.toolset import Toolset, WaitableToolbox
@@ -185,7 +186,7 @@ class Turns:
             raise glance.failure
         await self.tools.name_failed(toolbox.servers())
         await self.briefing.begin_turn(toolbox.specs())
-        return await self._make_compactor(self._branch, model, self.briefing), toolbox
+        return await self._make_compactor(self._branch, model, self.briefing, glance.window), toolbox
 
     async def _look(self, toolbox: WaitableToolbox, glance: Glance) -> None:
         glance.is_taken = True
@@ -193,15 +194,19 @@ class Turns:
             with glance.scope:
                 await toolbox.wait_ready(SERVER_GRACE_S)
                 await self.briefing.look(toolbox.servers(), toolbox.skills())
+                window = Window(self._adapters.store)
+                await window.look_up(self._adapters.info(self._branch.row.model))
+                glance.window = window
         except Exception as error:  # noqa: BLE001  # the turn that needs it raises it
             glance.failure = error
         finally:
             glance.done.set()
 
-    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
-        gauge: Gauge = await gauge_on(
-            branch, lambda: model.info, self._adapters.settings.compaction, self._adapters.store
-        )
+    async def _make_compactor(
+        self, branch: Branch, model: Model, briefing: Briefing, window: Window | None = None
+    ) -> Compactor:
+        settings = self._adapters.settings.compaction
+        gauge = await gauge_on(branch, lambda: model.info, settings, self._adapters.store, window=window)
         other = gauge.settings.compact_model if gauge.settings.compact_model != branch.row.model else ""
         helpers = Helpers(
             fresh_prompt=briefing.fresh_prompt,
@@ -218,4 +223,5 @@ class Glance:
         self.is_taken = False
         self.done = anyio.Event()
         self.scope = anyio.CancelScope()
+        self.window: Window | None = None
         self.failure: Exception | None = None

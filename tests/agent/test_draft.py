@@ -98,6 +98,23 @@ async def test_pieces_go_on_being_shown_while_a_save_is_under_way() -> None:
     assert branch.saved == [("a", "")]
 
 
+async def test_what_a_client_does_not_read_is_saved_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0)
+    monkeypatch.setattr(drafts, "SAVE_EVERY_S", 0.01)
+    branch, say = Branch(), Say(text=["a", "b"], hold=anyio.Event())
+    draft = draft_on(branch)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(draft.follow, ScriptedStream(say))
+            while branch.text() != "a":
+                await anyio.lowlevel.checkpoint()
+            branch.gate = anyio.Event()
+            while "".join(text for text, _ in branch.saved) != "ab":
+                await anyio.lowlevel.checkpoint()
+            assert branch.text() == "a"
+            tasks.cancel_scope.cancel()
+
+
 async def test_nothing_is_shown_while_a_save_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "LATE_SAVE_S", 0)
     monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0)

@@ -133,10 +133,17 @@ class Gauge:
 
 
 async def gauge_on(
-    branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, memory: EndpointMemory
+    branch: Branch,
+    info: Callable[[], ModelInfo],
+    settings: CompactionSettings,
+    memory: EndpointMemory,
+    *,
+    window: Window | None = None,
 ) -> Gauge:
-    """The gauge of a session's branch; `settings` hold unless the session was told otherwise."""
-    window = Window(memory)
-    await window.look_up(info())
+    """The gauge of a session's branch; `settings` hold unless the session was told otherwise. `window` serves if it has
+    looked up the same model."""
+    if window is None or not window.is_of(info()):
+        window = Window(memory)
+        await window.look_up(info())
     auto = branch.row.config.get("auto_compact")
     return Gauge(branch, info, replace(settings, auto=auto) if isinstance(auto, bool) else settings, window)

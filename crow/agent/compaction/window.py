@@ -50,6 +50,10 @@ class Window:
             self._facts = await self._memory.learned(*endpoint_and_model(info))
         self._endpoint, self._declared = info.endpoint, declared_window(info, self._facts)
 
+    def is_of(self, info: ModelInfo) -> bool:
+        """Whether it has looked up this model, declared as it is now."""
+        return (self._endpoint, self._declared) == (info.endpoint, declared_window(info, self._facts))
+
     def tokens(self, info: ModelInfo) -> int:
         """The window as it is taken now."""
         if info.endpoint != self._endpoint:
