@@ -147,7 +147,13 @@ class Database:
             raise explanation from error
 
     async def _open_reader(self) -> Connection:
-        """The reader, opened when first needed: a new session does not read."""
+        """The reader, opened when first needed: a new session does not read.
+
+        Without a WAL the writer reads: two connections would keep each other waiting, and where the disk's locks do not
+        hold either, one would take the other's journal for one that a dead process left, and roll it back.
+        """
+        if self.journal_mode != "wal":
+            return self._writer
         if self._reader is not None:
             return self._reader
         async with self._reader_lock:
