@@ -203,10 +203,11 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 
 
 def _is_here(connection: sqlite3.Connection, block: Block) -> bool:
-    """Whether the conversation is here: imported before from the same lines, or under one of its sessions' ids."""
+    """Whether the conversation is here: imported before from the same lines, or under one of its sessions' ids. A fork
+    alone, made of an import whose sessions are gone, is another conversation's."""
     same = connection.execute(
         "SELECT 1 FROM imports i JOIN sessions s ON s.conversation = i.conversation AND s.deleted_ms IS NULL"
-        " WHERE i.hash = ?",
+        " WHERE i.hash = ? AND s.forked_from IS NULL",
         (block.hash,),
     ).fetchone()
     is_here = same is not None
