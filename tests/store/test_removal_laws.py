@@ -159,4 +159,4 @@ def test_what_is_left_after_any_life_is_whole_and_nothing_else(steps: list[tuple
 
 async def test_a_session_comes_back_from_its_file_though_a_fork_of_it_is_still_here() -> None:
     """The fork keeps the conversation of an import, whose session is gone."""
-    await live([("new", 0, 0), ("travel", 0, 0), ("fork", 0, 0), ("travel", 0, 0)])
+    await live([("new", 0, 0), ("travel", 0, 0), ("fork", 0, 0), ("travel", 1, 0)])
