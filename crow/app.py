@@ -71,6 +71,9 @@ def upkeep_of(store: SqliteStore) -> Upkeep:
 async def serve(loaded: Loaded) -> int:
     """Serve ACP on stdin and stdout until stdin ends; the exit code."""
     with importing():
+        # What opens a session, too: the request behind `initialize` does, and here the collector rests.
+        import crow.store.sqlite
+        import crow.tools.workspace  # noqa: F401
         from crow.frontend.agent import AcpAgent
         from crow.frontend.server import serve as serve_connection
         from crow.frontend.transport import StdioTransport, claim_stdio
@@ -82,15 +85,6 @@ async def serve(loaded: Loaded) -> int:
         await wiring.close()
     gc.freeze()  # else the interpreter's last collection walks all that was imported: 250 ms of an exit
     return 0
-
-
-def prepare() -> None:
-    """Import what opening a session needs."""
-    with importing():
-        import crow.agent.permission
-        import crow.llm.endpoint
-        import crow.store.sqlite
-        import crow.tools.workspace  # noqa: F401
 
 
 @contextmanager
@@ -132,7 +126,6 @@ class Wiring:
             adapters=self._adapters,
             workspace=self._workspace,
             check=lambda: self._check(models[0] if models else ""),
-            prepare=prepare,
             warm_up=self._imports.load,
             more_models=self._more_models,
             models=models,

@@ -100,7 +100,6 @@ class AcpAgent:
 
     def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
-        self._wire = wire
         self._sessions.attach(connection, wire, tasks)
         tasks.start_soon(self._idle.run)
 
@@ -172,7 +171,6 @@ class AcpAgent:
     async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         self._sessions.caps = client_capabilities(params)
         logger.info("Client: %s", client_name(params) or "not named")
-        self._wire.after_response(self._kit.prepare)  # while the editor reads the answer
         return initialize_answer(self._kit.version, self._sessions.caps)
 
     async def _authenticate(self, params: dict[str, Any]) -> dict[str, Any]:

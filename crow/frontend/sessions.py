@@ -53,8 +53,8 @@ class Kit:
     nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
     they were told otherwise, `editor_terminals` whether commands run in the editor's terminals. `servers` are
-    the user's own, for every session. `log_hint` says where the log is. `prepare` imports what opening a session needs,
-    `warm_up`, off the event loop, what a prompt needs.
+    the user's own, for every session. `log_hint` says where the log is. `warm_up`
+    imports, off the event loop, what a prompt needs.
     """
 
     version: str
@@ -62,7 +62,6 @@ class Kit:
     adapters: Callable[[Store], Adapters]
     workspace: Callable[[str, Sequence[str]], Workspace]
     check: Callable[[], None]
-    prepare: Callable[[], None]
     warm_up: Callable[[], Awaitable[None]]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     models: Sequence[str]

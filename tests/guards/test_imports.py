@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 ABSENT = {
-    "openai", "mcp", "mcp_types", "aiosqlite", "sqlite3", "jsonschema", "rich", "httpx", "httpx2", "platformdirs",
+    "openai", "mcp", "mcp_types", "jsonschema", "rich", "httpx", "httpx2", "platformdirs",
     "tomllib",
     "crow.llm.chat_completions", "crow.llm.parser", "crow.llm.offline", "crow.llm.encode", "crow.tools.mcp_client",
-    "crow.tools.builtin", "crow.store.sqlite", "crow.store.codec", "crow.doctor", "crow.demo", "crow.trace.schema",
+    "crow.tools.builtin", "crow.agent.turns", "crow.agent.turn", "crow.doctor", "crow.demo", "crow.trace.schema",
 }  # fmt: skip
 """Each of them waits until somebody needs it."""
 
-MOST_MODULES = 80
-MOST_DATACLASSES = 132
+MOST_MODULES = 98
+MOST_DATACLASSES = 120
 """Of crow's own; every dataclass is compiled when it is imported. Raise these only with the figure in mind."""
 
 AT_THE_ANSWER = """
