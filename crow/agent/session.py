@@ -248,6 +248,8 @@ class Session:
     async def _keep_tools(self) -> None:
         """Open the tools when they are first wanted, and close them in the same task, outside of any turn's scope."""
         await self._tools_wanted.wait()
+        if self._closing:
+            return
         with suppress(Exception):  # told by each turn that needs the tools
             await self._adapters.load()
         if not self._closing:
@@ -317,7 +319,7 @@ class Session:
             if waiter.command is not None:
                 waiter.stop = await self._turns().run_command(waiter.text, waiter.command)
             else:
-                await self._adapters.load()
+                await self._adapters.load()  # in its thread, also what `_turns` imports
                 if waiter.called is not None:
                     waiter.stop = await self._turns().run_called(waiter, waiter.called)
                 else:

@@ -100,6 +100,7 @@ class Turns:
         toolbox = self.tools.opened()
         if toolbox is not None:
             self._glance = Glance()
+            self._glance.is_taken = True
             tasks.start_soon(self._look, toolbox, self._glance)
 
     def look_away(self) -> None:
@@ -189,7 +190,6 @@ class Turns:
         return await self._make_compactor(self._branch, model, self.briefing, glance.window), toolbox
 
     async def _look(self, toolbox: WaitableToolbox, glance: Glance) -> None:
-        glance.is_taken = True
         try:
             with glance.scope:
                 await toolbox.wait_ready(SERVER_GRACE_S)

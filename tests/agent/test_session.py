@@ -407,6 +407,18 @@ async def test_a_path_that_looks_like_a_command_is_a_prompt(tmp_path: Path) -> N
         assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
 
 
+async def test_closing_a_session_that_never_had_a_prompt_loads_nothing(tmp_path: Path) -> None:
+    loads: list[str] = []
+
+    async def load() -> None:
+        loads.append("load")
+
+    async with opened(tmp_path, ScriptedModel()) as run:
+        run.session._adapters = replace(run.session._adapters, load=load)
+        await anyio.wait_all_tasks_blocked()
+    assert loads == []
+
+
 async def test_closing_a_session_cancels_its_turn_and_stores_what_was_shown(tmp_path: Path) -> None:
     say = Say(text=["some"], hold=anyio.Event())
     async with opened(tmp_path, ScriptedModel(say)) as run:
