@@ -26,7 +26,7 @@ from crow.agent.links import with_contents
 from crow.agent.unstored import RETRY_S, Unstored
 from crow.agent.waiter import Waiter
 from crow.domain.entries import NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, StoreError
+from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged, TitleChanged
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
@@ -86,6 +86,11 @@ class Session:
         return self._turns_made.tools.prompts if self._turns_made is not None else ()
 
     @property
+    def closing(self) -> bool:
+        """Whether it takes no more prompts, since somebody closes it."""
+        return self._closing
+
+    @property
     def busy(self) -> bool:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
@@ -93,10 +98,10 @@ class Session:
     def submit(self, parts: Sequence[Part]) -> Waiter:
         """Queue a prompt, at once, so that a cancel just behind it finds it; `answer` waits for its turn to end.
 
-        :raises ~crow.domain.errors.CrowError: the session is closed.
+        :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         """
         if self._closing:
-            raise CrowError(f"Session {self.id} is closed. Load it again to go on.")
+            raise NoSuchSession(self.id)
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         waiter = Waiter(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers and text.startswith("/"):

@@ -266,23 +266,24 @@ class AcpAgent:
                 withdraw()
 
     async def _set_mode(self, params: dict[str, Any]) -> dict[str, Any]:
-        session = self._sessions.named(params["sessionId"])
-        await session.set_mode(mode_named(params["modeId"]))
+        mode = mode_named(params["modeId"])
+        async with self._sessions.settled(params["sessionId"]) as session:
+            await session.set_mode(mode)
         return {}
 
     async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
-        session = self._sessions.named(params["sessionId"])
-        choice = option_chosen(
-            params["configId"], params["value"], model=session.branch.row.model, models=self._sessions.models
-        )
-        match choice.option:
-            case "mode":
-                await session.set_mode(str(choice.value))
-            case "model":
-                await session.set_model(str(choice.value))
-            case _:
-                await session.set_option(choice.option, choice.value)
-        return {"configOptions": self._sessions.options(session)}
+        async with self._sessions.settled(params["sessionId"]) as session:
+            choice = option_chosen(
+                params["configId"], params["value"], model=session.branch.row.model, models=self._sessions.models
+            )
+            match choice.option:
+                case "mode":
+                    await session.set_mode(str(choice.value))
+                case "model":
+                    await session.set_model(str(choice.value))
+                case _:
+                    await session.set_option(choice.option, choice.value)
+            return {"configOptions": self._sessions.options(session)}
 
     def _check_logged_in(self) -> None:
         if self._logged_out:

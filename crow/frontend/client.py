@@ -61,9 +61,15 @@ class SessionClient:
         self._known = asyncio.Event()
         self._gate = asyncio.Lock()
         self._told = 0
+        self._over = False
 
     def open(self) -> None:
         """The editor knows the session's id from here on."""
+        self._known.set()
+
+    def end(self) -> None:
+        """The session is closed here: the editor may have let go of it, and hears no more."""
+        self._over = True
         self._known.set()
 
     async def publish(self, event: Event) -> None:
@@ -109,8 +115,9 @@ class SessionClient:
                     await self.send(update)
 
     async def send(self, update: dict[str, Any]) -> None:
-        """One update; into the void once the editor is gone."""
-        await self._notify("session/update", {"sessionId": self._session_id, "update": update})
+        """One update; into the void once the editor is gone, or the session closed."""
+        if not self._over:
+            await self._notify("session/update", {"sessionId": self._session_id, "update": update})
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""

@@ -111,11 +111,18 @@ class OpenSessions:
         return self._open.get(session_id) if isinstance(session_id, str) else None
 
     def named(self, session_id: str) -> Session:
-        """The open session of this id. :raises NoSuchSession: there is none here."""
+        """The open session of this id. :raises NoSuchSession: there is none here, or it is being closed."""
         opened = self._open.get(session_id)
-        if opened is None:
+        if opened is None or opened.session.closing:
             raise NoSuchSession(session_id)
         return opened.session
+
+    @asynccontextmanager
+    async def settled(self, session_id: str) -> AsyncIterator[Session]:
+        """The open session of this id, neither opened nor closed by another request in the block: what is changed in
+        it is told before its end is. :raises NoSuchSession: as `named`."""
+        async with self._lock(session_id):
+            yield self.named(session_id)
 
     async def create(self, opening: Opening, *, alias: str | None = None) -> Opened:
         """A session that is new. :raises ArgumentError: the alias is taken."""
@@ -150,38 +157,43 @@ class OpenSessions:
     async def fork(self, session_id: str, opening: Opening, *, entry: int | None) -> Opened:
         """A new session that goes on from another's entry (None: from where that stands)."""
         store = await self.store()
-        row = await store.fork_session(
-            session_id,
-            new_session_id(),
-            entry=entry,
-            cwd=opening.cwd,
-            additional_directories=opening.directories,
-        )
+        async with self._lock(session_id):
+            row = await store.fork_session(
+                session_id,
+                new_session_id(),
+                entry=entry,
+                cwd=opening.cwd,
+                additional_directories=opening.directories,
+            )
         return self._start(await store.open_session(row.id), opening)
 
     @asynccontextmanager
     async def reopened(self, session_id: str, opening: Opening) -> AsyncIterator[Opened]:
         """Open a stored session here; one that is open here already and idle is opened anew, a busy one stays. When
-        the block fails, what it opened is closed again."""
+        the block fails, what was not open before is closed again."""
         store = await self.store()
         async with self._lock(session_id):
             live = self._open.get(session_id)
-            if live is not None and live.session.busy:
+            if live is None or not live.session.busy:
+                tail = await store.open_session(session_id)
+                changes = self._changes(tail, opening)
+                if changes is not None:
+                    tail = Tail(row=await store.update_session(session_id, changes), entries=tail.entries)
+            if live is not None and live.session.busy:  # perhaps only now
                 yield live
                 self._note_where_it_runs(live, opening)
                 return
-            tail = await store.open_session(session_id)
+            opened = self._start(tail, opening)  # at once, so that a prompt behind this request finds it
             if live is not None:
-                await live.session.close()
-            changes = self._changes(tail, opening)
-            if changes is not None:
-                tail = Tail(row=await store.update_session(session_id, changes), entries=tail.entries)
-            opened = self._start(tail, opening)
+                with anyio.CancelScope(shield=True):
+                    await self._end(live)
             try:
                 yield opened
             except BaseException:
-                self._open.pop(session_id, None)
-                self._tasks.start_soon(opened.session.close)
+                if live is None:
+                    self._tasks.start_soon(self._end, opened)
+                else:  # the client knows it
+                    opened.client.open()
                 raise
 
     def _note_where_it_runs(self, live: Opened, opening: Opening) -> None:
@@ -202,17 +214,24 @@ class OpenSessions:
     async def close(self, session_id: str) -> None:
         """Cancel what runs in a session and let go of it. :raises NoSuchSession: it is not open here."""
         async with self._lock(session_id):
-            await self.named(session_id).close()
-            self._open.pop(session_id, None)
+            self.named(session_id)
+            await self._end(self._open[session_id])
 
     async def delete(self, session_id: str) -> None:
         """Close a session if it is open, and hide it for good; unknown ones are fine."""
         store = await self.store()
         async with self._lock(session_id):
-            opened = self._open.pop(session_id, None)
-            if opened is not None:
-                await opened.session.close()
+            if session_id in self._open:
+                await self._end(self._open[session_id])
             await store.delete_session(session_id)
+
+    async def _end(self, opened: Opened) -> None:
+        """Close a session; from then on its client hears no more of it."""
+        session = opened.session
+        await session.close()
+        opened.client.end()
+        if self._open.get(session.id) is opened:
+            del self._open[session.id]
 
     def hurry(self) -> None:
         """The process ends: let nothing wait long for a database that another program holds."""

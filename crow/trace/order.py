@@ -21,12 +21,12 @@ TURN_LIKE = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk",
 
 @dataclass(slots=True)
 class Seen:
-    """What a session has shown: the status of each call, how many prompts wait, whether a replay runs (and what
-    it replaces, in case it fails)."""
+    """What a session has shown: the status of each call, how many prompts wait and how many replays run or wait (and
+    what the newest replaces, in case it fails)."""
 
     calls: dict[str, str] = field(default_factory=dict)
     prompts: int = 0
-    loading: bool = False
+    loading: int = 0
     before: Seen | None = None
 
 
@@ -60,21 +60,26 @@ class Order:
     def _client_asks(self, method: str, session_id: Any) -> None:
         if method == "session/load":
             before = self._sessions.get(session_id)
-            running = 0 if before is None else before.prompts
-            self._sessions[session_id] = Seen(loading=True, prompts=running, before=before)
+            running, loading = (0, 0) if before is None else (before.prompts, before.loading)
+            self._sessions[session_id] = Seen(loading=loading + 1, prompts=running, before=before)
         elif method == "session/prompt" and session_id in self._sessions:
             self._sessions[session_id].prompts += 1
 
     def _answered(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
         if method in OPENING and "result" in message:
             opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
-            opened.loading, opened.before = False, None
             if not opened.prompts:  # a turn that runs goes on behind the replay
                 self._all_final(opened, message)
+            if method == "session/load":
+                opened.loading -= 1
+                opened.before = None
+                if opened.loading:  # the next replay begins anew
+                    opened.calls = {}
         elif method == "session/load":
-            before = self._sessions.pop(session_id).before
-            if before is not None:
-                self._sessions[session_id] = before
+            seen = self._sessions.pop(session_id)
+            if seen.before is not None:
+                self._sessions[session_id] = seen.before
+                seen.before.loading = seen.loading - 1
         elif method == "session/prompt" and session_id in self._sessions:
             seen = self._sessions[session_id]
             seen.prompts -= 1

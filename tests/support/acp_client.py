@@ -172,13 +172,21 @@ class CrowProcess:
 
     async def start(self, method: str, params: Any) -> Call:
         """Send a request and go on."""
-        number = next(self._ids)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._pending[number] = future
-        index = len(self.log)
-        await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-        return Call(number, index, future)
+        (call,) = await self.start_at_once((method, params))
+        return call
+
+    async def start_at_once(self, *requests: tuple[str, Any]) -> list[Call]:
+        """Send requests in one write and go on; their calls in order."""
+        calls, lines = [], b""
+        for method, params in requests:
+            number = next(self._ids)
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._pending[number] = future
+            calls.append(Call(number, len(self.log), future))
+            lines += self._sent({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+        await self.send_raw(lines)
+        return calls
 
     async def notify(self, method: str, params: Any) -> None:
         """Send a notification."""
@@ -270,10 +278,14 @@ class CrowProcess:
             await asyncio.wait(self._readers)
 
     async def _send(self, message: dict[str, Any]) -> None:
+        await self.send_raw(self._sent(message))
+
+    def _sent(self, message: dict[str, Any]) -> bytes:
+        """The message as a line, judged and logged."""
         for rule in (self._judge, self._order, self._house):
             rule.check("client", message)
         self.log.append(Logged("client", message))
-        await self.send_raw(json.dumps(message, ensure_ascii=False).encode() + b"\n")
+        return json.dumps(message, ensure_ascii=False).encode() + b"\n"
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
