@@ -118,8 +118,9 @@ class Wiring:
     def kit(self) -> Kit:
         """What the front end needs."""
         from crow.frontend.agent import Kit
+        from crow.frontend.asking import Patience
 
-        models = tuple(self._offered)
+        models, editor = tuple(self._offered), self._settings.editor
         return Kit(
             version=__version__,
             open_store=self._open_store,
@@ -131,7 +132,8 @@ class Wiring:
             models=models,
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
-            editor_terminals=self._settings.editor.terminals,
+            editor_terminals=editor.terminals,
+            patience=Patience(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
             ),

@@ -36,8 +36,9 @@ class Client(Protocol):
 
     async def ask(
         self, question: PermissionQuestion
-    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask"]:
-        """Ask the user. An editor that answers nonsense means `reject_once`, one that fails `cannot_ask`."""
+    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"]:
+        """Ask the user. An editor that answers nonsense means `reject_once`, one that fails `cannot_ask`; `unanswered`:
+        nobody answered in all the time there is for it."""
         ...
 
     @property

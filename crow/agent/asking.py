@@ -27,6 +27,11 @@ CANNOT_ASK = (
     "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]."
 )
 
+UNANSWERED = (
+    "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
+    "unasked; say what it was for, so that they can come back to it."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -76,7 +81,7 @@ class Permissions:
             await self._remember(rule_for(call.name, offer, allow=allows))
         if allows:
             return Verdict(why=f"{answer.replace('_', ' ')} by the user")
-        return Verdict(words=CANNOT_ASK if answer == "cannot_ask" else REJECTED)
+        return Verdict(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
 
     async def _remember(self, rule: Rule) -> None:
         known = self._branch.row.permissions

@@ -20,6 +20,7 @@ from crow.agent import PermissionQuestion
 from crow.domain.conversation import Replay
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
+from crow.frontend.asking import Patience
 from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
@@ -34,9 +35,6 @@ __all__ = ["SessionClient"]
 
 logger = logging.getLogger(__name__)
 
-USER_S = 24 * 3600.0
-"""How long a question to the user stands: nobody waits for ever, and a lunch break is no answer."""
-
 
 class SessionClient:
     """See :class:`crow.agent.Client`. `options` and `commands` give the complete lists of what there is."""
@@ -50,6 +48,7 @@ class SessionClient:
         cwd: str,
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
+        patience: Patience,
     ) -> None:
         self._session_id = session_id
         self._connection = connection
@@ -58,6 +57,7 @@ class SessionClient:
         self._live = Live(caps, cwd=cwd)
         self._options = options
         self._commands = commands
+        self._user_s = patience.user_s
         self._known = asyncio.Event()
         self._gate = asyncio.Lock()
         self._told = 0
@@ -123,9 +123,11 @@ class SessionClient:
         """See :class:`crow.agent.Client`."""
         await self._known.wait()
         try:
-            with anyio.fail_after(USER_S):
+            with anyio.fail_after(self._user_s):
                 answer = await self.request("session/request_permission", permission_params(self._session_id, question))
-        except (RequestError, ConnectionError, TimeoutError) as error:
+        except TimeoutError:
+            return "unanswered"
+        except (RequestError, ConnectionError) as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "cannot_ask"
         return permission_answer(answer)
@@ -151,7 +153,7 @@ class SessionClient:
             return ElicitationAnswer(action="cancel")
         await self._known.wait()
         try:
-            with anyio.fail_after(USER_S):
+            with anyio.fail_after(self._user_s):
                 return elicitation_answer(await self.request("elicitation/create", params))
         except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not put a question to the user: %s", error)

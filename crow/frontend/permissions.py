@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PermissionAnswer", "permission_answer", "permission_params"]
 
 PermissionAnswer: TypeAlias = Literal[
-    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask"
+    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
 ]
 KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
 

@@ -25,6 +25,7 @@ from crow.agent.commands import COMMANDS
 from crow.agent.session import Session
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import NoticeShown, OptionsChanged
+from crow.frontend.asking import Patience
 from crow.frontend.client import SessionClient
 from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
@@ -52,9 +53,9 @@ class Kit:
     `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
     nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
-    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals. `servers` are
-    the user's own, for every session. `log_hint` says where the log is. `warm_up`
-    imports, off the event loop, what a prompt needs.
+    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `patience` how long
+    the editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says
+    where the log is. `warm_up` imports, off the event loop, what a prompt needs.
     """
 
     version: str
@@ -68,6 +69,7 @@ class Kit:
     mode: str
     auto_compact: bool
     editor_terminals: bool
+    patience: Patience
     log_hint: str
     servers: Sequence[McpServer] = ()
 
@@ -337,11 +339,15 @@ class OpenSessions:
             row.cwd,
             lambda: self.options(opened.session),
             lambda: self._commands(opened.session),
+            self._kit.patience,
         )
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         in_terminals = self._kit.editor_terminals and self.caps.terminals
         if self.caps.reads_files or self.caps.writes_files or in_terminals:
-            workspace = EditorWorkspace(workspace, row.id, client.request, self.caps, in_terminals=in_terminals)
+            answer_s = self._kit.patience.editor_s
+            workspace = EditorWorkspace(
+                workspace, row.id, client.request, self.caps, answer_s=answer_s, in_terminals=in_terminals
+            )
         servers = with_users_own(self._kit.servers, opening.servers)
         session = Session(self._adapters, client, workspace, servers, tail)
         opened = Opened(session=session, client=client)

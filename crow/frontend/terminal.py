@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EditorTerminals"]
 
-ANSWER_S = 30.0
 LOOK_EVERY_S = 0.3
 OUTPUT_BYTES = 1_000_000
 REAP_S = 3.0
@@ -31,11 +30,12 @@ SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
 
 class EditorTerminals:
-    """The terminals of one session."""
+    """The terminals of one session. `answer_s`: how long the editor may take for an answer, in seconds."""
 
-    def __init__(self, session_id: str, ask: Ask) -> None:
+    def __init__(self, session_id: str, ask: Ask, *, answer_s: float) -> None:
         self._session_id = session_id
         self._ask = ask
+        self._answer_s = answer_s
         self._left: list[str] = []
 
     async def run(self, command: str, *, cwd: str, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
@@ -74,14 +74,16 @@ class EditorTerminals:
         variables = [{"name": name, "value": value} for name, value in ENVIRONMENT.items()]
         params = {"command": shell, "args": [*options, command], "cwd": cwd, "env": variables}
         try:
-            with anyio.fail_after(ANSWER_S):
+            with anyio.fail_after(self._answer_s):
                 answer = await self._ask(
                     "terminal/create", {"sessionId": self._session_id, "outputByteLimit": OUTPUT_BYTES} | params
                 )
         except RequestError as error:
             raise PermissionError(f"The editor did not run the command: {refusal_words(error)}") from error
         except TimeoutError as error:
-            raise PermissionError(f"The editor did not answer within {ANSWER_S:g} s; it was not run.") from error
+            raise PermissionError(
+                f"The editor did not answer within {self._answer_s:g} s; whether it runs is not known."
+            ) from error
         except ConnectionError as error:
             raise PermissionError("The editor is gone; the command was not run.") from error
         match answer:
@@ -127,7 +129,7 @@ class EditorTerminals:
             await self._bounded("terminal/release", terminal)
 
     async def _bounded(self, method: str, terminal: str) -> Any:
-        with anyio.fail_after(ANSWER_S):
+        with anyio.fail_after(self._answer_s):
             return await self._ask(method, self._named(terminal))
 
     def _named(self, terminal: str) -> dict[str, Any]:

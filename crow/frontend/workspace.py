@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EditorWorkspace"]
 
-EDITOR_TIMEOUT_S = 30.0
 METHOD_NOT_FOUND = -32601
 _BOM = "\ufeff"
 _REFUSAL = re.compile(
@@ -37,7 +36,7 @@ _REFUSAL = re.compile(
 
 class EditorWorkspace:
     """See :class:`crow.tools.Workspace`. `disk` is the workspace without the editor; `in_terminals`: commands run in
-    the editor's terminals, if it has any."""
+    the editor's terminals, if it has any; `answer_s`: how long it may take for an answer, in seconds."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class EditorWorkspace:
         ask: Ask,
         caps: ClientCapabilities,
         *,
-        timeout_s: float = EDITOR_TIMEOUT_S,
+        answer_s: float,
         in_terminals: bool = False,
     ) -> None:
         self._disk = disk
@@ -54,8 +53,10 @@ class EditorWorkspace:
         self._ask = ask
         self._reads = caps.reads_files
         self._writes = caps.writes_files
-        self._timeout_s = timeout_s
-        self._terminals = EditorTerminals(session_id, ask) if in_terminals and caps.terminals else None
+        self._answer_s = answer_s
+        self._terminals = (
+            EditorTerminals(session_id, ask, answer_s=answer_s) if in_terminals and caps.terminals else None
+        )
 
     @property
     def cwd(self) -> Path:
@@ -105,7 +106,7 @@ class EditorWorkspace:
         except RequestError as error:
             raise PermissionError(f"The editor did not write {path}: {refusal_words(error)}") from error
         except TimeoutError as error:
-            words = f"The editor did not answer the request to write {path} within {self._timeout_s:g} s"
+            words = f"The editor did not answer the request to write {path} within {self._answer_s:g} s"
             raise TimeoutError(f"{words}; whether it was written is not known.") from error
         except ConnectionError as error:
             raise PermissionError(f"The editor is gone; {path} was not written.") from error
@@ -171,7 +172,7 @@ class EditorWorkspace:
         return content if isinstance(content, str) else None
 
     async def _request(self, method: str, path: Path, **params: str) -> Any:
-        with anyio.fail_after(self._timeout_s):
+        with anyio.fail_after(self._answer_s):
             return await self._ask(method, {"sessionId": self._session_id, "path": str(path)} | params)
 
 

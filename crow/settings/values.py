@@ -190,6 +190,12 @@ class EditorSettings(Section):
     terminals: Switch = Field(
         default=False, description="Whether commands run in the editor's terminals, where it has any."
     )
+    answer_timeout_s: Seconds = Field(
+        default=30.0, description="Seconds that the editor may take for an answer about a file or a terminal."
+    )
+    user_timeout_s: Seconds = Field(
+        default=86_400.0, description="Seconds that a question to the user stands: a permission, a form, a link."
+    )
 
 
 class LogSettings(Section):

@@ -1,4 +1,4 @@
-"""One external MCP server of a session: started, listed, called, named when it fails, and started again.
+"""One external MCP server of a session: started, listed, named when it fails, and started again.
 
 Strategy: one task owns the library's client from entering to leaving it, as that demands; calls come from any task.
 The server gets one deadline for starting, whatever it does with it. The handshake that every server knows comes
@@ -23,7 +23,7 @@ import anyio.to_thread
 import httpx2
 import mcp_types as mcp
 from mcp.client import Client
-from mcp.client.session import ClientRequestContext, IncomingMessage
+from mcp.client.session import IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
@@ -33,10 +33,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
 from crow.tools import Asker, HttpServer, McpServer, OnOutput, Outcome, ServerStatus, StdioServer
-from crow.tools.mcp_elicitation import elicited
+from crow.tools.mcp_calls import ServerCalls
 from crow.tools.mcp_listing import ExternalTool, listed
 from crow.tools.mcp_prompts import PromptShelf
-from crow.tools.mcp_results import outcome_of, progress_shown, sentence
+from crow.tools.mcp_results import sentence
 from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
 from crow.tools.prompts import ServerPrompt
@@ -98,8 +98,14 @@ class Connection:
         self._restarting = anyio.Event()
         self._lost = anyio.Event()
         self._lost_words = ""
-        self._calls: list[str] = []
-        self._asked = 0
+        self._calls = ServerCalls(
+            server.name,
+            prefix,
+            timeout_s=self._call_timeout_s,
+            asker=asker,
+            failed=self._notice_loss,
+            ending=self._words,
+        )
         self._failures = 0
         self._losses = 0
         self._loss = ""
@@ -187,7 +193,7 @@ class Connection:
                     cache=None,
                     read_timeout_seconds=self._call_timeout_s,
                     message_handler=self._hear,
-                    elicitation_callback=self._elicit,
+                    elicitation_callback=self._calls.elicit,
                 )
                 await stack.enter_async_context(client)
                 self.tools = await self._list(client)
@@ -273,15 +279,6 @@ class Connection:
             else:
                 return
 
-    async def _elicit(
-        self,
-        context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
-        params: mcp.ElicitRequestParams,
-    ) -> mcp.ElicitResult | mcp.ErrorData:
-        call_id = self._calls[0] if len(self._calls) == 1 else ""
-        self._asked += 1
-        return await elicited(self._asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
-
     def _dropped(self, tool: str, fault: str) -> None:
         logger.warning("MCP server %s: tool %s is left out: %s", self.name, tool, fault)
 
@@ -329,18 +326,8 @@ class Connection:
         await self.available()
         client = self._client
         if client is None:
-            return self._failed(f"is not available: {self._detail or 'it was stopped'}")
-        self._calls.append(call_id)
-        try:
-            result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress_shown(on_output))
-        except MCPError as error:
-            self._notice_loss(error)
-            return self._failed(self._call_words(tool, error))
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's answer provokes in the library
-            return self._failed(f"gave {tool.name} an answer that cannot be used: {sentence(error)}")
-        finally:
-            self._calls.remove(call_id)
-        return outcome_of(result)
+            return self._calls.failure(f"is not available: {self._detail or 'it was stopped'}")
+        return await self._calls.call(client, tool, arguments, on_output, call_id)
 
     async def prompts(self) -> tuple[ServerPrompt, ...]:
         """The prompts of the server, once it has started and said what it has."""
@@ -363,16 +350,6 @@ class Connection:
         if isinstance(self._server, HttpServer) and gone:
             self._lost_words = sentence(error)
             self._lost.set()
-
-    def _call_words(self, tool: ExternalTool, error: MCPError) -> str:
-        if error.code == mcp.REQUEST_TIMEOUT:
-            return f"did not answer {tool.name} within {self._call_timeout_s:g} s"
-        if error.code == mcp.CONNECTION_CLOSED:
-            return f"ended during {tool.name}: {self._words(error)}"
-        return f"refused {tool.name}: {sentence(error)}"
-
-    def _failed(self, words: str) -> Outcome:
-        return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
 
 
 def refused_handshake(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ async def unheard(_: str) -> None:
 
 
 async def run(editor: Editor, timeout_s: float = 20) -> tuple[int | None, str]:
-    terminals = EditorTerminals("s", editor.ask)
+    terminals = EditorTerminals("s", editor.ask, answer_s=30)
     return await terminals.run("echo hi", cwd="/w", timeout_s=timeout_s, on_output=unheard)
 
 
@@ -74,7 +74,7 @@ async def test_a_refusal_says_why_and_nothing_is_run_in_another_way(answer: Any,
 
 async def test_a_cancelled_command_is_killed_and_released_by_the_reaping_that_follows() -> None:
     editor = Editor(output={"output": "", "truncated": False})
-    terminals = EditorTerminals("s", editor.ask)
+    terminals = EditorTerminals("s", editor.ask, answer_s=30)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
 

@@ -50,8 +50,8 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, timeout_s: float = 30) -> EditorWorkspace:
-    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, timeout_s=timeout_s)
+def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, answer_s: float = 30) -> EditorWorkspace:
+    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, answer_s=answer_s)
 
 
 async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_an_editor_that_does_not_answer_reads_is_asked_once(tmp_path: Path
         asked.append(method)
         await anyio.sleep_forever()
 
-    slow = EditorWorkspace(DiskWorkspace(tmp_path), "s", silent, BOTH, timeout_s=0.01)
+    slow = EditorWorkspace(DiskWorkspace(tmp_path), "s", silent, BOTH, answer_s=0.01)
     assert await slow.read_text(tmp_path / "a") == "saved"
     assert await slow.read_text(tmp_path / "a") == "saved"
     assert asked == ["fs/read_text_file"]
@@ -154,7 +154,7 @@ async def test_no_error_of_a_write_is_written_around(tmp_path: Path, error: Exce
 async def test_an_editor_that_does_not_answer_a_write_leaves_it_unknown(tmp_path: Path) -> None:
     editor = Editor(write=lambda *_: anyio.sleep_forever())
     with pytest.raises(TimeoutError, match="whether it was written is not known"):
-        await workspace(tmp_path, editor, timeout_s=0.01).write_text(tmp_path / "a", "text")
+        await workspace(tmp_path, editor, answer_s=0.01).write_text(tmp_path / "a", "text")
 
 
 async def test_without_the_capability_the_editor_is_not_asked(tmp_path: Path) -> None:
