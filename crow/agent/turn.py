@@ -61,7 +61,8 @@ class Step:
 
 
 class Turn:
-    """A running turn. `steps` bounds the requests; beyond it the turn stops with `max_turn_requests`."""
+    """A running turn. `steps` bounds the requests; beyond it the turn stops with `max_turn_requests` and names what
+    `bounded_by`."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Turn:
         toolbox: Toolbox,
         *,
         steps: int,
+        bounded_by: str = "limits.steps_per_turn",
         briefing: Briefing,
         permissions: Permissions,
     ) -> None:
@@ -81,6 +83,7 @@ class Turn:
         self._repetition = Repetition()
         self._draft: Draft | None = None
         self._steps = steps
+        self._bounded_by = bounded_by
         self._briefing = briefing
         self._steered: list[User] = []
 
@@ -111,9 +114,8 @@ class Turn:
                 what = f"{self._repetition.name} was called {self._repetition.count} times alike, with the same result"
                 return await self._stopped(f"Stopped: {what}. Say what should be done differently.")
             await self._point_out()
-        return await self._stopped(
-            f"Stopped after {self._steps} steps (limits.steps_per_turn). Send another prompt to go on."
-        )
+        count = "1 step" if self._steps == 1 else f"{self._steps} steps"
+        return await self._stopped(f"Stopped after {count} ({self._bounded_by}). Send another prompt to go on.")
 
     async def _stopped(self, words: str) -> StopReason:
         await self._branch.record([NewEntry(body=Remark(text=words, message_id=new_message_id()))])

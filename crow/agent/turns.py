@@ -111,12 +111,16 @@ class Turns:
     async def run(self) -> StopReason:
         """Answer the prompt that stands at the end of the branch."""
         compactor, toolbox = await self._prepare()
-        steps, most = self._adapters.settings.steps_per_turn, self._branch.row.config.get("max_turns")
+        steps, bounded_by = self._adapters.settings.steps_per_turn, "limits.steps_per_turn"
+        most = self._branch.row.config.get("max_turns")
+        if isinstance(most, int) and 0 < most <= steps:
+            steps, bounded_by = most, "maxTurns, as the editor asked for this session"
         self.turn = Turn(
             self._branch,
             compactor,
             toolbox,
-            steps=min(steps, most) if isinstance(most, int) and most > 0 else steps,
+            steps=steps,
+            bounded_by=bounded_by,
             briefing=self.briefing,
             permissions=self._permissions,
         )

@@ -22,11 +22,11 @@ from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
 from crow.frontend.asking import Patience
 from crow.frontend.bounds import PART_BYTES, weight
+from crow.frontend.live import Live
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
 from crow.frontend.replayed import Replayed
 from crow.frontend.server import Wire
-from crow.frontend.updates import Live
 
 if TYPE_CHECKING:
     from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind

@@ -203,6 +203,8 @@ async def test_max_turns_ends_a_turn_after_so_many_steps(crow: StartCrow, place:
         await agent.initialize()
         session = await agent.new_session(place, _meta={"claudeCode": {"options": {"maxTurns": 1}}})
         assert await agent.prompt(session, "read README.md then say done") == {"stopReason": "max_turn_requests"}
+        words = "Stopped after 1 step (maxTurns, as the editor asked for this session). Send another prompt to go on."
+        assert agent.text(session).strip().endswith(words)
 
 
 async def test_steering_joins_the_running_turn_and_is_refused_when_none_runs(crow: StartCrow, place: Path) -> None:
