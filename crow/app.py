@@ -26,6 +26,7 @@ from crow.agent.templates import Template, read_templates
 from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
+from crow.heap import keep_little, trim
 from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Wiring:
             workspace=self._workspace,
             check=lambda: self._check(models[0] if models else ""),
             warm_up=self._imports.load,
+            trim=trim,
             more_models=self._more_models,
             models=models,
             mode=self._settings.permissions.mode,
@@ -334,6 +336,8 @@ class Imports:
                 import crow.llm.chat_completions
                 import crow.llm.offline
                 import crow.tools.mcp_client  # noqa: F401
+
+                keep_little()
         except ImportError as error:
             failure = error
 

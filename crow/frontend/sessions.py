@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 from acp.connection import Connection
 
 from crow.agent import new_session_id
@@ -55,7 +56,8 @@ class Kit:
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
     they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `patience` how long
     the editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says
-    where the log is. `warm_up` imports, off the event loop, what a prompt needs.
+    where the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies
+    free, and blocks meanwhile.
     """
 
     version: str
@@ -64,6 +66,7 @@ class Kit:
     workspace: Callable[[str, Sequence[str]], Workspace]
     check: Callable[[], None]
     warm_up: Callable[[], Awaitable[None]]
+    trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     models: Sequence[str]
     mode: str
@@ -249,7 +252,8 @@ class OpenSessions:
             await self._store.close()
 
     async def tidy(self) -> None:
-        """Remove what deleted sessions left. :raises StoreError:"""
+        """Give back the memory that turns took, and remove what deleted sessions left. :raises StoreError:"""
+        await anyio.to_thread.run_sync(self._kit.trim)
         if self._store is not None:
             await self._store.tidy()
 

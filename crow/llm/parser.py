@@ -120,6 +120,7 @@ class StreamParser:
             raise self._error
         finish = self._finish()
         text, thought = "".join(self._text), "".join(self._thought)
+        self._text, self._thought = [text], [thought]  # a long answer need not be here twice
         calls = (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
         if not calls and self._tools:
             text, calls = recovered_calls(text, self._tools, mint=self._mint)
@@ -128,7 +129,7 @@ class StreamParser:
             self._reasoning_field = "content"
         if self._splitter.is_dressed:
             text = without_end_tokens(text)
-        if not text.strip():
+        if text.isspace():
             text = ""
         if finish == "refusal":
             calls = ()

@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 
-from crow.domain.entries import Diff, Entry, File, NewEntry, Started, ToolResult, User
+from crow.domain.entries import Assistant, Diff, Entry, File, NewEntry, Started, ToolResult, User
 from crow.domain.errors import NoSuchSession
 from crow.domain.messages import Usage
 from crow.store.codec import Encoded, encode
@@ -86,10 +86,7 @@ class Tip:
             )
             self.connection.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         if stored.kind in ("user", "assistant"):
-            self.connection.execute(
-                "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
-                (entry_id,),
-            )
+            self._index(entry_id, stored)
         parent, self.leaf, self._newest = self.leaf, entry_id, entry_id
         self._count(new, usage)
         return Entry(
@@ -104,6 +101,18 @@ class Tip:
             cost=new.cost,
             estimate=new.estimate,
             created_ms=self.now_ms,
+        )
+
+    def _index(self, entry_id: int, stored: Encoded) -> None:
+        """Make the text of an entry findable: what the view `searchable` gives for it."""
+        body = stored.body
+        if stored.spilled and isinstance(body, Assistant) and body.text and "\0" not in body.text:
+            # The same text; taken out of its JSON again it would need three times its size.
+            self.connection.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, ?)", (entry_id, body.text))
+            return
+        self.connection.execute(
+            "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
+            (entry_id,),
         )
 
     def drop_draft(self) -> None:

@@ -8,18 +8,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from crow.domain.entries import Assistant
+from crow.domain.events import Event
 from crow.domain.replay import Replay
+from crow.frontend.live import Live
 from crow.frontend.params import client_capabilities
 from crow.frontend.replayed import Replayed
 from crow.llm.parser import StreamParser
 from crow.llm.sse import SseDecoder
+from crow.store.codec import encode
 from crow.store.sqlite import SqliteStore
 from tests.guards.long import SESSION, grow
+from tests.guards.test_updates import END, Shown, followed
 from tests.support.fake_endpoint import chunk, sse
 
 CHUNKS = 20_000
+HELD, STREAMED, WRITTEN = 2.3, 3.4, 4.4
+"""Times the size of an answer: what it leaves (itself, and what was shown of it, until it is stored), and the peaks
+while it streams and while it becomes what is stored."""
+
 PER_ENTRY = 20
 """Bytes: the ids of a path are held, in an array that grows."""
+
+
+class Told(Shown):
+    """A client that is told all and keeps nothing."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__()
+        self._live = live
+
+    async def publish(self, event: Event) -> None:
+        self._live.updates(event)
 
 
 class Memory:
@@ -70,6 +90,23 @@ async def test_a_replay_needs_the_memory_of_a_batch_and_the_ids(tmp_path: Path) 
     assert (few, many) == (1_200, 3_600)
     assert short <= 1024 * 1024
     assert long - short <= 4_000 * PER_ENTRY + 64 * 1024
+
+
+async def test_a_long_answer_needs_few_times_its_size() -> None:
+    size, piece = 2_000_000, "The nest is built of twigs. " * 40
+    reads = [sse(chunk({"content": piece}), done=False)] * (size // len(piece))
+    live = Live(client_capabilities({}))
+    with watched() as memory:
+        answer = await followed([*reads, END], Told(live))
+        streamed = memory.peak
+        assert memory.held <= HELD * size
+        tracemalloc.reset_peak()
+        stored = encode(Assistant(text=answer.text, message_id="m"))
+        written = memory.peak
+    assert answer.text == piece * len(reads)
+    assert [len(data) > size * 0.9 for data in stored.blobs.values()] == [True]
+    assert streamed <= STREAMED * size
+    assert written <= WRITTEN * size
 
 
 def test_a_stream_leaves_its_text_and_nothing_else_for_each_chunk() -> None:

@@ -157,6 +157,22 @@ async def test_tidying_gives_the_space_of_a_deleted_session_back(sqlite_store: S
         assert b"wor" not in b"".join(row[0] for row in index)
 
 
+@pytest.mark.parametrize("odd", ["", "\0", "\ud800", '"\\\n\u2028'], ids=["plain", "nul", "surrogate", "escaped"])
+async def test_a_large_answer_is_found_and_leaves_nothing_in_the_index_when_it_is_deleted(
+    sqlite_store: SqliteStore, odd: str
+):
+    await sqlite_store.create_session(new_session())
+    await begin(sqlite_store, "s1", "hi")
+    await add(sqlite_store, "s1", said(f"a {odd} nest " + "of twigs " * 8_000 + "kittiwake"))
+    assert len(await sqlite_store.search("kittiwake")) == (0 if odd == "\0" else 1)  # SQLite reads up to a NUL
+    await sqlite_store.delete_session("s1")
+    await sqlite_store.tidy()
+    with raw(sqlite_store._database.path) as connection:
+        connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
+        index = connection.execute("SELECT block FROM entries_fts_data").fetchall()
+        assert b"kit" not in b"".join(row[0] for row in index)
+
+
 async def test_a_blob_that_two_entries_share_is_kept_once_and_until_the_last_goes(sqlite_store: SqliteStore):
     for name in ("s1", "s2"):
         await sqlite_store.create_session(new_session(name))
