@@ -127,7 +127,9 @@ class SessionClient:
                 answer = await self.request("session/request_permission", permission_params(self._session_id, question))
         except TimeoutError:
             return "unanswered"
-        except (RequestError, ConnectionError) as error:
+        except ConnectionError:  # nobody is there to answer: the turn ends with the process
+            return "cancelled"
+        except RequestError as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "cannot_ask"
         return permission_answer(answer)
@@ -172,16 +174,14 @@ class SessionClient:
             request_id = self._wire.asked()
             if request_id is not None:
                 with anyio.move_on_after(1, shield=True):
-                    await self._connection.send_notification("$/cancel_request", {"requestId": request_id})
+                    await self._notify("$/cancel_request", {"requestId": request_id})
             raise
         self._wire.asked()
         return answer
 
     async def _notify(self, method: str, params: dict[str, Any]) -> None:
-        try:
-            await self._connection.send_notification(method, params)
-        except ConnectionError:
-            logger.debug("The editor is gone; %s not sent", method)
+        """Not through the connection, which falls silent with the end of stdin: how calls end is still told then."""
+        await self._wire.send({"jsonrpc": "2.0", "method": method, "params": params})
 
 
 def is_passing(entry: Entry) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.stdio.conftest import ROOT, StartCrow
-from tests.support.acp_client import RpcError
+from tests.support.acp_client import Call, CrowProcess, RpcError
 
 MEBIBYTE = 1024 * 1024
 INTRUDER = """
@@ -301,15 +301,36 @@ async def test_a_stray_print_and_a_stray_write_never_reach_the_protocol(
         assert agent.text(session).endswith("done")
 
 
+async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
+    """A session whose turn waits for a permission that nobody gives; and the turn."""
+
+    async def silent(_: dict[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    agent.answers["session/request_permission"] = silent
+    session = await agent.new_session(place)
+    call = await agent.start_prompt(session, "write a.txt: one")
+    await agent.wait_for(lambda message: message.get("method") == "session/request_permission", since=call.index)
+    return session, call
+
+
+async def told_to_the_end(agent: CrowProcess, session: str, call: Call) -> bool:
+    """Whether the turn was answered as cancelled, and its call before that as failed."""
+    ended = agent.updates(session, "tool_call_update")[-1]
+    return (await call.result(), ended["status"]) == ({"stopReason": "cancelled"}, "failed")
+
+
 async def test_the_end_of_stdin_is_a_clean_exit_also_in_the_middle_of_a_turn(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         assert await agent.close_stdin_and_wait() == 0
     async with crow() as agent:
         await agent.initialize()
+        asking = await ask_in_vain(agent, place)
         session = await agent.new_session(place)
         await agent.start_prompt(session, "count to 1000")
         await agent.wait_for_text(session, "3")
         assert await agent.close_stdin_and_wait() == 0
+        assert await told_to_the_end(agent, *asking)
     async with crow() as agent:
         await agent.initialize()
         await agent.load_session(session, place)
@@ -325,8 +346,10 @@ async def test_a_signal_is_a_clean_exit(crow: StartCrow, place: Path, number: si
         session = await agent.new_session(place)
         await agent.start_prompt(session, "count to 1000")
         await agent.wait_for_text(session, "2")
+        asking = await ask_in_vain(agent, place)
         agent.send_signal(number)
         assert await agent.wait() == 0
+        assert await told_to_the_end(agent, *asking)
 
 
 def test_files_may_stand_in_for_pipes(home: Path, place: Path, tmp_path: Path) -> None:
