@@ -77,9 +77,10 @@ class Order:
                     opened.calls = {}
         elif method == "session/load":
             seen = self._sessions.pop(session_id)
-            if seen.before is not None:
+            if seen.before is not None:  # with what went on beside the replay
+                seen.before.prompts, seen.before.loading = seen.prompts, seen.loading - 1
+                seen.before.calls |= seen.calls
                 self._sessions[session_id] = seen.before
-                seen.before.loading = seen.loading - 1
         elif method == "session/prompt" and session_id in self._sessions:
             seen = self._sessions[session_id]
             seen.prompts -= 1

@@ -66,6 +66,32 @@ def test_a_call_may_leave_out_its_status_and_a_failed_load_leaves_the_session_kn
     )
 
 
+def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for_each_other() -> None:
+    def load(number: int) -> tuple[str, dict[str, Any]]:
+        return "client", asked(number, "session/load", sessionId="s", cwd="/w", mcpServers=[])
+
+    replayed = (
+        ("agent", update(sessionUpdate="user_message_chunk", content=TEXT, messageId="u")),
+        ("agent", update(**CALL | {"status": "completed"})),
+    )
+    judged(
+        *OPEN,
+        load(7),
+        PROMPT,
+        ("agent", {"jsonrpc": "2.0", "id": 7, "error": {"code": -32800, "message": "no"}}),
+        ("agent", update(sessionUpdate="agent_message_chunk", content=TEXT, messageId="m")),
+        END,
+        load(8),
+        load(9),
+        *replayed,
+        ("agent", answered(8)),
+        *replayed,
+        ("agent", answered(9)),
+    )
+    with pytest.raises(WireFault, match="outside any turn"):
+        judged(*OPEN, load(8), load(9), ("agent", answered(8)), ("agent", answered(9)), *replayed)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
