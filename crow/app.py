@@ -32,7 +32,7 @@ from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_of
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
     from crow.agent.toolset import WaitableToolbox
-    from crow.frontend.agent import Kit
+    from crow.frontend.kit import Kit
     from crow.llm import Model, ModelInfo
     from crow.llm.offline import OfflineModel
     from crow.store import Store
@@ -118,8 +118,8 @@ class Wiring:
 
     def kit(self) -> Kit:
         """What the front end needs."""
-        from crow.frontend.agent import Kit
         from crow.frontend.asking import Patience
+        from crow.frontend.kit import Kit
 
         models, editor = tuple(self._offered), self._settings.editor
         return Kit(

@@ -27,13 +27,14 @@ from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
 from crow.frontend.failures import cancelled_request, internal_error, invalid_params, request_error, unknown_method
 from crow.frontend.frames import RequestId
 from crow.frontend.handshake import CONFIGURED, initialize_answer
+from crow.frontend.kit import Kit
 from crow.frontend.opening import NULLABLE, opening_from, session_info
 from crow.frontend.options import mode_named, option_chosen
 from crow.frontend.params import client_capabilities, client_name
 from crow.frontend.server import RequestParams, Wire
-from crow.frontend.sessions import Kit, OpenSessions
+from crow.frontend.sessions import OpenSessions
 
-__all__ = ["AcpAgent", "Kit"]
+__all__ = ["AcpAgent"]
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,8 @@ from crow.agent.commands import COMMANDS
 from crow.agent.session import Session
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import NoticeShown, OptionsChanged
-from crow.frontend.asking import Patience
 from crow.frontend.client import SessionClient
+from crow.frontend.kit import Kit
 from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities
@@ -39,42 +39,11 @@ if TYPE_CHECKING:
     from crow.agent.adapters import Adapters
     from crow.agent.templates import Template
     from crow.frontend.server import Wire
-    from crow.tools import McpServer, Workspace
     from crow.tools.prompts import ServerPrompt
 
-__all__ = ["Kit", "OpenSessions", "Opened"]
+__all__ = ["OpenSessions", "Opened"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
-    """What the composition root gives the front end.
-
-    `open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and costs
-    nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
-    bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
-    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `patience` how long
-    the editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says
-    where the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies
-    free, and blocks meanwhile.
-    """
-
-    version: str
-    open_store: Callable[[], Awaitable[Store]]
-    adapters: Callable[[Store], Adapters]
-    workspace: Callable[[str, Sequence[str]], Workspace]
-    check: Callable[[], None]
-    warm_up: Callable[[], Awaitable[None]]
-    trim: Callable[[], None]
-    more_models: Callable[[], Awaitable[Sequence[str]]]
-    models: Sequence[str]
-    mode: str
-    auto_compact: bool
-    editor_terminals: bool
-    patience: Patience
-    log_hint: str
-    servers: Sequence[McpServer] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
