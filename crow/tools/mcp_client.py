@@ -34,6 +34,7 @@ from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
 from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import find_skills
+from crow.tools.titles import in_title
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
@@ -138,7 +139,7 @@ class McpToolbox:
         if call.name == CALL_TOOL.name:
             return await self._offer_within(call)
         found = await self._find(call.name)
-        title = call.name if found is None else f"{found[0].name}: {found[1].title}"
+        title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
         return Offer(
             announcement=Announcement(title=title),
             access="external",
@@ -253,7 +254,7 @@ def fitting(tools: Sequence[ExternalTool], most: int) -> int:
 def found_offer(call: ToolCall) -> Offer:
     """The offer of a search for tools."""
     try:
-        title, fault = f"Find tools: {query_of(call)}", None
+        title, fault = f"Find tools: {in_title(query_of(call))}", None
     except ArgumentError as error:
         title, fault = call.name, str(error)
     return Offer(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)

@@ -10,6 +10,7 @@ from crow.domain.messages import ToolSpec
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 from crow.tools.jobs import Job
+from crow.tools.titles import in_title
 
 __all__ = ["SHELL_KILL", "SHELL_OUTPUT", "started_words"]
 
@@ -27,7 +28,7 @@ async def started_words(running: Running, line: str) -> Outcome:
 
 async def look_at_output(around: Around, args: Arguments) -> Offer:
     job = around.jobs.named("shell_output", args["job"])
-    title = f"Output of {job.id}: {' '.join(job.line.split())}"
+    title = f"Output of {job.id}: {in_title(' '.join(job.line.split()))}"
     return Offer(announcement=Announcement(title=title, kind="read"), access="none")
 
 
@@ -40,7 +41,7 @@ async def run_output(running: Running, args: Arguments) -> Outcome:
 
 async def look_at_kill(around: Around, args: Arguments) -> Offer:
     job = around.jobs.named("shell_kill", args["job"])
-    title = f"End {job.id}: {' '.join(job.line.split())}"
+    title = f"End {job.id}: {in_title(' '.join(job.line.split()))}"
     return Offer(announcement=Announcement(title=title), access="none")
 
 

@@ -19,6 +19,7 @@ from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 from crow.tools.page import page_text
 from crow.tools.pictures import PICTURE_BYTES, picture_type
+from crow.tools.titles import in_title
 from crow.tools.web import MOST_BYTES, Document, get, plain_url
 
 __all__ = ["FETCH"]
@@ -30,7 +31,7 @@ TEXTS = ("application/json", "application/xml", "application/javascript", "appli
 
 async def look(_around: Around, args: Arguments) -> Offer:
     url = plain_url(args["url"])
-    return Offer(announcement=Announcement(title=f"Fetch {url}", kind="fetch"), access="fetch", argument=url)
+    return Offer(announcement=Announcement(title=f"Fetch {in_title(url)}", kind="fetch"), access="fetch", argument=url)
 
 
 async def run(running: Running, args: Arguments) -> Outcome:

@@ -21,6 +21,7 @@ from crow.tools.builtin.files import PATH, WHOLE_BYTES, regular_file
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 from crow.tools.builtin.window import Window
 from crow.tools.pictures import PICTURE_BYTES, picture_type
+from crow.tools.titles import in_title
 
 __all__ = ["READ_FILE"]
 
@@ -49,7 +50,7 @@ async def look_at_read(around: Around, args: Arguments) -> Offer:
         lines = f" from line {first}" if limit is None else f" lines {first}-{first + limit - 1}"
     return Offer(
         announcement=Announcement(
-            title=f"Read {shown_name(workspace, path)}{lines}",
+            title=f"Read {in_title(shown_name(workspace, path))}{lines}",
             kind="read",
             locations=(Location(path=shown_path(workspace, path), line=line),),
         ),
