@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from crow.domain.entries import (
+    Announcement,
     Assistant,
     CallRef,
     Checkpoint,
@@ -48,7 +49,7 @@ from crow.domain.events import (
 from crow.frontend.bounds import head_and_tail
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import call_fields, raw_output, result_contents, text_content
+from crow.frontend.tool_calls import announcement_of, call_fields, raw_output, result_contents, text_content
 from crow.frontend.updates import Update, agent_text, agent_thought, aside, chunk, compaction, mask_id, plan, tool_call
 
 __all__ = ["Replayed"]
@@ -132,9 +133,10 @@ class Replayed:
         announced = self._announced.pop(event.call, None)
         if announced is None:
             return ()
-        fields = call_fields(
-            event.call.call_id, announced.announcement, name=announced.name, arguments=announced.arguments
-        )
+        announcement = announced.announcement
+        if announcement == Announcement(title=announced.name):  # it never began: nothing of it is stored but the call
+            announcement = announcement_of(announced.name, announced.arguments)
+        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
         return (tool_call("failed") | fields | {"content": [text_content(head_and_tail(event.text))]},)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, Attachment, Diff, Location, ToolResult
 from crow.domain.messages import Image
+from crow.domain.titles import in_title
 from crow.frontend.bounds import (
     DIFF_BYTES,
     INPUT_BYTES,
@@ -27,6 +28,7 @@ from crow.frontend.bounds import (
 
 __all__ = [
     "Fields",
+    "announcement_of",
     "call_fields",
     "console_block",
     "diff_contents",
@@ -43,6 +45,7 @@ _TITLE_CHARS = 200
 _MOST_LOCATIONS = 40
 _MOST_ATTACHMENTS = 40
 _URI_CHARS = 2_000
+_SUBJECTS = ("path", "pattern", "url", "query", "description")
 
 
 def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arguments: str | None = None) -> Fields:
@@ -68,6 +71,16 @@ def raw_input(arguments: str) -> object:
     except (ValueError, RecursionError):
         value = None
     return bounded(value if isinstance(value, dict) else {"arguments": arguments}, INPUT_BYTES)
+
+
+def announcement_of(name: str, arguments: str) -> Announcement:
+    """What to show of a call whose announcement is not stored: its command, or its name and what it is about."""
+    value = raw_input(arguments)
+    told = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
+    if told.get("command"):
+        return Announcement(title=" ".join(told["command"].split()), kind="execute")
+    subject = next((told[key] for key in _SUBJECTS if told.get(key)), None)
+    return Announcement(title=name if subject is None else f"{name} {in_title(subject)}")
 
 
 def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:

@@ -23,6 +23,7 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, ToolCall, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
 from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
@@ -34,7 +35,6 @@ from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
 from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import find_skills
-from crow.tools.titles import in_title
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 

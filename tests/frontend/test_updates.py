@@ -388,6 +388,22 @@ def test_replay_tells_a_call_once_with_its_end() -> None:
     assert (ended["toolCallId"], ended["status"], ended["content"]) == ("call_8_1", "failed", words("Not run."))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "title"),
+    [
+        ('{"command": "make\\n  test"}', "execute", "make test"),
+        ('{"path": "src/__init__.py", "content": "x"}', "other", "tool `src/__init__.py`"),
+        ('{"pattern": "nest", "path": "src"}', "other", "tool src"),
+        ('{"url": 7, "depth": 2}', "other", "tool"),
+        ("[broken", "other", "tool"),
+    ],
+)
+def test_replay_names_a_call_that_never_began_by_its_arguments(arguments: str, kind: str, title: str) -> None:
+    bare = CallAnnounced(call=CALL, name="tool", arguments=arguments, announcement=Announcement(title="tool"))
+    (ended,) = told(Replayed(GATED), bare, CallEnded(call=CALL, text="Not run."))
+    assert (ended["kind"], ended["title"], ended["status"]) == (kind, title, "failed")
+
+
 def test_replay_tells_the_users_words_in_their_own_blocks() -> None:
     parts = (
         Text(text="look"),

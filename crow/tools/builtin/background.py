@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from crow.domain.entries import Announcement
 from crow.domain.messages import ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 from crow.tools.jobs import Job
-from crow.tools.titles import in_title
 
 __all__ = ["SHELL_KILL", "SHELL_OUTPUT", "started_words"]
 

@@ -16,12 +16,12 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import FileStat, Offer, Outcome, Workspace
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, regular_file
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 from crow.tools.builtin.window import Window
 from crow.tools.pictures import PICTURE_BYTES, picture_type
-from crow.tools.titles import in_title
 
 __all__ = ["READ_FILE"]
 
