@@ -131,7 +131,7 @@ def test_a_read_is_announced_started_and_completed_with_a_status_each_time() -> 
             "sessionUpdate": "tool_call_update",
             "toolCallId": "call_7_0",
             "status": "completed",
-            "content": words("text of the file"),
+            "content": words("    text of the file"),
         },
     ]
 
@@ -362,6 +362,21 @@ def test_gated_kinds_go_to_clients_that_asked_for_them() -> None:
         compaction | {"compactionId": "e", "status": "cancelled"},
         compaction | {"compactionId": "mask_9", "status": "completed"},
     ]
+
+
+def test_code_is_a_code_block_for_clients_that_draw_markdown() -> None:
+    numbered = "   999\t# __init__\n  1000\t\n  1001\t```"
+    found = Announcement(title="Search `x`", kind="search")
+
+    def contents(announcement: Announcement, text: str, *, is_error: bool = False) -> object:
+        return result_contents(
+            ToolResult(call=CALL, name="tool", text=text, announcement=announcement, is_error=is_error)
+        )
+
+    assert contents(READ, numbered) == words("       999\t# __init__\n      1000\t\n      1001\t```")
+    assert contents(found, "a/__init__.py:1: ```") == words("````\na/__init__.py:1: ```\n````")
+    for announcement in (READ, found):
+        assert contents(announcement, "does not exist", is_error=True) == words("does not exist")
 
 
 def test_replay_tells_a_call_once_with_its_end() -> None:
