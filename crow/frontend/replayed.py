@@ -59,14 +59,22 @@ class Replayed:
     """A stored history towards one client: give it every event of :class:`crow.domain.replay.Replay` in order.
 
     A call becomes one update with its final status: its announcement waits here for the result or the end that follows.
+    A turn that showed nothing ends with a word of crow's own.
     """
 
     def __init__(self, caps: ClientCapabilities) -> None:
         self._caps = caps
         self._announced: dict[CallRef, CallAnnounced] = {}
+        self._is_answered = True
 
     def updates(self, event: Event) -> tuple[Update, ...]:
         """What `event` showed."""
+        updates = self._told(event)
+        for update in updates:
+            self._is_answered = update["sessionUpdate"] != "user_message_chunk"
+        return updates
+
+    def _told(self, event: Event) -> tuple[Update, ...]:
         match event:
             case EntryStored(entry=entry):
                 return self._stored(entry)
@@ -112,7 +120,7 @@ class Replayed:
             case Mask():
                 return (compaction(mask_id(entry)),) if self._caps.compaction else ()
             case TurnEnd() as end:
-                return told_end(entry, end)
+                return told_end(entry, end, is_answered=self._is_answered)
             case Assistant() | Started() | Prompt() | File() | Restore() | Skill() | Reminder() | Note():
                 return ()
             case _:
@@ -140,12 +148,17 @@ class Replayed:
         return (tool_call("failed") | fields | {"content": [text_content(head_and_tail(event.text))]},)
 
 
-def told_end(entry: Entry, end: TurnEnd) -> tuple[Update, ...]:
+def told_end(entry: Entry, end: TurnEnd, *, is_answered: bool) -> tuple[Update, ...]:
+    """How a turn ended, where that must be told: a client joins two prompts with nothing between them into one."""
     match end.stop:
         case "interrupted":
             words = end.detail or "The turn was interrupted."
         case "error":
             words = end.detail or "The turn ended with an error."
+        case "cancelled" if not is_answered:
+            words = "Cancelled."
+        case _ if not is_answered:
+            words = "No answer."
         case _:
             return ()
     return aside(f"turn_end_{entry.id}", f"({words})")

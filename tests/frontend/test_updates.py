@@ -419,6 +419,27 @@ def test_replay_names_a_call_that_never_began_by_its_arguments(arguments: str, k
     assert (ended["kind"], ended["title"], ended["status"]) == (kind, title, "failed")
 
 
+def test_replay_puts_a_word_between_two_prompts_without_an_answer() -> None:
+    def ask(number: int) -> EntryStored:
+        return stored(User(parts=(Text(text="go on"),), message_id=f"u{number}"), number)
+
+    spoken = TextShown(message_id="a", text="Going.")
+    updates = told(
+        Replayed(PLAIN),
+        *(ask(1), stored(TurnEnd(stop="cancelled"), 2)),
+        *(ask(3), spoken, stored(TurnEnd(stop="cancelled"), 4)),
+        *(ask(5), stored(TurnEnd(stop="end_turn"), 6)),
+    )
+    assert [(update["messageId"], update["content"]["text"]) for update in updates] == [
+        ("u1", "go on"),
+        ("turn_end_2", "(Cancelled.)\n\n"),
+        ("u3", "go on"),
+        ("a", "Going."),
+        ("u5", "go on"),
+        ("turn_end_6", "(No answer.)\n\n"),
+    ]
+
+
 def test_replay_tells_the_users_words_in_their_own_blocks() -> None:
     parts = (
         Text(text="look"),
