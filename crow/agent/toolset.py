@@ -24,6 +24,8 @@ from crow.tools.prompts import ServerPrompt, ServerPrompts
 
 __all__ = ["CurrentPlan", "Toolset", "WaitableToolbox"]
 
+SERVER_GRACE_S = 1.0
+
 
 class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose servers start in the background."""
@@ -102,9 +104,9 @@ class Toolset:
         """Let `keep` end."""
         self._unwanted.set()
 
-    def opened(self) -> WaitableToolbox | None:
-        """The tools, if they are open by now."""
-        return self._toolbox
+    async def wait_ready(self) -> None:
+        """Wait for the tools, and for their servers a moment. See `toolbox` for errors."""
+        await (await self.toolbox()).wait_ready(SERVER_GRACE_S)
 
     async def toolbox(self) -> WaitableToolbox:
         """The tools, once they are open. :raises ~crow.domain.errors.CrowError: they could not be opened."""

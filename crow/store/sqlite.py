@@ -202,11 +202,19 @@ class SqliteStore(Store):
         await self._database.write(lambda sql: turns.drop_prompt(sql, session_id, message_id))
 
     async def take_turn(
-        self, session_id: str, message_id: str | None, *, leaf: int | None, cut: int | None = None
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
     ) -> TurnStart:
         def take(sql: sqlite3.Connection) -> TurnStart:
             self._leave(sql, session_id)
-            return turns.take_turn(sql, self._owner, session_id, message_id, leaf=leaf, cut=cut, now_ms=_now_ms())
+            return turns.take_turn(
+                sql, self._owner, session_id, message_id, parts=parts, leaf=leaf, cut=cut, now_ms=_now_ms()
+            )
 
         start = await self._database.write(take)
         self._disowned.discard(session_id)
