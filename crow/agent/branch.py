@@ -28,7 +28,7 @@ class Branch:
     def __init__(self, store: Store, client: Client, tail: Tail) -> None:
         self._store = store
         self._client = client
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self.turn = 0
         self._stand_on(tail)
 

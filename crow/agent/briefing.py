@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import anyio.to_thread
-
 from crow.agent import new_message_id
 from crow.agent.branch import Branch
 from crow.agent.prompt import MODES, ROLE, Facts, build_prompt, changes, facts_now, facts_told, read_instructions
@@ -37,9 +35,9 @@ class Briefing:
         self._checkpoint = self._branch.projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
-    async def read(self) -> None:
-        """Read the AGENTS.md files; before each turn."""
-        self._instructions = await anyio.to_thread.run_sync(read_instructions, Path(self._branch.row.cwd))
+    def read(self) -> None:
+        """Read the AGENTS.md files; before each turn. Blocks."""
+        self._instructions = read_instructions(Path(self._branch.row.cwd))
 
     async def begin_turn(
         self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[Skill]

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 
 from crow.agent import Client, new_message_id
 from crow.agent.asking import Permissions
@@ -112,7 +113,7 @@ class SubAgents:
         try:
             model = await self.model(branch.row.model)
             briefing = Briefing(branch)
-            await briefing.read()
+            await anyio.to_thread.run_sync(briefing.read)
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             turn = Turn(
                 branch,

@@ -8,6 +8,7 @@ task, so that they are opened and closed in one place. Knows protocols only; the
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class Session:
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
+        self._sign: asyncio.TimerHandle | None = None
         self._turns_made: Turns | None = None
 
     @property
@@ -252,10 +254,11 @@ class Session:
         return self._turns_made
 
     async def _serve(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
-        await waiter.ready.wait()
+        if not waiter.ready.is_set():
+            await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
-        background.start_soon(self._show_life, waiter)
+        self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
         try:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
@@ -264,22 +267,23 @@ class Session:
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
         finally:
+            self._sign.cancel()
             self._scope = None
             self._queue.remove(waiter)
             waiter.done.set()
         background.start_soon(self._workspace.reap)
 
-    async def _show_life(self, waiter: Waiter) -> None:
+    def _show_life(self, background: anyio.abc.TaskGroup) -> None:
         """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
-        while not waiter.done.is_set():
-            with anyio.move_on_after(RENEW_S):
-                await waiter.done.wait()
-                return
-            try:
-                for session_id in (self.id, *(self._turns_made.sub_agents if self._turns_made is not None else ())):
-                    await self._adapters.store.renew_lease(session_id)
-            except StoreError as error:
-                logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
+        background.start_soon(self._renew_lease)
+        self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
+
+    async def _renew_lease(self) -> None:
+        try:
+            for session_id in (self.id, *(self._turns_made.sub_agents if self._turns_made is not None else ())):
+                await self._adapters.store.renew_lease(session_id)
+        except StoreError as error:
+            logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
     async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
@@ -288,7 +292,7 @@ class Session:
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
-            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint_if_cancelled()
             await self._standing.begin(moved=moved)
             if waiter.command is not None:
                 waiter.stop = await self._turns().run_command(waiter.text, waiter.command)

@@ -24,14 +24,13 @@ from crow.tools.prompts import ServerPrompt, ServerPrompts
 
 __all__ = ["CurrentPlan", "Toolset", "WaitableToolbox"]
 
-SERVER_GRACE_S = 1.0
-
 
 class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose servers start in the background."""
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every server is ready or has failed, at most so long."""
+    async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
+        """Wait until every server is ready or has failed, at most so long. `beside` is called in the thread in which
+        the toolbox looks at files."""
         ...
 
 
@@ -104,14 +103,11 @@ class Toolset:
         """Let `keep` end."""
         self._unwanted.set()
 
-    async def wait_ready(self) -> None:
-        """Wait for the tools, and for their servers a moment. See `toolbox` for errors."""
-        await (await self.toolbox()).wait_ready(SERVER_GRACE_S)
-
     async def toolbox(self) -> WaitableToolbox:
         """The tools, once they are open. :raises ~crow.domain.errors.CrowError: they could not be opened."""
-        self._want()
-        await self._there.wait()
+        if not self._there.is_set():
+            self._want()
+            await self._there.wait()
         if self._toolbox is None:
             raise CrowError(f"The tools of this session could not be opened: {self._failure}")
         return self._toolbox

@@ -41,6 +41,8 @@ from crow.tools import McpServer, Workspace
 
 __all__ = ["Turns"]
 
+SERVER_GRACE_S = 1.0
+
 
 class Turns:
     """Runs prompts and commands on one branch. `turn` is the one that runs; `want_tools` has the tools opened."""
@@ -87,8 +89,8 @@ class Turns:
         return tuple(self._delegate.running)
 
     def look(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Begin to look up what the next turn needs, all of it at once."""
-        self._glance = self._look(tasks)
+        """Begin to look up what the next turn needs."""
+        self._glance = Glance(tasks, self._look)
 
     def look_away(self) -> None:
         """Nobody needs what is being looked up."""
@@ -176,15 +178,13 @@ class Turns:
         """Wait for what `look` began to look up; look it up now if it did not."""
         glance, self._glance = self._glance, None
         if glance is None:
-            async with anyio.create_task_group() as tasks:
-                found = self._look(tasks)
-            glance = found
-        await glance.wait()
+            await self._look()
+        else:
+            await glance.wait()
 
-    def _look(self, tasks: anyio.abc.TaskGroup) -> Glance:
-        return Glance(tasks, self.briefing.read, self.tools.wait_ready, self._look_up_window)
-
-    async def _look_up_window(self) -> None:
+    async def _look(self) -> None:
+        toolbox = await self.tools.toolbox()
+        await toolbox.wait_ready(SERVER_GRACE_S, beside=self.briefing.read)
         window = Window(self._adapters.store)
         await window.look_up(self._adapters.info(self._branch.row.model))
         self._window = window
@@ -204,34 +204,30 @@ class Turns:
 
 
 class Glance:
-    """A look at the surroundings that a turn waits for: all `parts` of it at once, as tasks of their own."""
+    """A look at the surroundings, by a task of its own, that a turn waits for."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, *parts: Callable[[], Awaitable[None]]) -> None:
-        self._scopes = [anyio.CancelScope() for _ in parts]
-        self._left = len(parts)
+    def __init__(self, tasks: anyio.abc.TaskGroup, look: Callable[[], Awaitable[None]]) -> None:
+        self._scope = anyio.CancelScope()
         self._done = anyio.Event()
         self._failure: Exception | None = None
-        for part, scope in zip(parts, self._scopes, strict=True):
-            tasks.start_soon(self._take, part, scope)
+        tasks.start_soon(self._take, look)
 
     def cancel(self) -> None:
         """Look no further."""
-        for scope in self._scopes:
-            scope.cancel()
+        self._scope.cancel()
 
     async def wait(self) -> None:
-        """Until everything was looked at. :raises Exception: what one of the parts raised."""
-        await self._done.wait()
+        """Until everything was looked at. :raises Exception: what the look raised."""
+        if not self._done.is_set():
+            await self._done.wait()
         if self._failure is not None:
             raise self._failure
 
-    async def _take(self, part: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+    async def _take(self, look: Callable[[], Awaitable[None]]) -> None:
         try:
-            with scope:
-                await part()
+            with self._scope:
+                await look()
         except Exception as error:  # noqa: BLE001  # the turn that waits for it raises it
             self._failure = error
         finally:
-            self._left -= 1
-            if not self._left:
-                self._done.set()
+            self._done.set()

@@ -373,7 +373,7 @@ class Store(Protocol):
         ...
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts about an endpoint; empty if none."""
+        """Facts about an endpoint; empty if none. Those that other processes learned: as of the last transaction."""
         ...
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:

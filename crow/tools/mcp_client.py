@@ -9,7 +9,7 @@ external tools are found by words. Looking at a call asks no server.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -34,7 +34,7 @@ from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
 from crow.tools.prompts import ServerPrompt
-from crow.tools.skills import find_skills
+from crow.tools.skills import FoundSkill, find_skills
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
@@ -106,16 +106,21 @@ class McpToolbox:
         connection = next(one for one in self._connections if prompt.name.startswith(f"{one.prefix}:"))
         return await connection.fill(prompt, arguments)
 
-    async def wait_ready(self, timeout_s: float) -> None:
+    async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every
-        server that ever worked is ready or has failed."""
-        cwd = self._around.workspace.cwd
-        self._around.skills = await anyio.to_thread.run_sync(find_skills, self._settings.skill_folders, cwd)
+        server that ever worked is ready or has failed. `beside` is called in the thread that looks for skills."""
+        self._around.skills = await anyio.to_thread.run_sync(self._look, beside)
         revived = [connection for connection in self._connections if connection.revive()]
-        with anyio.move_on_after(timeout_s):
-            for connection in self._connections:
-                if connection.was_ready or connection not in revived:
+        awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
+        if not all(connection.settled.is_set() for connection in awaited):
+            with anyio.move_on_after(timeout_s):
+                for connection in awaited:
                     await connection.settled.wait()
+
+    def _look(self, beside: Callable[[], None] | None) -> tuple[FoundSkill, ...]:
+        if beside is not None:
+            beside()
+        return find_skills(self._settings.skill_folders, self._around.workspace.cwd)
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`; returns when they are ready or have failed."""
