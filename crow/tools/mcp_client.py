@@ -23,6 +23,7 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, ToolCall, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
 from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
@@ -143,7 +144,7 @@ class McpToolbox:
         if call.name == CALL_TOOL.name:
             return await self._offer_within(call)
         found = await self._find(call.name)
-        title = call.name if found is None else f"{found[0].name}: {found[1].title}"
+        title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
         return Offer(
             announcement=Announcement(title=title),
             access="external",
@@ -258,7 +259,7 @@ def fitting(tools: Sequence[ExternalTool], most: int) -> int:
 def found_offer(call: ToolCall) -> Offer:
     """The offer of a search for tools."""
     try:
-        title, fault = f"Find tools: {query_of(call)}", None
+        title, fault = f"Find tools: {in_title(query_of(call))}", None
     except ArgumentError as error:
         title, fault = call.name, str(error)
     return Offer(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)
