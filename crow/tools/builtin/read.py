@@ -16,6 +16,7 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import FileStat, Offer, Outcome, Workspace
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, regular_file
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
@@ -49,7 +50,7 @@ async def look_at_read(around: Around, args: Arguments) -> Offer:
         lines = f" from line {first}" if limit is None else f" lines {first}-{first + limit - 1}"
     return Offer(
         announcement=Announcement(
-            title=f"Read {shown_name(workspace, path)}{lines}",
+            title=f"Read {in_title(shown_name(workspace, path))}{lines}",
             kind="read",
             locations=(Location(path=shown_path(workspace, path), line=line),),
         ),
@@ -63,8 +64,8 @@ async def run_read(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
     path = running.resolve(args["path"])
     name = shown_name(workspace, path)
-    stat = await regular_file("read_file", workspace, path)
-    picture = picture_type(await workspace.read_bytes(path, SNIFFED_BYTES))
+    stat = await regular_file("read_file", workspace, path, head=SNIFFED_BYTES)
+    picture = picture_type(stat.head)
     if picture is not None:
         return await read_picture(workspace, path, stat, picture)
     line, limit = args.get("line", 1), args.get("limit", WINDOW_LINES)
