@@ -26,7 +26,6 @@ from crow.agent.templates import Template, read_templates
 from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
-from crow.heap import keep_little, trim
 from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class Wiring:
             workspace=self._workspace,
             check=lambda: self._check(models[0] if models else ""),
             warm_up=self._imports.load,
-            trim=trim,
+            trim=trimmed,
             more_models=self._more_models,
             models=models,
             mode=self._settings.permissions.mode,
@@ -314,6 +313,13 @@ def server_from(name: str, settings: McpServerSettings) -> McpServer:
     return StdioServer(name=name, command=settings.command or "", args=settings.args, env=env, options=options)
 
 
+def trimmed() -> None:
+    """See :func:`crow.heap.trim`."""
+    from crow.heap import trim
+
+    trim()
+
+
 class Imports:
     """The heavy packages, imported once, in a thread of their own so that the protocol is served meanwhile."""
 
@@ -336,8 +342,9 @@ class Imports:
                 import crow.llm.chat_completions
                 import crow.llm.offline
                 import crow.tools.mcp_client  # noqa: F401
+                from crow.heap import keep_little
 
-                keep_little()
+            keep_little()
         except ImportError as error:
             failure = error
 
