@@ -3,7 +3,8 @@
 Strategy: the editor serves text, the disk everything else. A file must exist on disk to be read; its text comes from
 the editor, in the disk's own line endings; whatever looks wrong there falls back to the disk. A write goes through the
 editor and through nothing else, unless no line holds the text: its refusal is final. After it the file is read again,
-as editors format on save. Knows two requests of the protocol; not which tool asks.
+as editors format on save, and some say that they wrote what they did not: the disk gets that. Knows two requests of
+the protocol; not which tool asks.
 """
 
 from __future__ import annotations
@@ -97,14 +98,20 @@ class EditorWorkspace:
         """
         if not self._writes or weight(text) > PART_BYTES:
             return await self._disk.write_text(path, text)
+        before = await self._disk.stat(path)
         made = await anyio.to_thread.run_sync(_make_parents, path.parent)
         written = False
         try:
-            await self._request("fs/write_text_file", path, content=text)
+            answer = await self._request("fs/write_text_file", path, content=text)
+            if isinstance(answer, str) and answer:  # some say as a result what went wrong
+                raise PermissionError(f"The editor did not write {path}: {answer}")
             written = True
         except RequestError as error:
             raise PermissionError(f"The editor did not write {path}: {refusal_words(error)}") from error
         except TimeoutError as error:
+            if await self._saved(path) == text:  # some fail after the writing, and never say so
+                written = True
+                return text
             words = f"The editor did not answer the request to write {path} within {self._timeout_s:g} s"
             raise TimeoutError(f"{words}; whether it was written is not known.") from error
         except ConnectionError as error:
@@ -112,7 +119,7 @@ class EditorWorkspace:
         finally:
             if not written:
                 _remove_empty(made)
-        return await self._after_write(path, text)
+        return await self._after_write(path, text, before)
 
     async def put_back(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`. Text goes through the editor, so that an open buffer shows it; then the
@@ -140,16 +147,26 @@ class EditorWorkspace:
             await self._terminals.reap()
         await self._disk.reap()
 
-    async def _after_write(self, path: Path, text: str) -> str:
-        """What the file holds: as saved, or the editor's buffer where that was formatted or is not saved yet."""
-        try:
-            saved = await self._disk.read_text(path)
-        except FileNotFoundError:
+    async def _after_write(self, path: Path, text: str, before: FileStat) -> str:
+        """What the file holds: as saved, or the editor's buffer where that was formatted or is not saved yet.
+
+        Where nothing has changed, in the editor neither, its answer was wrong and the text goes to the disk.
+        """
+        saved = await self._saved(path)
+        if saved == text:
             return text
-        if saved == text or not self._reads:
+        buffer = await self._buffer(path) if self._reads else None
+        if buffer and (saved is None or buffer != saved):
+            return _like(saved or "", buffer)
+        if saved is not None and await self._disk.stat(path) != before:
             return saved
-        buffer = await self._buffer(path)
-        return saved if buffer is None or not buffer else _like(saved, buffer)
+        return await self._disk.write_text(path, text)
+
+    async def _saved(self, path: Path) -> str | None:
+        """The text on disk; None without a file."""
+        with suppress(FileNotFoundError):
+            return await self._disk.read_text(path)
+        return None
 
     async def _buffer(self, path: Path) -> str | None:
         """The editor's text; None where the disk must do. :raises PermissionError: the editor refused."""
