@@ -157,7 +157,7 @@ class EditorWorkspace:
             return text
         buffer = await self._buffer(path) if self._reads else None
         if buffer and (saved is None or buffer != saved):
-            return _like(saved or "", buffer)
+            return _like(text, buffer)
         if saved is not None and await self._disk.stat(path) != before:
             return saved
         return await self._disk.write_text(path, text)
@@ -193,7 +193,12 @@ class EditorWorkspace:
 
 
 def _like(saved: str, buffer: str) -> str:
-    """The buffer's text with the byte order mark and line endings of the file, which editors keep apart from text."""
+    """The buffer's text with the byte order mark and line endings of the file, which editors keep apart from text.
+
+    The last line's too: some give the lines without what ends the last.
+    """
+    if saved.endswith("\n") and not buffer.endswith("\n"):
+        buffer += "\r\n" if "\r\n" in buffer else "\n"
     if "\r\n" in saved and "\r\n" not in buffer:
         buffer = buffer.replace("\n", "\r\n")
     if saved.startswith(_BOM) and not buffer.startswith(_BOM):

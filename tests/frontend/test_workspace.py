@@ -75,6 +75,20 @@ async def test_line_endings_and_byte_order_mark_are_those_of_the_disk(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("saved", "buffer", "read"),
+    [
+        ("one\ntwo\n", "one\ntwo", "one\ntwo\n"),
+        ("one\r\ntwo\r\n", "one\nTWO", "one\r\nTWO\r\n"),
+        ("one\r\ntwo\r\n", "one\r\ntwo", "one\r\ntwo\r\n"),
+        ("one\ntwo", "one\nTWO", "one\nTWO"),
+    ],
+)
+async def test_the_last_line_ends_as_on_the_disk(tmp_path: Path, saved: str, buffer: str, read: str) -> None:
+    (tmp_path / "a").write_bytes(saved.encode())
+    assert await workspace(tmp_path, Editor(read=lambda _: buffer)).read_text(tmp_path / "a") == read
+
+
+@pytest.mark.parametrize(
     "read",
     [
         lambda _: "",
