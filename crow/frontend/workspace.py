@@ -153,6 +153,11 @@ class EditorWorkspace:
         Where nothing has changed, in the editor neither, its answer was wrong and the text goes to the disk.
         """
         saved = await self._saved(path)
+        if saved == f"{text}\n" and text.endswith("\n"):
+            # Some end the last line of a buffer themselves, and make one more, empty line of the text's own end.
+            with suppress(RequestError, TimeoutError, ConnectionError):
+                await self._request("fs/write_text_file", path, content=text[:-1])
+            saved = await self._saved(path)
         if saved == text:
             return text
         buffer = await self._buffer(path) if self._reads else None

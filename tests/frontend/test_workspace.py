@@ -145,6 +145,16 @@ async def test_what_the_editor_keeps_unsaved_is_what_the_file_holds(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["a"]
 
 
+async def test_no_empty_line_is_added_by_an_editor_that_ends_the_last_line_itself(tmp_path: Path) -> None:
+    def save_lines(path: Path, text: str) -> None:
+        path.write_text("".join(f"{line}\n" for line in text.split("\n")))
+
+    place = workspace(tmp_path, Editor(write=save_lines, read=lambda path: path.read_text()))
+    assert await place.write_text(tmp_path / "a", "one\ntwo\n") == "one\ntwo\n"
+    assert (tmp_path / "a").read_text() == "one\ntwo\n"
+    assert await place.write_text(tmp_path / "b", "one") == "one\n"
+
+
 @pytest.mark.parametrize(
     ("name", "read"),
     [
