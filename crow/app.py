@@ -236,8 +236,8 @@ class Wiring:
         )
 
     async def _model(self, name: str) -> Model:
-        self._check(name)
         if name not in self._models:
+            self._check(name)
             self._models[name] = await self._make_model(name)
         return self._models[name]
 

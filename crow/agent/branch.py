@@ -16,7 +16,7 @@ from crow.agent import Client
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, User
 from crow.domain.events import EntryStored, Event
-from crow.domain.messages import Text
+from crow.domain.messages import Part, Text
 from crow.store import SessionChanges, SessionRow, Store, Tail, TurnStart
 
 __all__ = ["Branch"]
@@ -28,7 +28,7 @@ class Branch:
     def __init__(self, store: Store, client: Client, tail: Tail) -> None:
         self._store = store
         self._client = client
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self.turn = 0
         self._stand_on(tail)
 
@@ -113,10 +113,12 @@ class Branch:
                     self._take_row(await self._store.session(self.row.id))
             return stored
 
-    async def claim(self, message_id: str | None, *, cut: int | None = None) -> TurnStart:
-        """Take the turn for a prompt that waits (None: for a command); a leaf that others moved is followed."""
+    async def claim(
+        self, message_id: str | None, *, parts: Sequence[Part] | None = None, cut: int | None = None
+    ) -> TurnStart:
+        """Take the turn; a leaf that others moved is followed. See :meth:`crow.store.Store.take_turn`."""
         async with self._lock:
-            start = await self._store.take_turn(self.row.id, message_id, leaf=self.leaf, cut=cut)
+            start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn = start.turn
             if start.moved:
                 self._stand_on(await self._store.tail(self.row.id))

@@ -8,10 +8,11 @@ What was told is read from the log once, then kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from crow.agent import new_message_id
 from crow.agent.branch import Branch
-from crow.agent.prompt import MODES, ROLE, Facts, build_prompt, changes, facts_now, facts_told
+from crow.agent.prompt import MODES, ROLE, Facts, build_prompt, changes, facts_now, facts_told, read_instructions
 from crow.domain.entries import NewEntry, Note, Prompt, Remark
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerStatus, Skill
@@ -26,6 +27,7 @@ class Briefing:
         self._branch = branch
         self._tools: tuple[ToolSpec, ...] = ()
         self._facts: Facts | None = None
+        self._instructions = ""
         self.look_back()
 
     def look_back(self) -> None:
@@ -33,14 +35,16 @@ class Briefing:
         self._checkpoint = self._branch.projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
-    async def look(self, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> None:
-        """Look around; before each turn."""
-        row = self._branch.row
-        self._facts = await facts_now(row.cwd, row.mode, servers, skills)
+    def read(self) -> None:
+        """Read the AGENTS.md files; before each turn. Blocks."""
+        self._instructions = read_instructions(Path(self._branch.row.cwd))
 
-    async def begin_turn(self, tools: Sequence[ToolSpec]) -> None:
-        """Write a prompt entry if the newest one no longer fits."""
+    async def begin_turn(
+        self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[Skill]
+    ) -> None:
+        """See what is there now, and write a prompt entry if the newest one no longer fits."""
         row = self._branch.row
+        self._facts = facts_now(row.mode, self._instructions, servers, skills)
         self._tools = tuple(tools)
         newest = self._branch.prompt
         if newest is None or (newest.cwd, newest.model, newest.tools) != (row.cwd, row.model, self._tools):
@@ -49,7 +53,7 @@ class Briefing:
 
     async def fresh_prompt(self) -> Prompt:
         """The prompt entry as it would be written now; also written with each checkpoint."""
-        assert self._facts is not None, "look comes first"
+        assert self._facts is not None, "a turn begins first"
         row = self._branch.row
         extra = row.config.get("system_prompt_append")
         whole = row.config.get("system_prompt")
@@ -68,7 +72,7 @@ class Briefing:
 
         The caller stores both before its next request.
         """
-        assert self._facts is not None, "look comes first"
+        assert self._facts is not None, "a turn begins first"
         if self._branch.projection.checkpoint is not self._checkpoint:
             self.look_back()  # what was told before it may be covered now
         facts = self._facts.with_mode(self._branch.row.mode)

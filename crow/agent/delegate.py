@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 
 from crow.agent import Client, new_message_id
 from crow.agent.asking import Permissions
@@ -105,17 +106,15 @@ class SubAgents:
     async def _run(self, branch: Branch, task: Task, tools: Subset, watcher: Watcher) -> Delegated:
         """One prompt in the branch, to its end. Cancelled or failed, it is ended all the same."""
         with anyio.CancelScope(shield=True):
-            message_id = new_message_id()
-            await self.store.enqueue(branch.row.id, (Text(text=task.prompt),), message_id)
-            await branch.claim(message_id)
+            await branch.claim(new_message_id(), parts=(Text(text=task.prompt),))
         turn: Turn | None = None
         failure = ""
         end = TurnEnd(stop="end_turn")
         try:
             model = await self.model(branch.row.model)
             briefing = Briefing(branch)
-            await briefing.look(tools.servers(), tools.skills())
-            await briefing.begin_turn(tools.specs())
+            await anyio.to_thread.run_sync(briefing.read)
+            await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             turn = Turn(
                 branch,
                 await self.compactor(branch, model, briefing),

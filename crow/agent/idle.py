@@ -7,9 +7,8 @@ neither sessions nor what tidying is.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import math
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -32,14 +31,15 @@ class Idle:
         self._tidy = tidy
         self._after_s = after_s
         self._turns = 0
-        self._due_at = math.inf
-        self._scope = anyio.CancelScope()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = anyio.Event()
+        self._tidying: anyio.CancelScope | None = None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Around each turn."""
         self._turns += 1
-        self._scope.cancel()
+        self._put_off()
         try:
             yield
         finally:
@@ -53,21 +53,32 @@ class Idle:
     def stop(self) -> None:
         """End a tidying that is under way; the store is about to close."""
         self._turns += 1
-        self._scope.cancel()
+        self._put_off()
 
     async def run(self) -> None:
         """Tidy again and again, until cancelled."""
         while True:
-            with anyio.CancelScope() as self._scope:
-                if self._turns or self._due_at == math.inf:
-                    await anyio.sleep_forever()
-                await anyio.sleep(max(0.0, self._due_at - time.monotonic()))
-                self._due_at = math.inf
+            await self._due.wait()
+            self._due = anyio.Event()
+            if self._turns:  # one has begun in this very moment; its end plans anew
+                continue
+            with anyio.CancelScope() as self._tidying:
                 try:
                     await self._tidy()
                 except StoreError as error:
                     logger.warning("Nothing was tidied: %s", error)
+            self._tidying = None
 
     def _plan(self, delay_s: float) -> None:
-        self._due_at = time.monotonic() + delay_s
-        self._scope.cancel()
+        self._put_off()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin)
+
+    def _put_off(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
+
+    def _begin(self) -> None:
+        if not self._turns:  # else it is planned anew when they end
+            self._due.set()

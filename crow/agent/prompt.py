@@ -24,7 +24,7 @@ from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerStatus, Skill
 
-__all__ = ["Facts", "build_prompt", "changes", "facts_now", "facts_told"]
+__all__ = ["Facts", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
 
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
@@ -84,8 +84,8 @@ class Facts:
         }
 
 
-async def facts_now(cwd: str, mode: str, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> Facts:
-    """The facts at this moment; reads the AGENTS.md files from the root of the file tree down to `cwd`."""
+def facts_now(mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> Facts:
+    """The facts at this moment; `instructions` is what `read_instructions` gave."""
     failed = [f"{server.name}: {plain(server.detail)}" for server in servers if server.detail]
     again = [f"{server.name}: {plain(server.loss)}" for server in servers if server.losses and not server.detail]
     lines = [
@@ -94,7 +94,7 @@ async def facts_now(cwd: str, mode: str, servers: Sequence[ServerStatus], skills
     ]
     return Facts(
         date=datetime.datetime.now().astimezone().strftime("%A, %d %B %Y"),
-        instructions=await anyio.to_thread.run_sync(read_instructions, Path(cwd)),
+        instructions=instructions,
         mode=mode,
         servers="\n".join(filter(None, lines)),
         skills="\n".join(f"- {skill.name}: {skill.description}" for skill in skills),

@@ -1,13 +1,14 @@
 """A session: one task that takes prompts in order and owns whatever they need.
 
-Strategy: a prompt is put into the inbox by the request that brought it; the request then only waits. The session's
-own task takes it when the turn before has ended, claims the turn, runs it inside one cancel scope, and ends it with
-one transaction, however it ended. MCP servers, commands and every write belong to that task, so that they are opened
-and closed in one place. Knows protocols only; the adapters come from above.
+Strategy: the session's own task takes a prompt when the turn before has ended, claims the turn, runs it inside one
+cancel scope, and ends it with one transaction, however it ended; a prompt that has to wait for that is put into the
+inbox by the request that brought it. The request then only waits. MCP servers, commands and every write belong to that
+task, so that they are opened and closed in one place. Knows protocols only; the adapters come from above.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -20,33 +21,26 @@ import anyio.lowlevel
 
 from crow.agent import Client, commands, new_message_id
 from crow.agent.branch import Branch
-from crow.agent.choices import set_mode, set_model, set_option
-from crow.agent.compaction.gauge import Gauge, gauge_on
 from crow.agent.links import with_contents
+from crow.agent.standing import Standing
 from crow.agent.unstored import RETRY_S, Unstored
 from crow.agent.waiter import Waiter
-from crow.domain.entries import NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
+from crow.domain.entries import NewEntry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, StoreError
-from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged, TitleChanged
 from crow.domain.messages import Part, Text
-from crow.domain.rendering import parts_text
-from crow.store import SessionChanges, Tail
+from crow.store import Tail
 
 if TYPE_CHECKING:
     from crow.agent.adapters import Adapters
     from crow.agent.turn import Turn
     from crow.agent.turns import Turns
-    from crow.llm import ModelInfo
+    from crow.domain.events import ContextMeasured
     from crow.tools import McpServer, Workspace
     from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Session"]
 
 logger = logging.getLogger(__name__)
-
-TITLE_CHARS = 80
-SMALL_CHARS = 2_000
-"""A prompt of no more characters is a small part of every window."""
 
 END_S = 5.0
 RENEW_S = 20.0
@@ -65,14 +59,14 @@ class Session:
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
         self._unstored = Unstored(adapters.store, self._branch)
-        self._has_warned = False
-        self._place = (tail.row.cwd, tail.row.additional_directories)
+        self._standing = Standing(adapters, self._branch)
         self._queue: deque[Waiter] = deque()
         self._wake = anyio.Event()
         self._tools_wanted = anyio.Event()
         self._closing = False
         self._ended = anyio.Event()
         self._scope: anyio.CancelScope | None = None
+        self._sign: asyncio.TimerHandle | None = None
         self._turns_made: Turns | None = None
 
     @property
@@ -129,12 +123,11 @@ class Session:
         return waiter.stop
 
     async def _enqueue(self, waiter: Waiter) -> None:
-        """Put a prompt into the inbox. An idle session claims it at the same moment, so that both are one flush."""
+        """Put a prompt into the inbox, unless it is its turn now: then the claim stores it."""
         waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
-        if waiter.called is None:  # else the claim would not miss it
-            waiter.ready.set()
-            self._wake.set()
-        await self._adapters.store.enqueue(self.id, waiter.parts, waiter.message_id)
+        waiter.waits = waiter.called is not None or self._closing or self._queue[0] is not waiter
+        if waiter.waits:
+            await self._adapters.store.enqueue(self.id, waiter.parts, waiter.message_id)
 
     async def prompt(self, parts: Sequence[Part]) -> StopReason:
         """`submit` and `answer`."""
@@ -189,24 +182,9 @@ class Session:
         if self.servers:
             self._tools_wanted.set()
 
-    async def set_mode(self, mode: str) -> None:
-        """See :func:`crow.agent.choices.set_mode`."""
-        await set_mode(self._branch, mode)
-
-    async def set_model(self, name: str) -> None:
-        """See :func:`crow.agent.choices.set_model`."""
-        await set_model(self._branch, name)
-
-    async def set_option(self, name: str, value: str | bool) -> None:
-        """See :func:`crow.agent.choices.set_option`."""
-        await set_option(self._branch, name, value)
-
     async def measured(self) -> ContextMeasured:
-        """How full the context is, without loading anything.
-
-        :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
-        """
-        return (await self._gauge()).reading()
+        """See :meth:`crow.agent.standing.Standing.measured`."""
+        return await self._standing.measured()
 
     async def close(self) -> None:
         """Cancel, and wait until the session's task has ended."""
@@ -220,7 +198,7 @@ class Session:
         try:
             async with anyio.create_task_group() as background:
                 background.start_soon(self._keep_tools)
-                while not self._closing:
+                while not self._closing or (self._queue and self._queue[0].is_nowhere):
                     if self._queue:
                         await self._serve(self._queue[0], background)
                     else:
@@ -270,18 +248,17 @@ class Session:
                 self.servers,
                 self._branch,
                 self._unstored,
-                cut=self._cut,
-                name=self._name,
-                move=self._move,
+                self._standing,
                 want_tools=self._tools_wanted.set,
             )
         return self._turns_made
 
     async def _serve(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
-        await waiter.ready.wait()
+        if not waiter.ready.is_set():
+            await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
-        background.start_soon(self._show_life, waiter)
+        self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
         try:
             with anyio.CancelScope() as self._scope:
                 if waiter.cancelled:
@@ -290,22 +267,23 @@ class Session:
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
         finally:
+            self._sign.cancel()
             self._scope = None
             self._queue.remove(waiter)
             waiter.done.set()
         background.start_soon(self._workspace.reap)
 
-    async def _show_life(self, waiter: Waiter) -> None:
+    def _show_life(self, background: anyio.abc.TaskGroup) -> None:
         """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
-        while not waiter.done.is_set():
-            with anyio.move_on_after(RENEW_S):
-                await waiter.done.wait()
-                return
-            try:
-                for session_id in (self.id, *(self._turns_made.sub_agents if self._turns_made is not None else ())):
-                    await self._adapters.store.renew_lease(session_id)
-            except StoreError as error:
-                logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
+        background.start_soon(self._renew_lease)
+        self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
+
+    async def _renew_lease(self) -> None:
+        try:
+            for session_id in (self.id, *(self._turns_made.sub_agents if self._turns_made is not None else ())):
+                await self._adapters.store.renew_lease(session_id)
+        except StoreError as error:
+            logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
     async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
@@ -314,8 +292,8 @@ class Session:
         with anyio.CancelScope(shield=True):  # what the user said is on disk, even if they cancel at once
             moved = await self._claim(waiter)
         try:
-            await anyio.lowlevel.checkpoint()
-            await self._begin(moved)
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            await self._standing.begin(moved=moved)
             if waiter.command is not None:
                 waiter.stop = await self._turns().run_command(waiter.text, waiter.command)
             else:
@@ -341,69 +319,14 @@ class Session:
     async def _claim(self, waiter: Waiter) -> bool:
         try:
             await self._unstored.settle()
-            known = self._branch.plan
-            if waiter.command is None and waiter.called is None:
-                start = await self._branch.claim(waiter.message_id, cut=await self._cut(waiter.parts))
-            else:  # the words of a called prompt are the server's to give
-                start = await self._branch.claim(None)
+            is_prompt = waiter.command is None and waiter.called is None  # the words of a called one are the server's
+            return await self._standing.claim(
+                waiter.message_id if is_prompt else None, waiter.parts, waits=waiter.waits
+            )
         except StoreError:
-            if waiter.command is None:  # the caller is told, and asks again
+            if waiter.waits:  # the caller is told, and asks again
                 await self._unstored.drop_prompt(waiter.message_id)
             raise
-        if start.moved:
-            await self._look_around(known)
-        return start.moved
-
-    async def _cut(self, parts: Sequence[Part]) -> int | None:
-        """How many characters of a huge prompt the model may see; None: all of them."""
-        text = parts_text(parts)
-        if len(text) <= SMALL_CHARS:
-            return None
-        return (await self._gauge()).cut_prompt(text)
-
-    def _info(self) -> ModelInfo:
-        return self._adapters.info(self._branch.row.model)
-
-    async def _begin(self, moved: bool) -> None:
-        row = self._branch.row
-        if self._adapters.store.warning and not self._has_warned:
-            self._has_warned = True
-            await self._branch.publish(NoticeShown(severity="warning", title=self._adapters.store.warning))
-        if (row.cwd, row.additional_directories) != self._place:  # opened elsewhere since: here the tools are as before
-            cwd, directories = self._place
-            await self._branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
-        if moved:
-            text = "This session went on elsewhere since it was opened here; what was said there is part of it now."
-            await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
-        await self._name()
-
-    async def _name(self) -> None:
-        """Give the session the title of its first prompt, unless it has one."""
-        if self._branch.row.title is None and (title := title_from(self._branch.newest_user_text())):
-            await self._branch.change(SessionChanges(title=title))
-            await self._branch.publish(TitleChanged(title=title))
-
-    async def _move(self, to: int | None, reason: str) -> None:
-        known = self._branch.plan
-        await self._branch.move(to, reason)
-        await self._look_around(known)
-
-    async def _look_around(self, known: Sequence[PlanItem]) -> None:
-        """The session stands elsewhere now: see what the model was told there, and tell the client what holds there,
-        the plan if it is not the one `known` to it, and how full the context is."""
-        if self._turns_made is not None:
-            self._turns_made.briefing.look_back()
-        if self._branch.plan != known:
-            await self._branch.publish(PlanChanged(plan=self._branch.plan))
-        try:
-            measured = await self.measured()
-        except CrowError as error:
-            logger.warning("The context could not be measured: %s", error)
-        else:
-            await self._branch.publish(measured)
-
-    async def _gauge(self) -> Gauge:
-        return await gauge_on(self._branch, self._info, self._adapters.settings.compaction, self._adapters.store)
 
     async def _end(self, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end and give the turn back, whatever happens meanwhile."""
@@ -424,12 +347,4 @@ class Session:
                     raise
                 logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
-            known = self._branch.plan
-            await self._branch.step_back()
-            await self._look_around(known)
-
-
-def title_from(text: str) -> str:
-    """The first line of a prompt, bounded; empty if there is none."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
+            await self._standing.step_back()

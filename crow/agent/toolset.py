@@ -28,8 +28,9 @@ __all__ = ["CurrentPlan", "Toolset", "WaitableToolbox"]
 class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose servers start in the background."""
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every server is ready or has failed, at most so long."""
+    async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
+        """Wait until every server is ready or has failed, at most so long. `beside` is called in the thread in which
+        the toolbox looks at files."""
         ...
 
 
@@ -102,14 +103,11 @@ class Toolset:
         """Let `keep` end."""
         self._unwanted.set()
 
-    def opened(self) -> WaitableToolbox | None:
-        """The tools, if they are open by now."""
-        return self._toolbox
-
     async def toolbox(self) -> WaitableToolbox:
         """The tools, once they are open. :raises ~crow.domain.errors.CrowError: they could not be opened."""
-        self._want()
-        await self._there.wait()
+        if not self._there.is_set():
+            self._want()
+            await self._there.wait()
         if self._toolbox is None:
             raise CrowError(f"The tools of this session could not be opened: {self._failure}")
         return self._toolbox

@@ -29,13 +29,13 @@ from crow.agent.compaction.hooks import Hooks
 from crow.agent.compaction.window import Window
 from crow.agent.delegate import SubAgents
 from crow.agent.server_prompts import CalledPrompt, filled
+from crow.agent.standing import Standing
 from crow.agent.toolset import Toolset, WaitableToolbox
 from crow.agent.turn import Turn
 from crow.agent.unstored import Unstored
 from crow.agent.waiter import Waiter
 from crow.domain.entries import Command, NewEntry, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, ToolServerError
-from crow.domain.messages import Part
 from crow.llm import Model
 from crow.tools import McpServer, Workspace
 
@@ -45,11 +45,7 @@ SERVER_GRACE_S = 1.0
 
 
 class Turns:
-    """Runs prompts and commands on one branch. `turn` is the one that runs.
-
-    `cut` says how much of a long prompt the model may see, `name` gives the session a title if it has none, `move`
-    stands it on another entry, `want_tools` has the tools opened.
-    """
+    """Runs prompts and commands on one branch. `turn` is the one that runs; `want_tools` has the tools opened."""
 
     def __init__(
         self,
@@ -59,23 +55,19 @@ class Turns:
         servers: Sequence[McpServer],
         branch: Branch,
         unstored: Unstored,
+        standing: Standing,
         *,
-        cut: Callable[[Sequence[Part]], Awaitable[int | None]],
-        name: Callable[[], Awaitable[None]],
-        move: Callable[[int | None, str], Awaitable[None]],
         want_tools: Callable[[], None],
     ) -> None:
         self.turn: Turn | None = None
-        self.briefing = Briefing(branch)
+        self.briefing = standing.briefing = Briefing(branch)
         self.tools = Toolset(adapters, client, workspace, servers, branch, want=want_tools)
         self._adapters = adapters
         self._client = client
         self._workspace = workspace
         self._branch = branch
         self._unstored = unstored
-        self._cut = cut
-        self._name = name
-        self._move = move
+        self._standing = standing
         self._hooks = adapters.hooks() if adapters.hooks is not None else Hooks()
         self._permissions = Permissions(branch, client, adapters.settings.rules)
         self.tools.delegate = self._delegate = SubAgents(
@@ -88,7 +80,8 @@ class Turns:
             compactor=self._make_compactor,
             steps=adapters.settings.steps_per_turn,
         )
-        self._glance = Glance()
+        self._glance: Glance | None = None
+        self._window: Window | None = None
 
     @property
     def sub_agents(self) -> Sequence[str]:
@@ -96,17 +89,14 @@ class Turns:
         return tuple(self._delegate.running)
 
     def look(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Begin to look up what the next turn needs, if the tools are open."""
-        toolbox = self.tools.opened()
-        if toolbox is not None:
-            self._glance = Glance()
-            self._glance.is_taken = True
-            tasks.start_soon(self._look, toolbox, self._glance)
+        """Begin to look up what the next turn needs."""
+        self._glance = Glance(tasks, self._look)
 
     def look_away(self) -> None:
         """Nobody needs what is being looked up."""
-        self._glance.scope.cancel()
-        self._glance = Glance()
+        if self._glance is not None:
+            self._glance.cancel()
+        self._glance = None
 
     async def run(self) -> StopReason:
         """Answer the prompt that stands at the end of the branch."""
@@ -135,7 +125,7 @@ class Turns:
         except BaseException:
             self._unstored.keep([NewEntry(body=prompt)])  # what the user said stays in the history
             raise
-        return await self._run_prompt(replace(prompt, parts=parts, cut=await self._cut(parts)))
+        return await self._run_prompt(replace(prompt, parts=parts, cut=await self._standing.cut(parts)))
 
     async def run_command(self, text: str, typed: Typed) -> StopReason:
         """Answer a slash command, typed as `text`."""
@@ -153,7 +143,7 @@ class Turns:
             compactor=compactor,
             set_mode=partial(set_mode, self._branch),
             set_model=partial(set_model, self._branch),
-            move=self._move,
+            move=self._standing.move,
             run_prompt=self._run_prompt,
             toolbox=self.tools.toolbox,
         )
@@ -170,7 +160,7 @@ class Turns:
 
     async def _run_prompt(self, prompt: User) -> StopReason:
         await self._branch.record([NewEntry(body=prompt, model=self._branch.row.model)])
-        await self._name()
+        await self._standing.name()
         return await self.run()
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
@@ -179,28 +169,25 @@ class Turns:
         model = await self._adapters.model(self._branch.row.model)
         model.check()
         toolbox = await self.tools.toolbox()
-        glance, self._glance = self._glance, Glance()
-        if not glance.is_taken:
-            await self._look(toolbox, glance)
-        await glance.done.wait()
-        if glance.failure is not None:
-            raise glance.failure
+        await self._seen()
         await self.tools.name_failed(toolbox.servers())
-        await self.briefing.begin_turn(toolbox.specs())
-        return await self._make_compactor(self._branch, model, self.briefing, glance.window), toolbox
+        await self.briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        return await self._make_compactor(self._branch, model, self.briefing, self._window), toolbox
 
-    async def _look(self, toolbox: WaitableToolbox, glance: Glance) -> None:
-        try:
-            with glance.scope:
-                await toolbox.wait_ready(SERVER_GRACE_S)
-                await self.briefing.look(toolbox.servers(), toolbox.skills())
-                window = Window(self._adapters.store)
-                await window.look_up(self._adapters.info(self._branch.row.model))
-                glance.window = window
-        except Exception as error:  # noqa: BLE001  # the turn that needs it raises it
-            glance.failure = error
-        finally:
-            glance.done.set()
+    async def _seen(self) -> None:
+        """Wait for what `look` began to look up; look it up now if it did not."""
+        glance, self._glance = self._glance, None
+        if glance is None:
+            await self._look()
+        else:
+            await glance.wait()
+
+    async def _look(self) -> None:
+        toolbox = await self.tools.toolbox()
+        await toolbox.wait_ready(SERVER_GRACE_S, beside=self.briefing.read)
+        window = Window(self._adapters.store)
+        await window.look_up(self._adapters.info(self._branch.row.model))
+        self._window = window
 
     async def _make_compactor(
         self, branch: Branch, model: Model, briefing: Briefing, window: Window | None = None
@@ -217,11 +204,30 @@ class Turns:
 
 
 class Glance:
-    """A look at the surroundings that a turn may wait for."""
+    """A look at the surroundings, by a task of its own, that a turn waits for."""
 
-    def __init__(self) -> None:
-        self.is_taken = False
-        self.done = anyio.Event()
-        self.scope = anyio.CancelScope()
-        self.window: Window | None = None
-        self.failure: Exception | None = None
+    def __init__(self, tasks: anyio.abc.TaskGroup, look: Callable[[], Awaitable[None]]) -> None:
+        self._scope = anyio.CancelScope()
+        self._done = anyio.Event()
+        self._failure: Exception | None = None
+        tasks.start_soon(self._take, look)
+
+    def cancel(self) -> None:
+        """Look no further."""
+        self._scope.cancel()
+
+    async def wait(self) -> None:
+        """Until everything was looked at. :raises Exception: what the look raised."""
+        if not self._done.is_set():
+            await self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _take(self, look: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with self._scope:
+                await look()
+        except Exception as error:  # noqa: BLE001  # the turn that waits for it raises it
+            self._failure = error
+        finally:
+            self._done.set()

@@ -20,16 +20,22 @@ __all__ = ["Waiter"]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
-    """A prompt that somebody waits for, in the inbox under `message_id`; or a `command`, which is stored with its
-    answer. `called` is the prompt of a server that it may be. `ready`: its parts are whole, and it is being stored."""
+    """A prompt that somebody waits for, or a `command`, which is stored with its answer. `called` is the prompt of a
+    server that it may be. `ready`: its parts are whole; `waits`: it is in the inbox, under `message_id`."""
 
     parts: Sequence[Part]
     text: str
     message_id: str
     command: Typed | None = None
     called: CalledPrompt | None = None
+    waits: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
     cancelled: bool = False
     stop: StopReason = "end_turn"
     error: Exception | None = None
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether it is a prompt that only memory holds, until its turn is claimed."""
+        return self.ready.is_set() and self.command is None and not self.waits

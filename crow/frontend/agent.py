@@ -19,6 +19,7 @@ from acp import RequestError, schema
 from acp.connection import Connection
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from crow.agent.choices import set_mode, set_model, set_option
 from crow.agent.idle import Idle
 from crow.domain.errors import ArgumentError, AuthError, CrowError
 from crow.frontend.bounds import PART_BYTES, weight
@@ -268,7 +269,7 @@ class AcpAgent:
 
     async def _set_mode(self, params: dict[str, Any]) -> dict[str, Any]:
         session = self._sessions.named(params["sessionId"])
-        await session.set_mode(mode_named(params["modeId"]))
+        await set_mode(session.branch, mode_named(params["modeId"]))
         return {}
 
     async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -278,11 +279,11 @@ class AcpAgent:
         )
         match choice.option:
             case "mode":
-                await session.set_mode(str(choice.value))
+                await set_mode(session.branch, str(choice.value))
             case "model":
-                await session.set_model(str(choice.value))
+                await set_model(session.branch, str(choice.value))
             case _:
-                await session.set_option(choice.option, choice.value)
+                await set_option(session.branch, choice.option, choice.value)
         return {"configOptions": self._sessions.options(session)}
 
     def _check_logged_in(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from crow.domain.entries import (
+    Announcement,
     Assistant,
     CallRef,
     Checkpoint,
@@ -48,7 +49,7 @@ from crow.domain.events import (
 from crow.frontend.bounds import head_and_tail
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import call_fields, raw_output, result_contents, text_content
+from crow.frontend.tool_calls import announcement_of, call_fields, raw_output, result_contents, text_content
 from crow.frontend.updates import Update, agent_text, agent_thought, aside, chunk, compaction, mask_id, plan, tool_call
 
 __all__ = ["Replayed"]
@@ -58,14 +59,22 @@ class Replayed:
     """A stored history towards one client: give it every event of :class:`crow.domain.replay.Replay` in order.
 
     A call becomes one update with its final status: its announcement waits here for the result or the end that follows.
+    A turn that showed nothing ends with a word of crow's own.
     """
 
     def __init__(self, caps: ClientCapabilities) -> None:
         self._caps = caps
         self._announced: dict[CallRef, CallAnnounced] = {}
+        self._is_answered = True
 
     def updates(self, event: Event) -> tuple[Update, ...]:
         """What `event` showed."""
+        updates = self._told(event)
+        for update in updates:
+            self._is_answered = update["sessionUpdate"] != "user_message_chunk"
+        return updates
+
+    def _told(self, event: Event) -> tuple[Update, ...]:
         match event:
             case EntryStored(entry=entry):
                 return self._stored(entry)
@@ -111,7 +120,7 @@ class Replayed:
             case Mask():
                 return (compaction(mask_id(entry)),) if self._caps.compaction else ()
             case TurnEnd() as end:
-                return told_end(entry, end)
+                return told_end(entry, end, is_answered=self._is_answered)
             case Assistant() | Started() | Prompt() | File() | Restore() | Skill() | Reminder() | Note():
                 return ()
             case _:
@@ -132,18 +141,24 @@ class Replayed:
         announced = self._announced.pop(event.call, None)
         if announced is None:
             return ()
-        fields = call_fields(
-            event.call.call_id, announced.announcement, name=announced.name, arguments=announced.arguments
-        )
+        announcement = announced.announcement
+        if announcement == Announcement(title=announced.name):  # it never began: nothing of it is stored but the call
+            announcement = announcement_of(announced.name, announced.arguments)
+        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
         return (tool_call("failed") | fields | {"content": [text_content(head_and_tail(event.text))]},)
 
 
-def told_end(entry: Entry, end: TurnEnd) -> tuple[Update, ...]:
+def told_end(entry: Entry, end: TurnEnd, *, is_answered: bool) -> tuple[Update, ...]:
+    """How a turn ended, where that must be told: a client joins two prompts with nothing between them into one."""
     match end.stop:
         case "interrupted":
             words = end.detail or "The turn was interrupted."
         case "error":
             words = end.detail or "The turn ended with an error."
+        case "cancelled" if not is_answered:
+            words = "Cancelled."
+        case _ if not is_answered:
+            words = "No answer."
         case _:
             return ()
     return aside(f"turn_end_{entry.id}", f"({words})")

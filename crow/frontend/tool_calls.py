@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import textwrap
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, Attachment, Diff, Location, ToolResult
 from crow.domain.messages import Image
+from crow.domain.titles import in_title
 from crow.frontend.bounds import (
     DIFF_BYTES,
     INPUT_BYTES,
@@ -27,6 +29,7 @@ from crow.frontend.bounds import (
 
 __all__ = [
     "Fields",
+    "announcement_of",
     "call_fields",
     "console_block",
     "diff_contents",
@@ -43,6 +46,7 @@ _TITLE_CHARS = 200
 _MOST_LOCATIONS = 40
 _MOST_ATTACHMENTS = 40
 _URI_CHARS = 2_000
+_SUBJECTS = ("path", "pattern", "url", "query", "description")
 
 
 def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arguments: str | None = None) -> Fields:
@@ -70,6 +74,16 @@ def raw_input(arguments: str) -> object:
     return bounded(value if isinstance(value, dict) else {"arguments": arguments}, INPUT_BYTES)
 
 
+def announcement_of(name: str, arguments: str) -> Announcement:
+    """What to show of a call whose announcement is not stored: its command, or its name and what it is about."""
+    value = raw_input(arguments)
+    told = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
+    if told.get("command"):
+        return Announcement(title=" ".join(told["command"].split()), kind="execute")
+    subject = next((told[key] for key in _SUBJECTS if told.get(key)), None)
+    return Announcement(title=name if subject is None else f"{name} {in_title(subject)}")
+
+
 def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
     """Diff contents: whole texts, or where they are too heavy together, the changed regions and a line that says so."""
     diffs = tuple(diffs)
@@ -88,12 +102,25 @@ def result_contents(result: ToolResult) -> list[Fields]:
     if announcement.diffs and not result.is_error:
         return diff_contents(announcement.diffs)
     text = output_text(result) if announcement.kind == "execute" else result.text
-    contents = []
-    if text.strip():
-        shown = console_block(text) if announcement.kind == "execute" else head_and_tail(text)
-        contents.append(text_content(shown))
+    contents = [text_content(_drawn(text, result))] if text.strip() else []
     room = PIECE_BYTES - sum(len(image.data) for image in result.images)
     return contents + _images(result.images) + _attachments(result.attachments, room)
+
+
+def _drawn(text: str, result: ToolResult) -> str:
+    """A result's text for clients that render Markdown, which would eat characters of code.
+
+    What was read is indented, which is code too, as some clients put a fence of their own around it.
+    """
+    match result.announcement.kind:
+        case "execute":
+            return console_block(text)
+        case "search" if not result.is_error:
+            return fenced(head_and_tail(text))
+        case "read" if not result.is_error:
+            return textwrap.indent(head_and_tail(text), "    ")
+        case _:
+            return head_and_tail(text)
 
 
 def output_text(result: ToolResult) -> str:
@@ -112,10 +139,14 @@ def raw_output(result: ToolResult, *, with_text: bool = True) -> object | None:
 
 def console_block(text: str) -> str:
     """Output fenced for clients that render Markdown."""
-    shown = head_and_tail(text)
-    longest = max((len(run) for run in re.findall(r"`{3,}", shown)), default=2)
+    return fenced(head_and_tail(text), "console")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A text as a code block, whatever runs of backticks are in it."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
-    return f"{fence}console\n{shown.rstrip()}\n{fence}"
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def text_content(text: str) -> Fields:

@@ -23,6 +23,7 @@ import anyio.to_thread
 import httpcore2  # noqa: F401 - httpx2 would import it with the first request, in the event loop
 import httpx2
 import openai
+from openai import RequestOptions
 
 from crow import __version__
 from crow.domain.errors import (
@@ -55,6 +56,10 @@ _MODELS_WAIT_S = 3.0
 _LISTING_WAIT_S = 1.5
 _CLOSE_S = 1.0
 _KEEPALIVE_S = 30.0
+_TELLTALES = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async", "Retry-Count")
+_UNTOLD: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit for about in _TELLTALES}}
+"""Without what the client library would tell the endpoint of this machine and Python."""
+
 _NO_KEY = "none"
 """What is sent to endpoints that need no key: the client library insists on one."""
 
@@ -140,7 +145,7 @@ class ChatCompletions:
         who = self.origin.endpoint
         try:
             client = await self._opened()
-            response = await client.get("/models", cast_to=httpx2.Response)
+            response = await client.get("/models", cast_to=httpx2.Response, options=_UNTOLD)
             offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
             raise failure(complaint_of_response(error.status_code, error.response.content), self.origin) from None
@@ -216,6 +221,8 @@ class ChatCompletions:
             error.args = (words,)
 
     async def _opened(self) -> openai.AsyncOpenAI:
+        if self._client is not None:
+            return self._client
         async with self._opening:
             if self._client is None:
                 # Certificates are read from disk, for 20 ms.
@@ -250,7 +257,9 @@ class ChatCompletions:
         streamed: bool = True
         try:
             client = await self._opened()
-            response = await client.post("/chat/completions", cast_to=httpx2.Response, content=body, stream=streamed)
+            response = await client.post(
+                "/chat/completions", cast_to=httpx2.Response, content=body, stream=streamed, options=_UNTOLD
+            )
         except openai.APIStatusError as error:
             wait_s = retry_after_s(error.response.headers, now_s=time.time())
             raise _Refused(complaint_of_response(error.status_code, error.response.content), wait_s=wait_s) from None

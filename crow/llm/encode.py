@@ -1,9 +1,9 @@
 """Requests as the bytes that are sent: chat completions JSON.
 
-Strategy: each message is encoded once and kept, so that a request costs a join and not the history; what a message
-becomes depends on it and the dialect alone, so that between two breaks the bytes of one request's messages are a prefix
-of the next one's. Images of tool results follow their block of results as a message of the user, since results are
-text. Pure: knows no connection.
+Strategy: each message is encoded once and kept in line, so that a request costs a join and not the history; what a
+message becomes depends on it and the dialect alone, so that between two breaks the bytes of one request's messages are
+a prefix of the next one's. Images of tool results follow their block of results as a message of the user, since results
+are text. Pure: knows no connection.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Encoder:
     """Encodes the requests of one session to one endpoint, and keeps the messages of the last one."""
 
     def __init__(self) -> None:
+        self._messages: tuple[Message, ...] = ()
         self._kept: list[_Encoded] = []
+        self._line = _Line()
         self._fixed: tuple[Dialect, str] | None = None
         self._tools: tuple[ToolSpec, ...] = ()
         self._tools_sent = b""
@@ -79,7 +81,7 @@ class Encoder:
         the output in tokens, None to send none; members of `extra` replace those that crow would send."""
         if self._fixed != (dialect, endpoint):
             self._fixed = (dialect, endpoint)
-            self._kept = []
+            self._messages, self._kept = (), []
         head: dict[str, object] = {"model": model, "stream": dialect.streams}
         if dialect.usage_option:
             head["stream_options"] = {"include_usage": True}
@@ -108,15 +110,20 @@ class Encoder:
 
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
         """Each message as sent, in order; what the encoder puts between them is among them."""
-        kept, fresh = self._kept, list[_Encoded]()
-        for position, message in enumerate(messages):
-            old = kept[position] if position < len(kept) else None
-            if old is not None and (old.message is message or old.message == message):
-                fresh.append(old)
-            else:
-                fresh.append(_encoded(message, endpoint=endpoint, dialect=dialect))
-        self._kept = fresh
-        return _in_order(fresh)
+        messages = tuple(messages)
+        old: Sequence[_Encoded] = ()
+        if not self._messages or self._messages != messages[: len(self._messages)]:
+            self._messages, self._line = (), _Line()
+            old, self._kept = self._kept, []
+        for position in range(len(self._messages), len(messages)):
+            message = messages[position]
+            known = old[position] if position < len(old) else None
+            if known is None or (known.message is not message and known.message != message):
+                known = _encoded(message, endpoint=endpoint, dialect=dialect)
+            self._kept.append(known)
+            self._line.add(known)
+        self._messages = messages
+        return self._line.sent()
 
     def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
         if not self._tools_sent or (tools is not self._tools and tools != self._tools):
@@ -144,28 +151,34 @@ def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
             assert_never(never)
 
 
-def _in_order(messages: Sequence[_Encoded]) -> list[bytes]:
-    """The bytes in order; images of results come directly after their block, before whatever is next."""
-    sent: list[bytes] = []
-    images: list[bytes] = []
-    calls: tuple[bytes, ...] = ()
-    before: Message | None = None
-    for each in messages:
-        if calls and isinstance(each.message, ToolMessage) and isinstance(before, ToolMessage):
-            sent.append(calls[0])
-            calls = calls[1:]
-        calls = each.calls or calls
-        before = each.message
-        if images and not isinstance(each.message, ToolMessage):
-            sent.append(_image_message(images))
-            images = []
+class _Line:
+    """Messages in the order in which they are sent: images of results come directly after their block, before whatever
+    is next."""
+
+    def __init__(self) -> None:
+        self._sent: list[bytes] = []
+        self._images: list[bytes] = []
+        self._calls: tuple[bytes, ...] = ()
+        self._before: Message | None = None
+
+    def add(self, each: _Encoded) -> None:
+        """The next one."""
+        if self._calls and isinstance(each.message, ToolMessage) and isinstance(self._before, ToolMessage):
+            self._sent.append(self._calls[0])
+            self._calls = self._calls[1:]
+        self._calls = each.calls or self._calls
+        self._before = each.message
+        if self._images and not isinstance(each.message, ToolMessage):
+            self._sent.append(_image_message(self._images))
+            self._images = []
             if isinstance(each.message, UserMessage):
-                sent.append(_json({"role": "assistant", "content": _SEEN}))
-        sent.append(each.sent)
-        images.extend(each.images)
-    if images:
-        sent.append(_image_message(images))
-    return sent
+                self._sent.append(_json({"role": "assistant", "content": _SEEN}))
+        self._sent.append(each.sent)
+        self._images.extend(each.images)
+
+    def sent(self) -> list[bytes]:
+        """The bytes of all so far, if this is the end."""
+        return [*self._sent, _image_message(self._images)] if self._images else list(self._sent)
 
 
 def _image_message(images: Sequence[bytes]) -> bytes:

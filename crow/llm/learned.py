@@ -33,6 +33,8 @@ class Learned:
         self._told: Offered | None = None
         self._most_output: int | None = None
         self._is_loaded = memory is None
+        self._info: ModelInfo | None = None
+        self._known: tuple[object, ...] = ()
         self.dialect: Dialect = dialect_of(endpoint)
         if facts is not None:
             self._take(facts)
@@ -45,6 +47,12 @@ class Learned:
     @property
     def info(self) -> ModelInfo:
         """What is known now."""
+        known = (self.dialect, self._told, self._bound, self._most_output)
+        if self._info is None or any(now is not then for now, then in zip(known, self._known, strict=True)):
+            self._known, self._info = known, self._make_info()
+        return self._info
+
+    def _make_info(self) -> ModelInfo:
         endpoint, told = self._endpoint, self._told or Offered(name=self._endpoint.model)
         takes_images = self.dialect.takes_images and told.takes_images is not False
         info = endpoint.info(

@@ -281,13 +281,19 @@ class Store(Protocol):
         ...
 
     async def take_turn(
-        self, session_id: str, message_id: str | None, *, leaf: int | None, cut: int | None = None
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
     ) -> TurnStart:
-        """Claim the turn for this process and move the prompt from the inbox to a user entry, in one transaction.
+        """Claim the turn for this process and append the prompt as a user entry, in one transaction.
 
-        `message_id` None claims it for a command: no user entry. May follow an `enqueue` that has not returned yet, to
-        share its flush. `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the
-        same transaction.
+        `message_id` None claims it for a command: no user entry. Without its `parts` the prompt is taken out of the
+        inbox. `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the same
+        transaction.
 
         :raises ~crow.domain.errors.SessionBusy: another living process owns it; nothing was written.
         """
@@ -367,7 +373,7 @@ class Store(Protocol):
         ...
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts about an endpoint; empty if none."""
+        """Facts about an endpoint; empty if none. Those that other processes learned: as of the last transaction."""
         ...
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:

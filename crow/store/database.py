@@ -60,6 +60,8 @@ class Database:
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES
         self._together = Together()
         self._is_closed = False
+        self.foreign_version = 0
+        """Another number whenever other processes had written; as of the last transaction."""
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
@@ -204,6 +206,7 @@ class Database:
         with self._writing():
             self._insist(connection, "BEGIN IMMEDIATE")
             try:
+                self.foreign_version = connection.execute("PRAGMA data_version").fetchone()[0]
                 do_each(connection, works)
                 self._insist(connection, "COMMIT")
             except BaseException:  # no transaction may stay open, whatever happened

@@ -57,6 +57,8 @@ class SqliteStore(Store):
         self._database = database
         self._owner = owner
         self._disowned: set[str] = set()
+        self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
+        self._lessons = 0
 
     @classmethod
     async def open(
@@ -202,11 +204,19 @@ class SqliteStore(Store):
         await self._database.write(lambda sql: turns.drop_prompt(sql, session_id, message_id))
 
     async def take_turn(
-        self, session_id: str, message_id: str | None, *, leaf: int | None, cut: int | None = None
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
     ) -> TurnStart:
         def take(sql: sqlite3.Connection) -> TurnStart:
             self._leave(sql, session_id)
-            return turns.take_turn(sql, self._owner, session_id, message_id, leaf=leaf, cut=cut, now_ms=_now_ms())
+            return turns.take_turn(
+                sql, self._owner, session_id, message_id, parts=parts, leaf=leaf, cut=cut, now_ms=_now_ms()
+            )
 
         start = await self._database.write(take)
         self._disowned.discard(session_id)
@@ -294,10 +304,18 @@ class SqliteStore(Store):
         )
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        return await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))
+        version = (self._database.foreign_version, self._lessons)
+        known = self._learned.get((base_url, model))
+        if known is None or known[0] != version:
+            known = version, await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))
+            self._learned[base_url, model] = known
+        return known[1]
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        await self._database.write(lambda sql: endpoints.learn(sql, base_url, model, facts))
+        try:
+            await self._database.write(lambda sql: endpoints.learn(sql, base_url, model, facts))
+        finally:
+            self._lessons += 1
 
     async def tidy(self) -> None:
         undisturbed, has_removed = True, False

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy
+from crow.domain.messages import Part
 from crow.store import QueuedPrompt, TurnStart
 from crow.store.codec import Encoded, decode_parts
 from crow.store.owner import dead_twin, is_alive, readable
@@ -60,11 +61,12 @@ def take_turn(
     session_id: str,
     message_id: str | None,
     *,
+    parts: Sequence[Part] | None,
     leaf: int | None,
     cut: int | None,
     now_ms: int,
 ) -> TurnStart:
-    """Claim the turn and move the prompt, if it is for one, into the path; repairs first what a dead owner left."""
+    """Claim the turn and put the prompt, if it is for one, into the path; repairs first what a dead owner left."""
     tip = Tip(connection, session_id, now_ms=now_ms)
     if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
         raise SessionBusy(session_id, readable(tip.owner))
@@ -72,7 +74,7 @@ def take_turn(
     entries = _repair(tip, here)
     tip.turn += 1
     if message_id is not None:
-        body = _taken(tip, message_id, cut)
+        body = User(parts=_taken(tip, message_id) if parts is None else tuple(parts), message_id=message_id, cut=cut)
         entries = (*entries, tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
     tip.state, tip.owner = "running", here
     tip.save()
@@ -189,15 +191,15 @@ def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
     connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
 
 
-def _taken(tip: Tip, message_id: str, cut: int | None) -> User:
-    """A prompt that waits, out of the inbox."""
+def _taken(tip: Tip, message_id: str) -> tuple[Part, ...]:
+    """The parts of a prompt that waits, out of the inbox."""
     row = tip.connection.execute(
         "SELECT parts FROM inbox WHERE session = ? AND message_id = ?", (tip.session_id, message_id)
     ).fetchone()
     if row is None:
         raise ArgumentError(f"Prompt {message_id} no longer waits in session {tip.session_id}. Send it again.")
     drop_prompt(tip.connection, tip.session_id, message_id)
-    return User(parts=decode_parts(row[0]), message_id=message_id, cut=cut)
+    return decode_parts(row[0])
 
 
 def _check_writable(tip: Tip, here: str, leaf: int | None) -> None:

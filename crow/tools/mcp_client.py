@@ -9,7 +9,7 @@ external tools are found by words. Looking at a call asks no server.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -23,6 +23,7 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, ToolCall, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerStatus, Skill, Workspace, builtin
 from crow.tools.builtin.arguments import parse, parse_foreign, with_expectation
 from crow.tools.builtin.task import outcome_of_task, task_of
@@ -33,7 +34,7 @@ from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
 from crow.tools.prompts import ServerPrompt
-from crow.tools.skills import find_skills
+from crow.tools.skills import FoundSkill, find_skills
 
 __all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
@@ -105,16 +106,21 @@ class McpToolbox:
         connection = next(one for one in self._connections if prompt.name.startswith(f"{one.prefix}:"))
         return await connection.fill(prompt, arguments)
 
-    async def wait_ready(self, timeout_s: float) -> None:
+    async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every
-        server that ever worked is ready or has failed."""
-        cwd = self._around.workspace.cwd
-        self._around.skills = await anyio.to_thread.run_sync(find_skills, self._settings.skill_folders, cwd)
+        server that ever worked is ready or has failed. `beside` is called in the thread that looks for skills."""
+        self._around.skills = await anyio.to_thread.run_sync(self._look, beside)
         revived = [connection for connection in self._connections if connection.revive()]
-        with anyio.move_on_after(timeout_s):
-            for connection in self._connections:
-                if connection.was_ready or connection not in revived:
+        awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
+        if not all(connection.settled.is_set() for connection in awaited):
+            with anyio.move_on_after(timeout_s):
+                for connection in awaited:
                     await connection.settled.wait()
+
+    def _look(self, beside: Callable[[], None] | None) -> tuple[FoundSkill, ...]:
+        if beside is not None:
+            beside()
+        return find_skills(self._settings.skill_folders, self._around.workspace.cwd)
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`; returns when they are ready or have failed."""
@@ -138,7 +144,7 @@ class McpToolbox:
         if call.name == CALL_TOOL.name:
             return await self._offer_within(call)
         found = await self._find(call.name)
-        title = call.name if found is None else f"{found[0].name}: {found[1].title}"
+        title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
         return Offer(
             announcement=Announcement(title=title),
             access="external",
@@ -253,7 +259,7 @@ def fitting(tools: Sequence[ExternalTool], most: int) -> int:
 def found_offer(call: ToolCall) -> Offer:
     """The offer of a search for tools."""
     try:
-        title, fault = f"Find tools: {query_of(call)}", None
+        title, fault = f"Find tools: {in_title(query_of(call))}", None
     except ArgumentError as error:
         title, fault = call.name, str(error)
     return Offer(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)

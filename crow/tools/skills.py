@@ -54,12 +54,12 @@ def read_skill(found: FoundSkill) -> str:
 
 
 def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
-    root = Path(os.path.realpath(folder))
     try:
-        with os.scandir(root) as entries:
+        with os.scandir(folder) as entries:
             names = sorted(entry.name for entry, _ in zip(entries, range(10 * MOST_SKILLS), strict=False))
-    except OSError:
+    except OSError:  # mostly there is none
         return
+    root = Path(os.path.realpath(folder))
     for name in names:
         path = Path(os.path.realpath(root / name / FILE))
         if of_workspace and not path.is_relative_to(root):

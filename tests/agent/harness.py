@@ -108,8 +108,10 @@ class Tools:
         self.order.append(f"restart {name}")
         return () if name is None else (name,)
 
-    async def wait_ready(self, timeout_s: float) -> None:
+    async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Always ready."""
+        if beside is not None:
+            beside()
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
         return ()

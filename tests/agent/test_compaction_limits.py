@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
-from crow.agent.compaction.measuring import Measure, measure, recalibrated, silent_cut
+from crow.agent.compaction.measuring import Measure, measure, recalibrated, reports_since_break, silent_cut
 from crow.agent.compaction.window import Window, window_of
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
@@ -267,7 +267,7 @@ def test_a_server_that_cuts_silently_is_found_out(reported: list[int | None], to
     for count in reported:
         answered(path, reported=count)
         path.add(user("y" * 12_000))
-    assert silent_cut(path.entries, HERE, 1.0) == tokens
+    assert silent_cut(reports_since_break(path.entries, HERE), 1.0) == tokens
     if tokens is not None:  # what the server counts is no measure then
         estimate = Projection(path.entries).context().estimate
         assert measured(path).used == estimate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crow.agent.prompt import MODES, Facts, build_prompt, changes, facts_now, facts_told
+from crow.agent.prompt import MODES, Facts, build_prompt, changes, facts_now, facts_told, read_instructions
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerStatus
@@ -77,20 +77,20 @@ async def test_instructions_come_from_the_root_to_the_directory(tmp_path: Path) 
     inner.mkdir(parents=True)
     (tmp_path / "AGENTS.md").write_text("outer", "utf-8")
     (inner / "AGENTS.md").write_bytes(b"inner \xff")
-    text = (await facts_now(str(inner), "ask", ())).instructions
+    text = read_instructions(inner)
     assert text == f"# {tmp_path}/AGENTS.md\n\nouter\n\n# {inner}/AGENTS.md\n\ninner \ufffd"
 
 
 async def test_a_huge_instruction_file_is_cut_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("x" * 200_000, "utf-8")
-    text = (await facts_now(str(tmp_path), "ask", ())).instructions
+    text = read_instructions(tmp_path)
     assert len(text) < 70_000
     assert text.endswith("is larger than 64 KiB)")
 
 
 async def test_failed_servers_are_named_with_their_reason() -> None:
     servers = (ServerStatus(name="a", state="ready"), ServerStatus(name="b", state="failed", detail="no such file"))
-    assert "b: no such file" in (await facts_now("/", "ask", servers)).servers
+    assert "b: no such file" in facts_now("ask", "", servers).servers
 
 
 async def test_git_is_read_from_its_files_and_never_run(tmp_path: Path) -> None:

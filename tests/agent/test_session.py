@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.agent.choices import set_mode
 from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
@@ -340,7 +341,7 @@ async def test_a_change_of_mode_is_told_to_the_model_once_and_noted(tmp_path: Pa
     model = ScriptedModel(Say(text=["1"]), Say(text=["2"]), Say(text=["3"]))
     async with opened(tmp_path, model) as run:
         await run.session.prompt(text("a"))
-        await run.session.set_mode("plan")
+        await set_mode(run.session.branch, "plan")
         await run.session.prompt(text("b"))
         await run.session.prompt(text("c"))
         log = await run.log()

@@ -131,7 +131,7 @@ def test_a_read_is_announced_started_and_completed_with_a_status_each_time() -> 
             "sessionUpdate": "tool_call_update",
             "toolCallId": "call_7_0",
             "status": "completed",
-            "content": words("text of the file"),
+            "content": words("    text of the file"),
         },
     ]
 
@@ -376,6 +376,21 @@ def test_gated_kinds_go_to_clients_that_asked_for_them() -> None:
     ]
 
 
+def test_code_is_a_code_block_for_clients_that_draw_markdown() -> None:
+    numbered = "   999\t# __init__\n  1000\t\n  1001\t```"
+    found = Announcement(title="Search `x`", kind="search")
+
+    def contents(announcement: Announcement, text: str, *, is_error: bool = False) -> object:
+        return result_contents(
+            ToolResult(call=CALL, name="tool", text=text, announcement=announcement, is_error=is_error)
+        )
+
+    assert contents(READ, numbered) == words("       999\t# __init__\n      1000\t\n      1001\t```")
+    assert contents(found, "a/__init__.py:1: ```") == words("````\na/__init__.py:1: ```\n````")
+    for announcement in (READ, found):
+        assert contents(announcement, "does not exist", is_error=True) == words("does not exist")
+
+
 def test_replay_tells_a_call_once_with_its_end() -> None:
     events = (
         announced(SHELL, "shell", command="make test"),
@@ -398,6 +413,43 @@ def test_replay_tells_a_call_once_with_its_end() -> None:
         "_meta": {"tool_name": "tool"},
     }
     assert (ended["toolCallId"], ended["status"], ended["content"]) == ("call_8_1", "failed", words("Not run."))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "title"),
+    [
+        ('{"command": "make\\n  test"}', "execute", "make test"),
+        ('{"path": "src/__init__.py", "content": "x"}', "other", "tool `src/__init__.py`"),
+        ('{"pattern": "nest", "path": "src"}', "other", "tool src"),
+        ('{"url": 7, "depth": 2}', "other", "tool"),
+        ("[broken", "other", "tool"),
+    ],
+)
+def test_replay_names_a_call_that_never_began_by_its_arguments(arguments: str, kind: str, title: str) -> None:
+    bare = CallAnnounced(call=CALL, name="tool", arguments=arguments, announcement=Announcement(title="tool"))
+    (ended,) = told(Replayed(GATED), bare, CallEnded(call=CALL, text="Not run."))
+    assert (ended["kind"], ended["title"], ended["status"]) == (kind, title, "failed")
+
+
+def test_replay_puts_a_word_between_two_prompts_without_an_answer() -> None:
+    def ask(number: int) -> EntryStored:
+        return stored(User(parts=(Text(text="go on"),), message_id=f"u{number}"), number)
+
+    spoken = TextShown(message_id="a", text="Going.")
+    updates = told(
+        Replayed(PLAIN),
+        *(ask(1), stored(TurnEnd(stop="cancelled"), 2)),
+        *(ask(3), spoken, stored(TurnEnd(stop="cancelled"), 4)),
+        *(ask(5), stored(TurnEnd(stop="end_turn"), 6)),
+    )
+    assert [(update["messageId"], update["content"]["text"]) for update in updates] == [
+        ("u1", "go on"),
+        ("turn_end_2", "(Cancelled.)\n\n"),
+        ("u3", "go on"),
+        ("a", "Going."),
+        ("u5", "go on"),
+        ("turn_end_6", "(No answer.)\n\n"),
+    ]
 
 
 def test_replay_tells_the_users_words_in_their_own_blocks() -> None:

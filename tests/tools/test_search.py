@@ -236,7 +236,7 @@ async def test_offers_of_searches_name_what_and_where(open_box: OpenBox, root: P
     assert titles == [
         ("Search `foo`", False),
         ("List files", False),
-        (f"List files matching *.py in {tmp_path}", True),
+        (f"List files matching `*.py` in {tmp_path}", True),
     ]
 
 

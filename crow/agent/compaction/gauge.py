@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
-from crow.agent.compaction.measuring import Measure, believed_input, measure, silent_cut
+from crow.agent.compaction.measuring import Measure, believed_input, measure, reports_since_break, silent_cut
 from crow.agent.compaction.window import Window
 from crow.domain.entries import Assistant
 from crow.domain.events import ContextMeasured
@@ -122,7 +122,7 @@ class Gauge:
         """Learn from what the newest answers reported: a server that cuts silently, a window that is larger than
         was learned."""
         entries, calibration, info = self.branch.entries, self.branch.row.calibration, self.info
-        tokens = silent_cut(entries, info.endpoint, calibration)
+        tokens = silent_cut(reports_since_break(entries, info.endpoint), calibration)
         if tokens is not None and tokens < self.window():
             await self._window.lower(info, tokens)
             return

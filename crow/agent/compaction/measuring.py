@@ -8,14 +8,14 @@ that shrinks is wrong, or the server cuts silently. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.messages import AssistantMessage
 
-__all__ = ["Measure", "Report", "believed_input", "measure", "recalibrated", "silent_cut"]
+__all__ = ["Measure", "Report", "believed_input", "measure", "recalibrated", "reports_since_break", "silent_cut"]
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
@@ -67,11 +67,12 @@ class Report:
 def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float) -> Measure:
     """Tokens of `context`, which renders `entries`, for `endpoint`; `calibration` where that has reported nothing, or
     only what it left of the requests."""
-    if silent_cut(entries, endpoint, calibration) is not None:
+    reports = reports_since_break(entries, endpoint)
+    if silent_cut(reports, calibration) is not None:
         scale = clamped(calibration)
         whole, fixed = round(context.estimate * scale), round(context.fixed_estimate * scale)
         return Measure(used=whole, fixed=fixed, scale=scale, is_reported=False)
-    anchor = trusted(tuple(reports_since_break(entries, endpoint)), calibration)
+    anchor = trusted(reports, calibration)
     scaling = anchor or newest_believed(entries, endpoint, calibration)
     scale = clamped(scaling.tokens / scaling.estimate if scaling else calibration)
     used = None if anchor is None else anchored(context, anchor, scale)
@@ -88,15 +89,16 @@ def recalibrated(calibration: float, found: Measure) -> float:
     return (calibration + found.scale) / 2 if found.is_reported else calibration
 
 
-def silent_cut(entries: Sequence[Entry], endpoint: str, calibration: float) -> int | None:
-    """The tokens at which the server cuts requests without a word; None if nothing says that it does.
+def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
+    """The tokens at which the server cuts requests without a word; None if nothing in the `reports` since the last
+    break says that it does.
 
     It does when the requests since the last break grew by a fifth and three counts in a row did not. A provider that
     counts uncached tokens only looks alike for a moment: its counts are those of what is new.
     """
-    newest, *earlier = tuple(reports_since_break(entries, endpoint)) or (None,)
-    if newest is None or len(earlier) < 2:
+    if len(reports) < 3:
         return None
+    newest, *earlier = reports
     added = max(0, newest.estimate - earlier[0].estimate) * clamped(calibration)
     if newest.tokens <= 1.5 * added + BLOCK:
         return None
@@ -117,17 +119,19 @@ def believed_input(entry: Entry, endpoint: str, calibration: float) -> int | Non
     return report.tokens if report is not None and report.is_believed(calibration) else None
 
 
-def reports_since_break(entries: Sequence[Entry], endpoint: str) -> Iterator[Report]:
+def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
     """Newest first: those of requests that extend each other."""
+    reports = []
     left = LOOK_BACK
     for entry in reversed(entries):
         if isinstance(entry.body, (Checkpoint, Mask, Restore, Prompt)) or not left:
-            return
+            break
         if isinstance(entry.body, Assistant):
             left -= 1
             report = report_of(entry, endpoint)
             if report is not None:
-                yield report
+                reports.append(report)
+    return tuple(reports)
 
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from crow.domain.entries import Announcement
 from crow.domain.messages import ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 from crow.tools.jobs import Job
@@ -27,7 +28,7 @@ async def started_words(running: Running, line: str) -> Outcome:
 
 async def look_at_output(around: Around, args: Arguments) -> Offer:
     job = around.jobs.named("shell_output", args["job"])
-    title = f"Output of {job.id}: {' '.join(job.line.split())}"
+    title = f"Output of {job.id}: {in_title(' '.join(job.line.split()))}"
     return Offer(announcement=Announcement(title=title, kind="read"), access="none")
 
 
@@ -40,7 +41,7 @@ async def run_output(running: Running, args: Arguments) -> Outcome:
 
 async def look_at_kill(around: Around, args: Arguments) -> Offer:
     job = around.jobs.named("shell_kill", args["job"])
-    title = f"End {job.id}: {' '.join(job.line.split())}"
+    title = f"End {job.id}: {in_title(' '.join(job.line.split()))}"
     return Offer(announcement=Announcement(title=title), access="none")
 
 

@@ -15,6 +15,7 @@ import anyio.to_thread
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 from crow.tools.page import page_text
@@ -30,7 +31,7 @@ TEXTS = ("application/json", "application/xml", "application/javascript", "appli
 
 async def look(_around: Around, args: Arguments) -> Offer:
     url = plain_url(args["url"])
-    return Offer(announcement=Announcement(title=f"Fetch {url}", kind="fetch"), access="fetch", argument=url)
+    return Offer(announcement=Announcement(title=f"Fetch {in_title(url)}", kind="fetch"), access="fetch", argument=url)
 
 
 async def run(running: Running, args: Arguments) -> Outcome:

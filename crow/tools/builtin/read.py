@@ -16,6 +16,7 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
+from crow.domain.titles import in_title
 from crow.tools import FileStat, Offer, Outcome, Workspace
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, regular_file
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
@@ -49,7 +50,7 @@ async def look_at_read(around: Around, args: Arguments) -> Offer:
         lines = f" from line {first}" if limit is None else f" lines {first}-{first + limit - 1}"
     return Offer(
         announcement=Announcement(
-            title=f"Read {shown_name(workspace, path)}{lines}",
+            title=f"Read {in_title(shown_name(workspace, path))}{lines}",
             kind="read",
             locations=(Location(path=shown_path(workspace, path), line=line),),
         ),

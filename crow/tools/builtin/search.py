@@ -25,6 +25,7 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
+from crow.domain.titles import code, in_title
 from crow.tools import Offer, Outcome, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import missing
@@ -52,9 +53,9 @@ async def look_at_list(around: Around, args: Arguments) -> Offer:
     workspace = around.workspace
     path = workspace.resolve(args.get("path") or ".")
     pattern = args.get("pattern")
-    what = f"files matching {pattern}" if pattern else "files"
+    what = f"files matching {in_title(pattern)}" if pattern else "files"
     name = shown_name(workspace, path)
-    return looked(workspace, path, f"List {what}{within(name)}")
+    return looked(workspace, path, f"List {what}{within(in_title(name))}")
 
 
 async def look_at_grep(around: Around, args: Arguments) -> Offer:
@@ -62,7 +63,7 @@ async def look_at_grep(around: Around, args: Arguments) -> Offer:
     workspace = around.workspace
     path = workspace.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
-    return looked(workspace, path, f"Search `{args['pattern']}`{within(name)}")
+    return looked(workspace, path, f"Search {code(args['pattern'])}{within(in_title(name))}")
 
 
 def looked(workspace: Workspace, path: Path, title: str) -> Offer:

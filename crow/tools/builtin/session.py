@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 from crow.domain.entries import Announcement, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
+from crow.domain.titles import code
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 
@@ -43,7 +44,7 @@ def progress(items: tuple[PlanItem, ...]) -> str:
 
 async def look_at_recall(_around: Around, args: Arguments) -> Offer:
     about(args)
-    title = f"Recall entry {args['entry']}" if "entry" in args else f"Recall `{args['query']}`"
+    title = f"Recall entry {args['entry']}" if "entry" in args else f"Recall {code(args['query'])}"
     return Offer(announcement=Announcement(title=title, kind="think"), access="none")
 
 

@@ -1,0 +1,43 @@
+"""Names in titles: an editor that draws them as Markdown shows every character of them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from crow.domain.titles import code, in_title
+
+MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
+TEXTS = st.text(
+    st.one_of(st.sampled_from("*_`~<>[]()\\&;#!a1 ./"), st.characters(codec="utf-8", categories=["L", "P"]))
+)
+
+
+def drawn(title: str) -> str:
+    """What a reader of the title as Markdown sees."""
+    return "".join(
+        piece.content
+        for token in MARKDOWN.parse(title)
+        for piece in token.children or ()
+        if piece.type in ("text", "code_inline", "html_inline")
+    )
+
+
+def test_a_plain_name_stays_as_it_is() -> None:
+    names = ["src/app.py", "snake_case_name.py", "http://127.0.0.1:9/a_b?c=1&d=2", "app/[slug]/page.tsx", "sleep 60"]
+    assert [in_title(name) for name in names] == names
+
+
+def test_what_markdown_would_eat_stands_in_backticks() -> None:
+    assert in_title("src/__init__.py") == "`src/__init__.py`"
+    assert in_title("**/*_*.py") == "`**/*_*.py`"
+    assert in_title("C:\\work\\*.py") == "`C:\\work\\*.py`"
+    assert in_title("a`b") == "`` a`b ``"
+
+
+@given(TEXTS)
+def test_every_character_of_a_name_is_drawn(text: str) -> None:
+    name = f"/{text}.py"
+    assert drawn(f"Read {in_title(name)} lines 1-2") == f"Read {name} lines 1-2"
+    assert drawn(f"Search {code(name)}") == f"Search {name}"
