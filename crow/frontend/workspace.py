@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["EditorWorkspace"]
 
 EDITOR_TIMEOUT_S = 30.0
+SILENCE_S = 2.0
+"""How long an editor may say nothing of a write that is on disk; some fail after the writing, and never answer."""
+
 METHOD_NOT_FOUND = -32601
 _BOM = "\ufeff"
 _REFUSAL = re.compile(
@@ -48,6 +51,7 @@ class EditorWorkspace:
         caps: ClientCapabilities,
         *,
         timeout_s: float = EDITOR_TIMEOUT_S,
+        silence_s: float = SILENCE_S,
         in_terminals: bool = False,
     ) -> None:
         self._disk = disk
@@ -56,6 +60,7 @@ class EditorWorkspace:
         self._reads = caps.reads_files
         self._writes = caps.writes_files
         self._timeout_s = timeout_s
+        self._silence_s = silence_s
         self._terminals = EditorTerminals(session_id, ask) if in_terminals and caps.terminals else None
 
     @property
@@ -102,16 +107,13 @@ class EditorWorkspace:
         made = await anyio.to_thread.run_sync(_make_parents, path.parent)
         written = False
         try:
-            answer = await self._request("fs/write_text_file", path, content=text)
+            answer = await self._write(path, text)
             if isinstance(answer, str) and answer:  # some say as a result what went wrong
                 raise PermissionError(f"The editor did not write {path}: {answer}")
             written = True
         except RequestError as error:
             raise PermissionError(f"The editor did not write {path}: {refusal_words(error)}") from error
         except TimeoutError as error:
-            if await self._saved(path) == text:  # some fail after the writing, and never say so
-                written = True
-                return text
             words = f"The editor did not answer the request to write {path} within {self._timeout_s:g} s"
             raise TimeoutError(f"{words}; whether it was written is not known.") from error
         except ConnectionError as error:
@@ -166,6 +168,29 @@ class EditorWorkspace:
         if saved is not None and await self._disk.stat(path) != before:
             return saved
         return await self._disk.write_text(path, text)
+
+    async def _write(self, path: Path, text: str) -> Any:
+        """The editor's answer; None for one that does not come though the disk holds the text."""
+        answers: list[Any] = []
+        failures: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                answers.append(await self._request("fs/write_text_file", path, content=text))
+            except (RequestError, TimeoutError, ConnectionError) as error:
+                failures.append(error)
+            asking.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as asking:
+            asking.start_soon(ask)
+            while True:
+                await anyio.sleep(self._silence_s)
+                with suppress(OSError):
+                    if await self._saved(path) == text:
+                        asking.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        return answers[0] if answers else None
 
     async def _saved(self, path: Path) -> str | None:
         """The text on disk; None without a file."""

@@ -51,7 +51,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, timeout_s: float = 30) -> EditorWorkspace:
-    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, timeout_s=timeout_s)
+    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, timeout_s=timeout_s, silence_s=0.001)
 
 
 async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_what_was_written_counts_though_the_editor_does_not_say_so(tmp_pat
         return anyio.sleep_forever()
 
     path = tmp_path / "new" / "a"
-    assert await workspace(tmp_path, Editor(write=save_and_fail), timeout_s=0.01).write_text(path, "text") == "text"
+    assert await workspace(tmp_path, Editor(write=save_and_fail)).write_text(path, "text") == "text"
     assert path.read_text() == "text"
 
 
