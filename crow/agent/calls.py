@@ -2,7 +2,8 @@
 
 Strategy: every call is announced before anything runs. Calls that write files are barriers in call order; what stands
 between two barriers is asked about in call order and then runs at once. `started` is stored before a call runs, so
-that whatever may have touched the world is known after a crash. Knows tools, permissions and the log; not who is asked.
+that whatever may have touched the world is known after a crash; one that only reads files runs meanwhile. Knows tools,
+permissions and the log; not who is asked.
 """
 
 from __future__ import annotations
@@ -116,10 +117,11 @@ class Calls:
         return None if verdict.why is None else (verdict.why, offer)
 
     async def _run_one(self, opened: OpenCall, why: str, offer: Offer) -> None:
-        try:
-            started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
-            await self._branch.record([NewEntry(body=started)])
-            self.ran = True
+        async with anyio.create_task_group() as tasks:
+            if offer.access == "read":
+                tasks.start_soon(self._start, opened, why)
+            elif not await self._start(opened, why):
+                return
             begun = time.monotonic()
 
             async def progressed(text: str) -> None:
@@ -127,9 +129,20 @@ class Calls:
 
             outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed, judged=offer)
             duration_ms = round((time.monotonic() - begun) * 1000)
+        try:
             await self._answer(opened, outcome, duration_ms=duration_ms)
         except StoreError as error:
-            self._failure = error  # raised by run(), outside the task group that would wrap it
+            self._failure = error  # raised by run(), outside of task groups that would wrap it
+
+    async def _start(self, opened: OpenCall, why: str) -> bool:
+        started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
+        try:
+            await self._branch.record([NewEntry(body=started)])
+        except StoreError as error:
+            self._failure = error
+            return False
+        self.ran = True
+        return True
 
     async def _answer(self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0) -> None:
         seen = self._seen_by_model(outcome.text, self._beside)

@@ -76,9 +76,9 @@ class EditorWorkspace:
         """See :class:`crow.tools.Workspace`."""
         return self._disk.contains(path)
 
-    async def stat(self, path: Path) -> FileStat:
+    async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :class:`crow.tools.Workspace`."""
-        return await self._disk.stat(path)
+        return await self._disk.stat(path, head=head)
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """See :class:`crow.tools.Workspace`."""

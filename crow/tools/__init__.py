@@ -189,12 +189,14 @@ class Toolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """`kind` of what a resolved path is; `size` in bytes, `mtime_ns` as the system says."""
+    """`kind` of what a resolved path is; `size` in bytes, `mtime_ns` as the system says; `head`, the first bytes of a
+    file, where they were asked for."""
 
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
     mtime_ns: int = 0
+    head: bytes = field(default=b"", repr=False)
 
 
 class Workspace(Protocol):
@@ -220,8 +222,8 @@ class Workspace(Protocol):
         """Whether a resolved path lies inside cwd or an additional directory."""
         ...
 
-    async def stat(self, path: Path) -> FileStat:
-        """What is there now."""
+    async def stat(self, path: Path, *, head: int = 0) -> FileStat:
+        """What is there now, with the first `head` bytes if it is a file. :raises OSError: they cannot be read."""
         ...
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:

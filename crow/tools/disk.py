@@ -27,8 +27,8 @@ HOLDS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
 """Whether this system keeps a directory open, to do things in it wherever its path leads by then."""
 
 
-def file_stat(path: Path) -> FileStat:
-    """What is at `path`. :raises OSError:"""
+def file_stat(path: Path, head: int = 0) -> FileStat:
+    """What is at `path`, with the first `head` bytes of a file. :raises OSError:"""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -37,7 +37,8 @@ def file_stat(path: Path) -> FileStat:
         return FileStat(path=path, kind="directory", mtime_ns=found.st_mtime_ns)
     if not modes.S_ISREG(found.st_mode):
         return FileStat(path=path, kind="other", mtime_ns=found.st_mtime_ns)
-    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns)
+    start = read_file(path, 0, head) if head else b""
+    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns, head=start)
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:

@@ -81,9 +81,9 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.contains`."""
         return any(path.is_relative_to(root) for root in self._roots)
 
-    async def stat(self, path: Path) -> FileStat:
+    async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :meth:`crow.tools.Workspace.stat`."""
-        return await anyio.to_thread.run_sync(file_stat, path)
+        return await anyio.to_thread.run_sync(file_stat, path, head)
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """See :meth:`crow.tools.Workspace.read_bytes`."""

@@ -438,6 +438,22 @@ async def test_closing_a_session_cancels_its_turn_and_stores_what_was_shown(tmp_
         assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
 
 
+async def test_a_prompt_that_is_closed_upon_at_once_is_in_the_history_all_the_same(tmp_path: Path) -> None:
+    async with opened(tmp_path, ScriptedModel()) as run:
+        stops: list[str] = []
+
+        async def prompt() -> None:
+            stops.append(await run.session.prompt(text("Hi")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prompt)
+            await anyio.lowlevel.checkpoint()
+            await run.session.close()
+        assert stops == ["cancelled"]
+        assert await run.kinds() == ["User", "TurnEnd"]
+        assert await run.store.queued("s1") == ()
+
+
 async def test_a_session_that_went_on_elsewhere_follows_and_says_so(tmp_path: Path) -> None:
     here, there = ScriptedModel(Say(text=["1"]), Say(text=["3"])), ScriptedModel(Say(text=["2"]))
     async with opened(tmp_path, here) as first:

@@ -24,9 +24,10 @@ WHOLE_BYTES = 32_000_000
 NAMES_LOOKED_AT = 10_000
 
 
-async def regular_file(tool: str, workspace: Workspace, path: Path) -> FileStat:
-    """What is at `path`. :raises ~crow.domain.errors.ArgumentError: it is no regular file."""
-    stat = await workspace.stat(path)
+async def regular_file(tool: str, workspace: Workspace, path: Path, *, head: int = 0) -> FileStat:
+    """What is at `path`, with its first `head` bytes. :raises ~crow.domain.errors.ArgumentError: it is no regular
+    file."""
+    stat = await workspace.stat(path, head=head)
     match stat.kind:
         case "missing":
             raise await missing(tool, workspace, path)

@@ -64,8 +64,8 @@ async def run_read(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
     path = running.resolve(args["path"])
     name = shown_name(workspace, path)
-    stat = await regular_file("read_file", workspace, path)
-    picture = picture_type(await workspace.read_bytes(path, SNIFFED_BYTES))
+    stat = await regular_file("read_file", workspace, path, head=SNIFFED_BYTES)
+    picture = picture_type(stat.head)
     if picture is not None:
         return await read_picture(workspace, path, stat, picture)
     line, limit = args.get("line", 1), args.get("limit", WINDOW_LINES)
