@@ -169,8 +169,10 @@ class SessionClient:
         return answer
 
     async def _notify(self, method: str, params: dict[str, Any]) -> None:
+        """Not through the connection, which says nothing more once stdin has ended: what runs then is still to be told
+        how it ended, before its prompt is answered."""
         try:
-            await self._connection.send_notification(method, params)
+            await self._wire.send({"jsonrpc": "2.0", "method": method, "params": params})
         except ConnectionError:
             logger.debug("The editor is gone; %s not sent", method)
 
