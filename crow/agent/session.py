@@ -114,10 +114,10 @@ class Session:
             if waiter.command is None:
                 await self._enqueue(waiter)
         except BaseException as error:
-            if not waiter.ready.is_set():
-                self._queue.remove(waiter)
-            elif not isinstance(error, Exception):  # the request was cancelled
+            if waiter.waits and not isinstance(error, Exception):  # the request is over, the prompt may be in the inbox
                 self.withdraw(waiter)
+            else:
+                self._queue.remove(waiter)
             raise
         finally:
             waiter.ready.set()

@@ -23,7 +23,7 @@ from crow.agent.choices import set_mode, set_model, set_option
 from crow.agent.idle import Idle
 from crow.domain.errors import ArgumentError, AuthError, CrowError
 from crow.frontend.bounds import PART_BYTES, weight
-from crow.frontend.content import parts_from
+from crow.frontend.content import own_parts, parts_from
 from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
 from crow.frontend.failures import cancelled_request, internal_error, invalid_params, request_error, unknown_method
 from crow.frontend.frames import RequestId
@@ -240,7 +240,8 @@ class AcpAgent:
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
         session = self._sessions.named(params["sessionId"])
-        waiter = session.submit(parts_from(params["prompt"]))
+        parts = own_parts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
+        waiter = session.submit(parts)
         request_id = params.request_id if isinstance(params, RequestParams) else None
         self._withdraw[request_id] = lambda: session.withdraw(waiter)
         try:

@@ -180,7 +180,8 @@ class SessionClient:
         return answer
 
     async def _notify(self, method: str, params: dict[str, Any]) -> None:
-        """Not through the connection, which falls silent with the end of stdin: how calls end is still told then."""
+        """Not through the connection, which says nothing more once stdin has ended: what runs then is still to be told
+        how it ended, before its prompt is answered."""
         await self._wire.send({"jsonrpc": "2.0", "method": method, "params": params})
 
 

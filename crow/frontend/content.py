@@ -19,13 +19,17 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.frontend.bounds import PIECE_BYTES, head_and_tail, pieces
 
-__all__ = ["blocks", "parts_from"]
+__all__ = ["blocks", "own_parts", "parts_from"]
 
 URI_BYTES = 20_000
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DATA_URI = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
 _KINDS = "text, image, audio, resource or resource_link"
+_REPEATED = re.compile(r"<previous_user_message>(.*)</previous_user_message>", re.DOTALL)
+_REPEATS = re.compile(
+    r"<system_context>Continuing from previous session with (\d+) recent user messages</system_context>"
+)
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
@@ -39,6 +43,23 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
     if not any(not isinstance(part, Text) or part.text.strip() for part in parts):
         raise ArgumentError("The prompt is empty; send at least one content block with some text.")
     return tuple(parts)
+
+
+def own_parts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
+    """The parts without the earlier prompts that some clients (avante) send again with every one.
+
+    They put all of them into tags, the newest, which is meant, in front; and a sentence that counts them behind. What
+    this session has is left out; in its first prompt the earlier ones are news, and stay, the oldest first.
+    """
+    texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
+    told = {index: match for index, text in texts.items() if (match := _REPEATS.fullmatch(text))}
+    repeated = {index: match[1] for index, text in texts.items() if (match := _REPEATED.fullmatch(text))}
+    if not repeated or [int(match[1]) for match in told.values()] != [len(repeated)]:
+        return parts
+    newest, *earlier = repeated
+    rest = tuple(part for index, part in enumerate(parts) if index not in repeated and index not in told)
+    kept = tuple(parts[index] for index in reversed(earlier)) if is_first else ()
+    return (*rest, *kept, Text(text=repeated[newest])) if repeated[newest].strip() else parts
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:

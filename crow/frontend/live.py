@@ -53,6 +53,7 @@ from crow.domain.events import (
 from crow.frontend.bounds import head_and_tail
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import (
+    Fields,
     call_fields,
     console_block,
     diff_contents,
@@ -85,12 +86,14 @@ PROGRESS_CHARS = 8_000
 
 @dataclass(slots=True)
 class _OpenCall:
-    """An announced call. `in_terminal`: what of its output the client's terminal has; None without a terminal."""
+    """An announced call. `in_terminal`: what of its output the client's terminal has; None without a terminal.
+    `content`: what the client shows of it."""
 
     announcement: Announcement
     name: str = ""
     arguments: str | None = None
     in_terminal: str | None = None
+    content: list[Fields] = field(default_factory=list)
     has_started: bool = False
 
 
@@ -218,6 +221,7 @@ class Live:
             content = [_terminal(call)]
         if content:
             fields["content"] = content
+        opened.content = content
         status = "in_progress" if opened.has_started else "pending"
         update = tool_call(status) | fields
         if not opened.in_terminal:
@@ -239,8 +243,8 @@ class Live:
             return ()
         update = _call_update(event.call, "in_progress")
         if opened.in_terminal is None:
-            tail = event.text[-PROGRESS_CHARS:]
-            return (update | {"content": [text_content(console_block(tail))]},)
+            opened.content = [text_content(console_block(event.text[-PROGRESS_CHARS:]))]
+            return (update | {"content": opened.content},)
         shown = opened.in_terminal
         if not event.text.startswith(shown) or len(shown) >= TERMINAL_CHARS:
             return ()
@@ -260,7 +264,9 @@ class Live:
         if opened is not None and opened.in_terminal is not None:
             update["_meta"] = _rest_of_terminal(result, opened.in_terminal)
         else:
-            update["content"] = result_contents(result)
+            content = result_contents(result)
+            if opened is None or opened.content != content:  # some clients show again what is sent again
+                update["content"] = content
         output = raw_output(result, with_text=not shown_in_terminal)
         if output is not None:
             update["rawOutput"] = output

@@ -3,7 +3,8 @@
 Strategy: the editor serves text, the disk everything else. A file must exist on disk to be read; its text comes from
 the editor, in the disk's own line endings; whatever looks wrong there falls back to the disk. A write goes through the
 editor and through nothing else, unless no line holds the text: its refusal is final. After it the file is read again,
-as editors format on save. Knows two requests of the protocol; not which tool asks.
+as editors format on save, and some say that they wrote what they did not: the disk gets that. Knows two requests of
+the protocol; not which tool asks.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EditorWorkspace"]
 
+SILENCE_S = 2.0
+"""How long an editor may say nothing of a write that is on disk; some fail after the writing, and never answer."""
+
 METHOD_NOT_FOUND = -32601
 _BOM = "\ufeff"
 _REFUSAL = re.compile(
@@ -46,6 +50,7 @@ class EditorWorkspace:
         caps: ClientCapabilities,
         *,
         answer_s: float,
+        silence_s: float = SILENCE_S,
         in_terminals: bool = False,
     ) -> None:
         self._disk = disk
@@ -54,6 +59,7 @@ class EditorWorkspace:
         self._reads = caps.reads_files
         self._writes = caps.writes_files
         self._answer_s = answer_s
+        self._silence_s = silence_s
         self._terminals = (
             EditorTerminals(session_id, ask, answer_s=answer_s) if in_terminals and caps.terminals else None
         )
@@ -98,10 +104,13 @@ class EditorWorkspace:
         """
         if not self._writes or weight(text) > PART_BYTES:
             return await self._disk.write_text(path, text)
+        before = await self._disk.stat(path)
         made = await anyio.to_thread.run_sync(_make_parents, path.parent)
         written = False
         try:
-            await self._request("fs/write_text_file", path, content=text)
+            answer = await self._write(path, text)
+            if isinstance(answer, str) and answer:  # some say as a result what went wrong
+                raise PermissionError(f"The editor did not write {path}: {answer}")
             written = True
         except RequestError as error:
             raise PermissionError(f"The editor did not write {path}: {refusal_words(error)}") from error
@@ -113,7 +122,7 @@ class EditorWorkspace:
         finally:
             if not written:
                 _remove_empty(made)
-        return await self._after_write(path, text)
+        return await self._after_write(path, text, before)
 
     async def put_back(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`. Text goes through the editor, so that an open buffer shows it; then the
@@ -141,16 +150,54 @@ class EditorWorkspace:
             await self._terminals.reap()
         await self._disk.reap()
 
-    async def _after_write(self, path: Path, text: str) -> str:
-        """What the file holds: as saved, or the editor's buffer where that was formatted or is not saved yet."""
-        try:
-            saved = await self._disk.read_text(path)
-        except FileNotFoundError:
+    async def _after_write(self, path: Path, text: str, before: FileStat) -> str:
+        """What the file holds: as saved, or the editor's buffer where that was formatted or is not saved yet.
+
+        Where nothing has changed, in the editor neither, its answer was wrong and the text goes to the disk.
+        """
+        saved = await self._saved(path)
+        if saved == f"{text}\n" and text.endswith("\n"):
+            # Some end the last line of a buffer themselves, and make one more, empty line of the text's own end.
+            with suppress(RequestError, TimeoutError, ConnectionError):
+                await self._request("fs/write_text_file", path, content=text[:-1])
+            saved = await self._saved(path)
+        if saved == text:
             return text
-        if saved == text or not self._reads:
+        buffer = await self._buffer(path) if self._reads else None
+        if buffer and (saved is None or buffer != saved):
+            return _like(text, buffer)
+        if saved is not None and await self._disk.stat(path) != before:
             return saved
-        buffer = await self._buffer(path)
-        return saved if buffer is None or not buffer else _like(saved, buffer)
+        return await self._disk.write_text(path, text)
+
+    async def _write(self, path: Path, text: str) -> Any:
+        """The editor's answer; None for one that does not come though the disk holds the text."""
+        answers: list[Any] = []
+        failures: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                answers.append(await self._request("fs/write_text_file", path, content=text))
+            except (RequestError, TimeoutError, ConnectionError) as error:
+                failures.append(error)
+            asking.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as asking:
+            asking.start_soon(ask)
+            while True:
+                await anyio.sleep(self._silence_s)
+                with suppress(OSError):
+                    if await self._saved(path) == text:
+                        asking.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        return answers[0] if answers else None
+
+    async def _saved(self, path: Path) -> str | None:
+        """The text on disk; None without a file."""
+        with suppress(FileNotFoundError):
+            return await self._disk.read_text(path)
+        return None
 
     async def _buffer(self, path: Path) -> str | None:
         """The editor's text; None where the disk must do. :raises PermissionError: the editor refused."""
@@ -177,7 +224,12 @@ class EditorWorkspace:
 
 
 def _like(saved: str, buffer: str) -> str:
-    """The buffer's text with the byte order mark and line endings of the file, which editors keep apart from text."""
+    """The buffer's text with the byte order mark and line endings of the file, which editors keep apart from text.
+
+    The last line's too: some give the lines without what ends the last.
+    """
+    if saved.endswith("\n") and not buffer.endswith("\n"):
+        buffer += "\r\n" if "\r\n" in buffer else "\n"
     if "\r\n" in saved and "\r\n" not in buffer:
         buffer = buffer.replace("\n", "\r\n")
     if saved.startswith(_BOM) and not buffer.startswith(_BOM):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -436,6 +437,39 @@ async def test_closing_a_session_cancels_its_turn_and_stores_what_was_shown(tmp_
             await run.session.close()
         assert stops == ["cancelled"]
         assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
+
+
+async def test_a_prompt_that_is_closed_upon_at_once_is_in_the_history_all_the_same(tmp_path: Path) -> None:
+    async with opened(tmp_path, ScriptedModel()) as run:
+        stops: list[str] = []
+
+        async def prompt() -> None:
+            stops.append(await run.session.prompt(text("Hi")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prompt)
+            await anyio.lowlevel.checkpoint()
+            await run.session.close()
+        assert stops == ["cancelled"]
+        assert await run.kinds() == ["User", "TurnEnd"]
+        assert await run.store.queued("s1") == ()
+
+
+async def test_a_request_that_dies_while_its_prompt_is_put_into_the_inbox_leaves_nothing_there(tmp_path: Path) -> None:
+    say = Say(text=["some"], hold=anyio.Event())
+    async with opened(tmp_path, ScriptedModel(say, Say(text=["third"]))) as run:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.session.prompt, text("first"))
+            await say.reached.wait()
+            dying = asyncio.create_task(run.session.prompt(text("second")))
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            dying.cancel()
+            say.hold.set()
+        assert await run.session.prompt(text("third")) == "end_turn"
+        assert dying.cancelled()
+        assert await run.store.queued("s1") == ()
+        assert not run.session.busy
 
 
 async def test_a_session_that_went_on_elsewhere_follows_and_says_so(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Link, Resource, Text
+from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.frontend.bounds import PART_BYTES, weight
-from crow.frontend.content import blocks, parts_from
+from crow.frontend.content import blocks, own_parts, parts_from
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 
@@ -149,3 +149,38 @@ def test_a_name_of_any_length_fits_on_a_line() -> None:
         Image(data=PNG, mime_type="image/png", uri=long),
     ):
         assert sum(weight(block) for block in blocks(part)) < PART_BYTES
+
+
+def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
+    count = len(prompts) if told is None else told
+    counted = f"Continuing from previous session with {count} recent user messages"
+    return (
+        Link(uri="file:///w/a.py", name="a.py"),
+        *(Text(text=f"<previous_user_message>{prompt}</previous_user_message>") for prompt in prompts),
+        Text(text=f"<system_context>{counted}</system_context>"),
+    )
+
+
+def test_earlier_prompts_that_come_again_are_left_out() -> None:
+    link = Link(uri="file:///w/a.py", name="a.py")
+    assert own_parts(repeating("third\nline", "second", "first"), is_first=False) == (link, Text(text="third\nline"))
+    assert own_parts(repeating("only"), is_first=True) == (link, Text(text="only"))
+
+
+def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> None:
+    link, third, second, first, _ = repeating("third", "second", "first")
+    assert own_parts((link, third, second, first, _), is_first=True) == (link, first, second, Text(text="third"))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Text(text="what does <previous_user_message>a</previous_user_message> mean?"),),
+        (Text(text="<previous_user_message>a</previous_user_message>"),),
+        repeating("a", "b", told=3),
+        repeating(" "),
+        repeating(),
+    ],
+)
+def test_what_only_looks_like_a_repeated_prompt_is_left_as_it_is(parts: tuple[Part, ...]) -> None:
+    assert own_parts(parts, is_first=False) == parts

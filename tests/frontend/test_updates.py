@@ -155,6 +155,18 @@ def test_an_edit_shows_its_diff_while_pending_and_as_it_was_really_made() -> Non
     }
 
 
+def test_content_that_the_client_has_is_not_sent_again() -> None:
+    edited = told(live(), announced(EDIT, "edit_file", path="src/a.py"), result(EDIT, "Edited."))
+    printed = told(live(), announced(SHELL, "shell"), CallProgressed(call=CALL, text="a\n"), result(SHELL, "a\n"))
+    assert [("content" in update, update["status"]) for update in (*edited, *printed)] == [
+        (True, "pending"),
+        (False, "completed"),
+        (False, "pending"),
+        (True, "in_progress"),
+        (False, "completed"),
+    ]
+
+
 def test_a_new_file_has_an_empty_old_text_and_a_failed_edit_shows_why() -> None:
     create = Announcement(title="Write b", kind="edit", diffs=(Diff(path="/w/b", old_text=None, new_text="x"),))
     pending, failed = told(live(), announced(create, "write_file"), result(create, "no space", is_error=True))

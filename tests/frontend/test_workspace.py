@@ -24,7 +24,7 @@ class Editor:
     def __init__(
         self,
         read: Callable[[Path], Any] | None = None,
-        write: Callable[[Path, str], Awaitable[None] | None] | None = None,
+        write: Callable[[Path, str], Any] | None = None,
     ) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self._read, self._write = read, write
@@ -36,7 +36,7 @@ class Editor:
             return {"content": self._read(path)}
         if method == "fs/write_text_file" and self._write is not None:
             done = self._write(path, params["content"])
-            return None if done is None else await done
+            return await done if isinstance(done, Awaitable) else done
         raise RequestError.method_not_found(method)
 
     def methods(self) -> list[str]:
@@ -51,7 +51,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, answer_s: float = 30) -> EditorWorkspace:
-    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, answer_s=answer_s)
+    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, answer_s=answer_s, silence_s=0.001)
 
 
 async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
@@ -72,6 +72,20 @@ async def test_line_endings_and_byte_order_mark_are_those_of_the_disk(tmp_path: 
     (tmp_path / "a").write_bytes("\ufeffone\r\ntwo\r\n".encode())
     editor = Editor(read=lambda _: "one\nTWO\n")
     assert await workspace(tmp_path, editor).read_text(tmp_path / "a") == "\ufeffone\r\nTWO\r\n"
+
+
+@pytest.mark.parametrize(
+    ("saved", "buffer", "read"),
+    [
+        ("one\ntwo\n", "one\ntwo", "one\ntwo\n"),
+        ("one\r\ntwo\r\n", "one\nTWO", "one\r\nTWO\r\n"),
+        ("one\r\ntwo\r\n", "one\r\ntwo", "one\r\ntwo\r\n"),
+        ("one\ntwo", "one\nTWO", "one\nTWO"),
+    ],
+)
+async def test_the_last_line_ends_as_on_the_disk(tmp_path: Path, saved: str, buffer: str, read: str) -> None:
+    (tmp_path / "a").write_bytes(saved.encode())
+    assert await workspace(tmp_path, Editor(read=lambda _: buffer)).read_text(tmp_path / "a") == read
 
 
 @pytest.mark.parametrize(
@@ -126,8 +140,47 @@ async def test_what_the_editor_keeps_unsaved_is_what_the_file_holds(tmp_path: Pa
     (tmp_path / "a").write_text("old")
     editor = Editor(write=lambda *_: None, read=lambda _: "new, formatted")
     assert await workspace(tmp_path, editor).write_text(tmp_path / "a", "new") == "new, formatted"
-    editor = Editor(write=lambda *_: None)
-    assert await workspace(tmp_path, editor).write_text(tmp_path / "b", "new") == "new"
+    editor = Editor(write=lambda *_: None, read=lambda _: "new, unsaved")
+    assert await workspace(tmp_path, editor).write_text(tmp_path / "b", "new") == "new, unsaved"
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+
+
+async def test_no_empty_line_is_added_by_an_editor_that_ends_the_last_line_itself(tmp_path: Path) -> None:
+    def save_lines(path: Path, text: str) -> None:
+        path.write_text("".join(f"{line}\n" for line in text.split("\n")))
+
+    place = workspace(tmp_path, Editor(write=save_lines, read=lambda path: path.read_text()))
+    assert await place.write_text(tmp_path / "a", "one\ntwo\n") == "one\ntwo\n"
+    assert (tmp_path / "a").read_text() == "one\ntwo\n"
+    assert await place.write_text(tmp_path / "b", "one") == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("new", None),
+        ("new", lambda _: ""),
+        ("new", raising(RequestError(-32002, "Resource not found"))),
+        ("old", None),
+        ("old", lambda _: "old text"),
+    ],
+)
+async def test_what_the_editor_says_it_wrote_and_did_not_goes_to_the_disk(tmp_path: Path, name: str, read: Any) -> None:
+    (tmp_path / "old").write_text("old text")
+    editor = Editor(write=lambda *_: None, read=read)
+    assert await workspace(tmp_path, editor).write_text(tmp_path / name, "text") == "text"
+    assert (tmp_path / name).read_text() == "text"
+
+
+async def test_what_saving_took_back_stays_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+
+    def save_formatted(path: Path, _: str) -> None:
+        path.write_text("old")
+        os.utime(path, ns=(1, 1))
+
+    editor = Editor(write=save_formatted, read=lambda path: path.read_text())
+    assert await workspace(tmp_path, editor).write_text(tmp_path / "a", " old") == "old"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +208,23 @@ async def test_an_editor_that_does_not_answer_a_write_leaves_it_unknown(tmp_path
     editor = Editor(write=lambda *_: anyio.sleep_forever())
     with pytest.raises(TimeoutError, match="whether it was written is not known"):
         await workspace(tmp_path, editor, answer_s=0.01).write_text(tmp_path / "a", "text")
+
+
+async def test_what_was_written_counts_though_the_editor_does_not_say_so(tmp_path: Path) -> None:
+    def save_and_fail(path: Path, text: str) -> Awaitable[None]:
+        path.write_text(text)
+        return anyio.sleep_forever()
+
+    path = tmp_path / "new" / "a"
+    assert await workspace(tmp_path, Editor(write=save_and_fail)).write_text(path, "text") == "text"
+    assert path.read_text() == "text"
+
+
+async def test_words_as_the_answer_to_a_write_are_a_refusal(tmp_path: Path) -> None:
+    editor = Editor(write=lambda path, _: f"Failed to write file: {path.name}")
+    with pytest.raises(PermissionError, match=r"The editor did not write .*new/a: Failed to write file: a"):
+        await workspace(tmp_path, editor).write_text(tmp_path / "new" / "a", "text")
+    assert os.listdir(tmp_path) == []
 
 
 async def test_without_the_capability_the_editor_is_not_asked(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from tests.guards.long import SESSION, grow
 from tests.store.scenes import new_session
 from tests.support.scripted_model import Say, ScriptedModel, call
 
-TURN = {"select": 6, "insert": 7, "update": 4, "delete": 4}
+TURN = {"select": 4, "insert": 6, "update": 4, "delete": 3}
 """Statements of a turn that calls nothing, by verb."""
 
-TURN_COMMITS = 5
-"""The prompt comes in; its turn is taken; the first piece is saved; the answer is stored; the end is stored. What is
-saved while something is stored may share its flush."""
+TURN_COMMITS = 4
+"""The turn is taken with its prompt; the first piece is saved; the answer is stored; the end is stored. What is saved
+while something is stored may share its flush."""
 
 STEP = {"select": 3, "insert": 4, "update": 5, "delete": 1}
 """What each step with one call adds."""

@@ -153,6 +153,7 @@ async def test_a_plain_answer_is_streamed_and_whole() -> None:
         }
         assert sent.headers["accept-encoding"] == "identity"
         assert sent.headers["user-agent"].startswith("crow/")
+        assert not any("stainless" in name.lower() for name in sent.headers)
 
 
 async def test_tool_calls_come_with_the_answer_and_not_as_text() -> None:

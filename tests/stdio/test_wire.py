@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.stdio.conftest import ROOT, StartCrow
-from tests.support.acp_client import Call, CrowProcess, RpcError
+from tests.support.acp_client import Call, CrowProcess, RpcError, allow_once
 
 MEBIBYTE = 1024 * 1024
 INTRUDER = """
@@ -340,16 +340,19 @@ async def test_the_end_of_stdin_is_a_clean_exit_also_in_the_middle_of_a_turn(cro
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_is_a_clean_exit(crow: StartCrow, place: Path, number: signal.Signals) -> None:
-    async with crow() as agent:
+async def test_a_signal_is_a_clean_exit_that_tells_how_a_call_ended_before_its_prompt_is_answered(
+    crow: StartCrow, place: Path, number: signal.Signals
+) -> None:
+    async with crow(answers={"session/request_permission": allow_once}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        await agent.start_prompt(session, "count to 1000")
-        await agent.wait_for_text(session, "2")
-        asking = await ask_in_vain(agent, place)
+        call = await agent.start_prompt(session, "run sleep 60")
+        await agent.wait_for_update("tool_call_update", status="in_progress")
         agent.send_signal(number)
         assert await agent.wait() == 0
-        assert await told_to_the_end(agent, *asking)
+        assert agent.updates(session, "tool_call_update")[-1]["status"] == "failed"
+        assert agent.log[agent.response_index(call)].message["result"] == {"stopReason": "cancelled"}
+        agent.check()
 
 
 def test_files_may_stand_in_for_pipes(home: Path, place: Path, tmp_path: Path) -> None:
