@@ -414,8 +414,7 @@ async def test_a_system_without_posix_calls_serves_tools_commands_and_cancel(
         assert agent.text(session).endswith("two")
         assert (place / "a.txt").read_text() == "one\n"
         call = await agent.start_prompt(session, "run echo be''gun; sleep 60")
-        await agent.wait_for(
-            lambda message: "begun" in str(message), since=call.index
-        )  # until then asyncio itself would need SIGKILL
+        # before it has begun, asyncio itself would end it by SIGKILL
+        await agent.wait_for(lambda message: "begun" in str(message), since=call.index)
         await agent.notify("session/cancel", {"sessionId": session})
         assert await call.result() == {"stopReason": "cancelled"}
