@@ -1,8 +1,9 @@
 """Any endpoint that speaks OpenAI's chat completions: the model that crow is for.
 
-Strategy: the `openai` client makes the connections and headers; bodies are encoded by `encode`, answers are read as raw
-bytes by `sse` and `parser`, both for speed and because typed layers trust what the wire says. A part of a request that
-the endpoint refuses by name is left out from then on, and remembered. The only home of `openai` and its HTTP client.
+Strategy: the `openai` client says what headers there are and asks for models; bodies are encoded by `encode`, sent over
+the same HTTP client as they are, and answers are read as raw bytes by `sse` and `parser`, both for speed and because
+typed layers trust what the wire says. A part of a request that the endpoint refuses by name is left out from then on,
+and remembered. The only home of `openai` and its HTTP client.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -60,8 +61,21 @@ _TELLTALES = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Versi
 _UNTOLD: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit for about in _TELLTALES}}
 """Without what the client library would tell the endpoint of this machine and Python."""
 
+_CONNECTING = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
+"""What comes of a connection that cannot be made or breaks; not all of it is made the HTTP client's own error."""
+
 _NO_KEY = "none"
 """What is sent to endpoints that need no key: the client library insists on one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """The client of an endpoint, and what each of its requests is made of."""
+
+    client: openai.AsyncOpenAI
+    http: httpx2.AsyncClient
+    url: httpx2.URL
+    headers: httpx2.Headers
 
 
 class _Refused(Exception):
@@ -92,7 +106,7 @@ class ChatCompletions:
         self._learned = Learned(endpoint, memory, learned)
         self._looking: asyncio.Task[None] | None = None
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
-        self._client: openai.AsyncOpenAI | None = None
+        self._opened_as: _Open | None = None
         self._opening = anyio.Lock()
 
     @property
@@ -124,12 +138,12 @@ class ChatCompletions:
 
     async def close(self) -> None:
         """Close connections. Bounded; safe to call twice."""
-        client, self._client = self._client, None
+        opened, self._opened_as = self._opened_as, None
         with anyio.move_on_after(_CLOSE_S, shield=True):
             if self._looking is not None and self._looking.cancel():
                 await asyncio.wait([self._looking])
-            if client is not None:
-                await client.close()
+            if opened is not None:
+                await opened.client.close()
 
     async def models(self) -> tuple[Offered, ...]:
         """What the endpoint offers. :raises ~crow.domain.errors.ModelError:"""
@@ -144,13 +158,15 @@ class ChatCompletions:
     async def _list(self) -> tuple[Offered, ...]:
         who = self.origin.endpoint
         try:
-            client = await self._opened()
+            client = (await self._opened()).client
             response = await client.get("/models", cast_to=httpx2.Response, options=_UNTOLD)
             offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
             raise failure(complaint_of_response(error.status_code, error.response.content), self.origin) from None
+        except openai.APIConnectionError as error:
+            raise self._connection_error(error.__cause__ or error) from None
         except openai.OpenAIError as error:
-            raise self._connection_error(error) from None
+            raise ProtocolError(f"{who} answered in a way that cannot be read: {error}") from None
         except ValueError:
             raise ProtocolError(f"{who}/models is no JSON.") from None
         if offered is None:
@@ -220,19 +236,28 @@ class ChatCompletions:
         if words != str(error):
             error.args = (words,)
 
-    async def _opened(self) -> openai.AsyncOpenAI:
-        if self._client is not None:
-            return self._client
+    async def _opened(self) -> _Open:
+        if self._opened_as is not None:
+            return self._opened_as
         async with self._opening:
-            if self._client is None:
+            if self._opened_as is None:
                 # Certificates are read from disk, for 20 ms.
-                self._client = await anyio.to_thread.run_sync(self._open)
-            return self._client
+                self._opened_as = await anyio.to_thread.run_sync(self._open)
+            return self._opened_as
 
-    def _open(self) -> openai.AsyncOpenAI:
+    def _open(self) -> _Open:
         endpoint = self._endpoint
         is_plain_local = is_local(endpoint.base_url) and endpoint.base_url.startswith("http:")
-        return openai.AsyncOpenAI(
+        http = openai.DefaultAsyncHttpx2Client(
+            # Reads are timed by the exchange, which knows what it waits for.
+            timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
+            limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
+            # A proxy of the environment is not the way to this machine, and plain HTTP needs no certificates.
+            trust_env=not is_plain_local,
+            proxy=endpoint.proxy,
+            verify=_certificates(endpoint.ca_file) if endpoint.ca_file is not None else not is_plain_local,
+        )
+        client = openai.AsyncOpenAI(
             base_url=endpoint.base_url,
             api_key=endpoint.api_key or _NO_KEY,
             max_retries=0,
@@ -242,44 +267,32 @@ class ChatCompletions:
                 "Accept-Encoding": "identity",
                 **dict(endpoint.headers),
             },
-            http_client=openai.DefaultAsyncHttpx2Client(
-                # Reads are timed by the exchange, which knows what it waits for.
-                timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
-                limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
-                # A proxy of the environment is not the way to this machine, and plain HTTP needs no certificates.
-                trust_env=not is_plain_local,
-                proxy=endpoint.proxy,
-                verify=_certificates(endpoint.ca_file) if endpoint.ca_file is not None else not is_plain_local,
-            ),
+            http_client=http,
         )
+        url = httpx2.URL(f"{str(client.base_url).rstrip('/')}/chat/completions")
+        return _Open(client=client, http=http, url=url, headers=_headers(client))
 
     async def _post(self, body: bytes) -> _HttpBody:
-        streamed: bool = True
+        opened = await self._opened()
+        request = opened.http.build_request("POST", opened.url, headers=opened.headers, content=body)
         try:
-            client = await self._opened()
-            response = await client.post(
-                "/chat/completions", cast_to=httpx2.Response, content=body, stream=streamed, options=_UNTOLD
-            )
-        except openai.APIStatusError as error:
-            wait_s = retry_after_s(error.response.headers, now_s=time.time())
-            raise _Refused(complaint_of_response(error.status_code, error.response.content), wait_s=wait_s) from None
-        except openai.OpenAIError as error:
+            response = await opened.http.send(request, stream=True)
+            if response.is_success:
+                return _HttpBody(response, self.origin)
+            try:
+                complaint = complaint_of_response(response.status_code, await response.aread())
+            finally:
+                await response.aclose()
+        except _CONNECTING as error:
             raise self._connection_error(error) from None
-        assert isinstance(response, httpx2.Response)
-        return _HttpBody(response, self.origin)
+        raise _Refused(complaint, wait_s=retry_after_s(response.headers, now_s=time.time()))
 
-    def _connection_error(self, error: openai.OpenAIError) -> ModelError:
+    def _connection_error(self, error: BaseException) -> ModelError:
         who = self.origin.endpoint
-        cause = error.__cause__
-        reason = str(cause) or type(cause).__name__ if cause is not None else str(error)
-        if isinstance(error, openai.APITimeoutError):
+        if isinstance(error, httpx2.TimeoutException):
             return ModelTimeout(f"No connection to {who} within {self.timeouts.connect_s:g} s.")
-        if isinstance(error, openai.APIConnectionError):
-            hint = (
-                " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
-            )
-            return NetworkError(f"No connection to {who}: {reason}.{hint}")
-        return ProtocolError(f"{who} answered in a way that cannot be read: {reason}")
+        hint = " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
+        return NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
 
     async def _judged(self, refused: _Refused) -> ModelError:
         error = failure(refused.complaint, self.origin, wait_s=refused.wait_s)
@@ -301,6 +314,15 @@ class ChatCompletions:
         if len(self._encoders) > _MOST_ENCODERS:
             self._encoders.popitem(last=False)
         return encoder
+
+
+def _headers(client: openai.AsyncOpenAI) -> httpx2.Headers:
+    """What `client` would send with each request, but for what it would tell of this machine."""
+    headers = httpx2.Headers(client.auth_headers)
+    for name, value in client.default_headers.items():
+        if isinstance(value, str) and not name.startswith("X-Stainless-"):
+            headers[name] = value
+    return headers
 
 
 def _certificates(file: str) -> ssl.SSLContext:
