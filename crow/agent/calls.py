@@ -2,14 +2,16 @@
 
 Strategy: every call is announced before anything runs. Calls that write files are barriers in call order; what stands
 between two barriers is asked about in call order and then runs at once. `started` is stored before a call runs, so
-that whatever may have touched the world is known after a crash; one that only reads files runs meanwhile. Knows tools,
-permissions and the log; not who is asked.
+that whatever may have touched the world is known after a crash; for one that only reads files, together with its
+result if that comes soon. Knows tools, permissions and the log; not who is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
@@ -25,6 +27,9 @@ from crow.tools import Offer, Outcome, Toolbox
 __all__ = ["Calls"]
 
 CANCELLED_SHOWN = "Cancelled."
+
+SOON_S = 0.05
+"""A call that only reads and takes longer than this is stored as started while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,34 +122,45 @@ class Calls:
         return None if verdict.why is None else (verdict.why, offer)
 
     async def _run_one(self, opened: OpenCall, why: str, offer: Offer) -> None:
-        async with anyio.create_task_group() as tasks:
-            if offer.access == "read":
-                tasks.start_soon(self._start, opened, why)
-            elif not await self._start(opened, why):
-                return
-            begun = time.monotonic()
-
-            async def progressed(text: str) -> None:
-                await self._branch.publish(CallProgressed(call=opened.ref, text=text))
-
-            outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed, judged=offer)
-            duration_ms = round((time.monotonic() - begun) * 1000)
+        started = NewEntry(body=Started(call=opened.ref, why=why, announcement=opened.offer.announcement))
         try:
-            await self._answer(opened, outcome, duration_ms=duration_ms)
+            if offer.access != "read":
+                await self._branch.record([started])
+                self.ran = True
+                outcome, duration_ms = await self._timed(opened, offer)
+                await self._answer(opened, outcome, duration_ms=duration_ms)
+                return
+            unstored, self.ran = [started], True
+            async with anyio.create_task_group() as tasks:
+                later = asyncio.get_running_loop().call_later(SOON_S, tasks.start_soon, self._start_late, unstored)
+                try:
+                    outcome, duration_ms = await self._timed(opened, offer)
+                finally:
+                    later.cancel()
+            await self._answer(opened, outcome, duration_ms=duration_ms, before=unstored)
         except StoreError as error:
             self._failure = error  # raised by run(), outside of task groups that would wrap it
 
-    async def _start(self, opened: OpenCall, why: str) -> bool:
-        started = Started(call=opened.ref, why=why, announcement=opened.offer.announcement)
-        try:
-            await self._branch.record([NewEntry(body=started)])
-        except StoreError as error:
-            self._failure = error
-            return False
-        self.ran = True
-        return True
+    async def _start_late(self, unstored: list[NewEntry]) -> None:
+        """Store that a call runs which takes its time. If that fails, its result is the next to try."""
+        with suppress(StoreError):
+            await self._branch.record(unstored)
+            unstored.clear()
 
-    async def _answer(self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0) -> None:
+    async def _timed(self, opened: OpenCall, offer: Offer) -> tuple[Outcome, int]:
+        """What the call gave, and how many milliseconds it took."""
+        begun = time.monotonic()
+
+        async def progressed(text: str) -> None:
+            await self._branch.publish(CallProgressed(call=opened.ref, text=text))
+
+        outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed, judged=offer)
+        return outcome, round((time.monotonic() - begun) * 1000)
+
+    async def _answer(
+        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
+    ) -> None:
+        """Store the result, after the entries `before` it, which are not stored yet."""
         seen = self._seen_by_model(outcome.text, self._beside)
         result = ToolResult(
             call=opened.ref,
@@ -160,7 +176,7 @@ class Calls:
             raw_output=outcome.raw_output,
         )
         # no longer open once stored, even if a cancellation keeps the client from hearing of it as a result
-        entries = [NewEntry(body=result, usage=outcome.usage, cost=outcome.cost)]
+        entries = [*before, NewEntry(body=result, usage=outcome.usage, cost=outcome.cost)]
         if outcome.skill is not None:
             name, text = outcome.skill
             entries.append(NewEntry(body=Skill(name=name, text=text)))

@@ -527,3 +527,31 @@ async def test_the_user_is_told_once_that_the_disk_is_no_good_place(
         notices = [event for event in run.client.events if isinstance(event, NoticeShown)]
         assert notices == [NoticeShown(severity="warning", title=run.store.warning)]
         assert "Better set CROW_HOME to a directory on a disk of this machine." in run.store.warning
+
+
+async def test_what_changes_things_is_stored_as_started_before_it_runs_what_reads_only_if_it_takes_long(
+    tmp_path: Path,
+) -> None:
+    stored: dict[str, str] = {}
+
+    async def quick() -> str:
+        stored["quick"] = (await run.kinds())[-1]
+        return "seen"
+
+    async def slow() -> str:
+        while (await run.kinds())[-1] != "Started":
+            await anyio.lowlevel.checkpoint()
+        stored["slow"] = "Started"
+        return "seen"
+
+    async def change() -> str:
+        stored["change"] = (await run.kinds())[-1]
+        return "changed"
+
+    tools = {"quick": Tool("read", quick), "slow": Tool("read", slow), "change": Tool("write", change)}
+    model = ScriptedModel(*(Say(calls=(call(name, name),)) for name in tools), Say(text=["Done."]))
+    async with opened(tmp_path, model, tools=tools, mode="auto") as run:
+        await run.session.prompt(text("Go"))
+        step = ["Assistant", "Started", "ToolResult"]
+        assert (await run.kinds())[-11:] == [*step, *step, *step, "Assistant", "TurnEnd"]
+    assert stored == {"quick": "Assistant", "slow": "Started", "change": "Started"}

@@ -23,11 +23,11 @@ TURN_COMMITS = 4
 """The turn is taken with its prompt; the first piece is saved; the answer is stored; the end is stored. What is saved
 while something is stored may share its flush."""
 
-STEP = {"select": 3, "insert": 4, "update": 5, "delete": 1}
-"""What each step with one call adds."""
+STEP = {"select": 2, "insert": 4, "update": 3, "delete": 1}
+"""What each step with one call that only reads adds."""
 
-STEP_COMMITS = 3
-"""The answer with its call is stored; that the call starts; its result."""
+STEP_COMMITS = 2
+"""The answer with its call is stored; that the call started, with its result."""
 
 STEPS = 5
 
