@@ -41,6 +41,7 @@ from crow.tools import Toolbox
 
 __all__ = ["Turn"]
 
+THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 CUT_CHARS = 48_000
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
@@ -233,4 +234,4 @@ class Turn:
 def thought_level_in(config: JsonObject) -> ThoughtLevel | None:
     """How much the model is to think by the session's own choice; None leaves it to the configuration."""
     level = config.get("thought_level")
-    return next((known for known in get_args(ThoughtLevel) if known == level), None)
+    return next((known for known in THOUGHT_LEVELS if known == level), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
@@ -160,16 +161,11 @@ def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
 
 def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> Report | None:
     """For the scale alone, a break since then does not matter."""
-    left = LOOK_FOR
-    for entry in reversed(entries):
-        if not isinstance(entry.body, Assistant):
-            continue
+    answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
+    for entry in islice(answers, LOOK_FOR):
         report = report_of(entry, endpoint)
         if report is not None and report.is_believed(calibration):
             return report
-        left -= 1
-        if not left:
-            break
     return None
 
 
