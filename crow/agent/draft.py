@@ -50,7 +50,7 @@ class Draft:
         self._shown_at = self._saved_at = -math.inf
         self._showing = False
         self._saved: anyio.Event | None = None
-        self._ended = self._is_tended = False
+        self._ended = False
         self._wake = anyio.Event()
         self._wakes_at = math.inf
         self._room = anyio.Event()
@@ -73,9 +73,14 @@ class Draft:
         :raises ~crow.domain.errors.StoreError: a piece could not be saved.
         """
         failure: ModelError | None = None
+        deltas = aiter(stream)
+        first = await anext(deltas, None)  # until it is there, there is nothing to tend
         async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._tend)
             try:
-                async for delta in stream:
+                if first is not None:
+                    await self._put(first)
+                async for delta in deltas:
                     await self._put(delta)
             except ModelError as error:
                 failure = error
@@ -90,9 +95,6 @@ class Draft:
         return replace(answer, text=without_overlap(self._before, answer.text)) if self._before else answer
 
     async def _put(self, delta: Delta) -> None:
-        if not self._is_tended and self._tasks is not None:
-            self._is_tended = True
-            self._tasks.start_soon(self._tend)
         self._pending.append(delta)
         if not isinstance(delta, Retrying):
             self._pending_chars += len(delta.text)
