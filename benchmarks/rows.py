@@ -105,11 +105,12 @@ def machine() -> dict[str, Any]:
         }
 
 
-def flush_ms(directory: Path, times: int = 50) -> list[float]:
-    """What the disk alone takes for one page: every durable write is at least one of these."""
+def flush_ms(directory: Path, times: int = 50, *, rest_s: float = 0) -> list[float]:
+    """What the disk alone takes for one page, after so long a rest: every durable write is at least one of these."""
     taken = []
     with (directory / "page").open("wb", buffering=0) as file:
         for _ in range(times):
+            time.sleep(rest_s)
             since = time.perf_counter()
             file.write(b"x" * 4096)
             os.fdatasync(file.fileno())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.process.client import Agent
 from benchmarks.process.endpoint import Endpoint
-from benchmarks.rows import ROOT
+from benchmarks.rows import ROOT, Row, flush_ms, of_times
 
 __all__ = ["FLOORS", "Bench"]
 
@@ -39,6 +39,11 @@ class Bench:
         """A fresh `CROW_HOME`."""
         self._homes += 1
         return self.directory / f"home{self._homes}"
+
+    def flush(self, rest_s: float) -> Row:
+        """The disk's own share of a row above, in which one transaction follows such a rest."""
+        taken = [ms / 1e3 for ms in flush_ms(self.place, 15, rest_s=rest_s)]
+        return of_times(f"  the disk's share: one flush after {rest_s * 1e3:g} ms of rest", taken)
 
     def environment(self, home: Path) -> dict[str, str]:
         return {

@@ -16,6 +16,7 @@ __all__ = ["cancels"]
 
 ROUNDS = 7
 LIMIT_MS = 3
+REST_S = 0.1
 
 
 def cancels(bench: Bench) -> list[Row]:
@@ -45,6 +46,7 @@ def cancels(bench: Bench) -> list[Row]:
         ),
         of_times("cancel while a command runs → cancelled", [answered for answered, _ in tools], limit=LIMIT_MS),
         of_times("  until the command was gone", [gone for _, gone in tools]),
+        bench.flush(REST_S),
     ]
 
 
@@ -69,7 +71,7 @@ def waiting(bench: Bench, agent: Agent, session: str) -> float:
     agent.settle(0.05)
     turn = agent.begin(session, prompt(hang=True))
     bench.endpoint.wait("asked")
-    agent.settle(0.1)
+    agent.settle(REST_S)
     took = cancelled(agent, turn)[1]
     bench.endpoint.wait()
     return took
@@ -85,7 +87,7 @@ def running(bench: Bench, agent: Agent, session: str) -> tuple[float, float]:
     agent.until(lambda: any(b'"in_progress"' in line for _, line in turn.lines))
     while not file.exists() or not file.read_text().strip():
         agent.settle(0.01)
-    agent.settle(0.1)
+    agent.settle(REST_S)
     at, took = cancelled(agent, turn)
     bench.endpoint.wait()
     with suppress(ProcessLookupError):

@@ -43,6 +43,7 @@ def history(bench: Bench) -> list[Row]:
                 sdk=statistics.median(floors["sdk"][window]) * 1e3,
             )
         )
+    rows.append(bench.flush(PAUSE_S))
     taken = []
     for _ in range(5):
         with bench.start(home) as agent:
