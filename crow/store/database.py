@@ -25,7 +25,7 @@ from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.connection import Connection, explained
 from crow.store.lock import FileLock, Patience
 from crow.store.migrations import APPLICATION_ID, VERSION, migrate
-from crow.store.together import Together, Work, do_each
+from crow.store.together import Together, Turnstile, Work, do_each
 
 __all__ = ["Database", "JournalMode"]
 
@@ -59,6 +59,7 @@ class Database:
         self._lock = FileLock(path, self._patience)
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES
         self._together = Together()
+        self._turnstile = Turnstile()
         self._is_closed = False
         self.foreign_version = 0
         """Another number whenever other processes had written; as of the last transaction."""
@@ -96,7 +97,8 @@ class Database:
         with anyio.CancelScope(shield=True):
             mine = self._together.add(work)
             result = await self._run(self._writer, lambda connection: self._settle(connection, mine))
-        return result  # noqa: RET504  # a type checker takes a scope for one that may swallow errors
+            await self._turnstile.through()
+        return result  # a type checker takes a scope for one that may swallow errors
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What `work` gives, called on one snapshot of the database."""

@@ -3,17 +3,21 @@
 Strategy: a flush costs the same for one change as for a hundred, and the changes of sixty sessions that stream would
 queue for it. So a piece of work waits in a list; whichever reaches the writer's thread first takes all that wait there
 into its transaction, each inside a savepoint of its own, so that the failure of one stays its own. They are written
-together or not at all. Knows no tables.
+together or not at all. Their tasks, which then wake together, go on one by one: sixty that each compute a millisecond
+would keep everything else waiting for sixty. Knows no tables.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Together", "Work", "do_each"]
+import anyio
+
+__all__ = ["Together", "Turnstile", "Work", "do_each"]
 
 T = TypeVar("T")
 
@@ -63,6 +67,31 @@ class Together:
     def take(self) -> tuple[Work[object], ...]:
         """All that waits, in the order it came."""
         return tuple(self._waiting.popleft() for _ in range(len(self._waiting)))
+
+
+class Turnstile:
+    """Lets one task through in each pass of the event loop, in the order they came. One that comes alone need not
+    wait."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[anyio.Event] = deque()
+        self._is_taken = False
+
+    async def through(self) -> None:
+        """Return when it is this task's turn."""
+        if self._is_taken:
+            mine = anyio.Event()
+            self._waiting.append(mine)
+            await mine.wait()
+        else:
+            self._is_taken = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_taken = bool(self._waiting)
+        if self._waiting:
+            self._waiting.popleft().set()
+            asyncio.get_running_loop().call_soon(self._next)
 
 
 def do_each(connection: sqlite3.Connection, works: tuple[Work[object], ...]) -> None:
