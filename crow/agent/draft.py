@@ -74,12 +74,12 @@ class Draft:
         """
         failure: ModelError | None = None
         deltas = aiter(stream)
-        first = await anext(deltas, None)  # until it is there, there is nothing to tend
+        first = await anext(deltas, None)
         async with anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._tend)
             try:
                 if first is not None:
                     await self._put(first)
+                self._tasks.start_soon(self._tend)  # until now there was nothing to tend
                 async for delta in deltas:
                     await self._put(delta)
             except ModelError as error:
