@@ -116,7 +116,7 @@ class Session:
         except BaseException as error:
             if waiter.waits and not isinstance(error, Exception):  # the request is over, the prompt may be in the inbox
                 self.withdraw(waiter)
-            else:
+            elif waiter in self._queue:  # else the session has ended meanwhile
                 self._queue.remove(waiter)
             raise
         finally:
