@@ -117,7 +117,7 @@ class Wiring:
 
     def kit(self) -> Kit:
         """What the front end needs."""
-        from crow.frontend.asking import Patience
+        from crow.frontend.asking import Timeouts
         from crow.frontend.kit import Kit
 
         models, editor = tuple(self._offered), self._settings.editor
@@ -134,7 +134,7 @@ class Wiring:
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=editor.terminals,
-            patience=Patience(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
+            timeouts=Timeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
             ),

@@ -60,7 +60,7 @@ class Turns:
         want_tools: Callable[[], None],
     ) -> None:
         self.turn: Turn | None = None
-        self.briefing = standing.briefing = Briefing(branch)
+        self._briefing = standing.briefing = Briefing(branch)
         self.tools = Toolset(adapters, client, workspace, servers, branch, want=want_tools)
         self._adapters = adapters
         self._client = client
@@ -111,7 +111,7 @@ class Turns:
             toolbox,
             steps=steps,
             bounded_by=bounded_by,
-            briefing=self.briefing,
+            briefing=self._briefing,
             permissions=self._permissions,
         )
         return await self.turn.run()
@@ -175,8 +175,8 @@ class Turns:
         toolbox = await self.tools.toolbox()
         await self._seen()
         await self.tools.name_failed(toolbox.servers())
-        await self.briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self.briefing, self._window), toolbox
+        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        return await self._make_compactor(self._branch, model, self._briefing, self._window), toolbox
 
     async def _seen(self) -> None:
         """Wait for what `look` began to look up; look it up now if it did not."""
@@ -188,7 +188,7 @@ class Turns:
 
     async def _look(self) -> None:
         toolbox = await self.tools.toolbox()
-        await toolbox.wait_ready(SERVER_GRACE_S, beside=self.briefing.read)
+        await toolbox.wait_ready(SERVER_GRACE_S, beside=self._briefing.read)
         window = Window(self._adapters.store)
         await window.look_up(self._adapters.info(self._branch.row.model))
         self._window = window

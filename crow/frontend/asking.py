@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 
 from acp import RequestError
 
-__all__ = ["Ask", "Patience", "refusal_words"]
+__all__ = ["Ask", "Timeouts", "refusal_words"]
 
 Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Sends a request to the editor and gives its result. Raises RequestError for its error, ConnectionError without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long an answer may take, in seconds: `editor_s` one of the editor itself, about a file or a terminal;
     `user_s` one that a person gives: nobody waits for ever, and a lunch break is no answer."""
 

@@ -20,7 +20,7 @@ from crow.agent import PermissionQuestion
 from crow.domain.conversation import Replay
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
-from crow.frontend.asking import Patience
+from crow.frontend.asking import Timeouts
 from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.live import Live
 from crow.frontend.params import ClientCapabilities
@@ -48,7 +48,7 @@ class SessionClient:
         cwd: str,
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> None:
         self._session_id = session_id
         self._connection = connection
@@ -57,7 +57,7 @@ class SessionClient:
         self._live = Live(caps, cwd=cwd)
         self._options = options
         self._commands = commands
-        self._user_s = patience.user_s
+        self._user_s = timeouts.user_s
         self._known = asyncio.Event()
         self._gate = asyncio.Lock()
         self._told = 0

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crow.frontend.asking import Patience
+from crow.frontend.asking import Timeouts
 from crow.store import Store
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Kit:
     """`open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and
     costs nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
-    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `patience` how long
+    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `timeouts` how long
     the editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says
     where the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies
     free, and blocks meanwhile.
@@ -39,6 +39,6 @@ class Kit:
     mode: str
     auto_compact: bool
     editor_terminals: bool
-    patience: Patience
+    timeouts: Timeouts
     log_hint: str
     servers: Sequence[McpServer] = ()

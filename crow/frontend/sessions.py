@@ -312,12 +312,12 @@ class OpenSessions:
             row.cwd,
             lambda: self.options(opened.session),
             lambda: self._commands(opened.session),
-            self._kit.patience,
+            self._kit.timeouts,
         )
         workspace = self._kit.workspace(row.cwd, row.additional_directories)
         in_terminals = self._kit.editor_terminals and self.caps.terminals
         if self.caps.reads_files or self.caps.writes_files or in_terminals:
-            answer_s = self._kit.patience.editor_s
+            answer_s = self._kit.timeouts.editor_s
             workspace = EditorWorkspace(
                 workspace, row.id, client.request, self.caps, answer_s=answer_s, in_terminals=in_terminals
             )

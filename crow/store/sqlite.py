@@ -57,8 +57,9 @@ class SqliteStore(Store):
         self._database = database
         self._owner = owner
         self._disowned: set[str] = set()
+        # facts by base URL and model, each with when they were read: after what others wrote, and this store learned
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
-        self._lessons = 0
+        self._times_learned = 0
 
     @classmethod
     async def open(
@@ -304,7 +305,7 @@ class SqliteStore(Store):
         )
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        version = (self._database.foreign_version, self._lessons)
+        version = (self._database.foreign_version, self._times_learned)
         known = self._learned.get((base_url, model))
         if known is None or known[0] != version:
             known = version, await self._database.read(lambda sql: endpoints.learned(sql, base_url, model))
@@ -315,7 +316,7 @@ class SqliteStore(Store):
         try:
             await self._database.write(lambda sql: endpoints.learn(sql, base_url, model, facts))
         finally:
-            self._lessons += 1
+            self._times_learned += 1
 
     async def tidy(self) -> None:
         undisturbed, has_removed = True, False

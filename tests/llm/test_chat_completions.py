@@ -542,6 +542,7 @@ async def test_the_names_that_an_endpoint_offers_are_listed() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.models = ["b", "a"]
         assert [offered.name for offered in await model.models()] == ["b", "a"]
+        assert not any("stainless" in name.lower() for name in endpoint.requests[-1].headers)
 
 
 def test_a_remote_endpoint_without_a_key_says_how_to_give_one() -> None:
