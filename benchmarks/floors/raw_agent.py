@@ -61,7 +61,11 @@ class RawAgent:
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         except asyncio.CancelledError:
             stop = "cancelled"
+        await self.keep(session, stop)
         send({"id": request, "result": {"stopReason": stop}})
+
+    async def keep(self, session: str, stop: str) -> None:
+        """Nothing is kept."""
 
     async def step(self, session: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         body = json.dumps({"model": "fake-model", "stream": True, "tools": TOOLS, "messages": messages}).encode()
@@ -106,11 +110,12 @@ class RawAgent:
         return (await process.communicate())[0].decode()
 
 
-async def main() -> None:
-    agent, reader = RawAgent(), asyncio.StreamReader(limit=1 << 24)
+async def serve(agent: RawAgent) -> None:
+    reader = asyncio.StreamReader(limit=1 << 24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         agent.handle(json.loads(line))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(serve(RawAgent()))

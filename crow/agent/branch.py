@@ -8,7 +8,6 @@ function that stores. Knows neither the protocol nor SQL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import anyio
 
@@ -34,17 +33,14 @@ class Branch:
 
     def _stand_on(self, tail: Tail) -> None:
         self.row: SessionRow = tail.row
+        self.leaf = tail.row.leaf
+        """The entry the session stands on, whose tail is in memory, wherever others may have moved the stored one."""
         self._projection = Projection(tail.entries)
 
     @property
     def entries(self) -> Sequence[Entry]:
         """The tail, oldest first; not to be changed."""
         return self._projection.entries
-
-    @property
-    def leaf(self) -> int | None:
-        """The entry the session stands on."""
-        return self.row.leaf
 
     def context(self) -> Context:
         """What the model would see now."""
@@ -110,7 +106,7 @@ class Branch:
                 if not self._projection.complete:  # a restore needs entries that were not kept in memory
                     self._stand_on(await self._store.tail(self.row.id))
                 if changes is not None:
-                    self._take_row(await self._store.session(self.row.id))
+                    self.row = await self._store.session(self.row.id)
             return stored
 
     async def claim(
@@ -128,7 +124,7 @@ class Branch:
 
     async def change(self, changes: SessionChanges) -> None:
         """Touch the session's row only."""
-        self._take_row(await self._store.update_session(self.row.id, changes))
+        self.row = await self._store.update_session(self.row.id, changes)
 
     async def move(self, to: int | None, reason: str) -> None:
         """Stand on another entry of the conversation (None: before all), recorded under `reason`."""
@@ -149,12 +145,8 @@ class Branch:
             self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
         )
 
-    def _take_row(self, row: SessionRow) -> None:
-        # the leaf stays the one whose tail is in memory, wherever others may have moved the stored one
-        self.row = replace(row, leaf=self.row.leaf)
-
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
             self._projection.add(entry)
         if stored:
-            self.row = replace(self.row, leaf=stored[-1].id)
+            self.leaf = stored[-1].id

@@ -175,7 +175,6 @@ class Calls:
             plan=outcome.plan,
             raw_output=outcome.raw_output,
         )
-        # no longer open once stored, even if a cancellation keeps the client from hearing of it as a result
         entries = [*before, NewEntry(body=result, usage=outcome.usage, cost=outcome.cost)]
         if outcome.skill is not None:
             name, text = outcome.skill

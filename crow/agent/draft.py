@@ -51,6 +51,7 @@ class Draft:
         self._showing = False
         self._saved: anyio.Event | None = None
         self._ended = False
+        self.is_hushed = False
         self._wake = anyio.Event()
         self._wakes_at = math.inf
         self._room = anyio.Event()
@@ -65,6 +66,10 @@ class Draft:
     def thought(self) -> str:
         """The reasoning that was shown."""
         return "".join(self._thoughts)
+
+    def hush(self) -> None:
+        """Show nothing more, whatever is still read: what was shown is about to be stored."""
+        self.is_hushed = True
 
     async def follow(self, stream: Stream) -> Answer:
         """Show the stream until it ends, and return its answer; everything read was shown when this returns or raises.
@@ -145,7 +150,7 @@ class Draft:
         match delta:
             case TextDelta(text=text):
                 await self._show_text(self._overlap.feed(text))
-            case ThoughtDelta(text=text):
+            case ThoughtDelta(text=text) if not self.is_hushed:
                 self._thoughts.append(text)
                 self._unsaved_thought.append(text)
                 self._save_if_due()
@@ -158,7 +163,7 @@ class Draft:
                 await self._branch.publish(NoticeShown(severity="warning", title=title))
 
     async def _show_text(self, text: str) -> None:
-        if text:
+        if text and not self.is_hushed:
             self._shown.append(text)
             self._unsaved_text.append(text)
             self._save_if_due()  # now, since a client that does not read may keep this from going on

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,6 +33,7 @@ from crow.store import Tail
 
 if TYPE_CHECKING:
     from crow.agent.adapters import Adapters
+    from crow.agent.running import Running
     from crow.agent.turn import Turn
     from crow.agent.turns import Turns
     from crow.domain.events import ContextMeasured
@@ -42,6 +44,7 @@ __all__ = ["Session"]
 
 logger = logging.getLogger(__name__)
 
+CANCELLED = TurnEnd(stop="cancelled")
 END_S = 5.0
 RENEW_S = 20.0
 
@@ -65,7 +68,7 @@ class Session:
         self._tools_wanted = anyio.Event()
         self._closing = False
         self._ended = anyio.Event()
-        self._scope: anyio.CancelScope | None = None
+        self._running: Running | None = None
         self._sign: asyncio.TimerHandle | None = None
         self._turns_made: Turns | None = None
 
@@ -142,8 +145,8 @@ class Session:
         """End one submitted prompt as `cancelled`; those before and behind it stay."""
         waiter.cancelled = True
         if self._queue and self._queue[0] is waiter:
-            if self._scope is not None:
-                self._scope.cancel()
+            if self._running is not None:
+                self._running.cancel()
         else:  # answered now; what the user said is stored when its turn has come
             waiter.stop = "cancelled"
             waiter.done.set()
@@ -163,12 +166,12 @@ class Session:
 
         It is in the inbox when this returns. A turn that ends before the model saw it keeps it in the history.
         """
-        if self._running() is None:
+        if self._turn() is None:
             return False
         message_id = new_message_id()
         parts = await with_contents(parts, self._workspace)
         await self._adapters.store.enqueue(self.id, parts, message_id)
-        turn = self._running()
+        turn = self._turn()
         if turn is None:  # it ended meanwhile: the sender prompts anew
             await self._adapters.store.drop_prompt(self.id, message_id)
             return False
@@ -179,8 +182,8 @@ class Session:
         """End the running turn and those that wait, as `cancelled`; without effect when idle."""
         for waiter in self._queue:
             waiter.cancelled = True
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     def warm(self) -> None:
         """Start what the first prompt will need (the MCP servers), if the session has not yet."""
@@ -238,8 +241,12 @@ class Session:
         if not self._closing:
             await self._turns().tools.keep()
 
-    def _running(self) -> Turn | None:
+    def _turn(self) -> Turn | None:
         return self._turns_made.turn if self._turns_made is not None else None
+
+    def _hush(self) -> bool:
+        turn = self._turn()
+        return turn is not None and turn.hush()
 
     def _turns(self) -> Turns:
         """What only turns need. Imported with the first of them, if `load` has not done it yet."""
@@ -263,20 +270,23 @@ class Session:
             await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
+        from crow.agent.running import Running
+
         self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
         try:
-            with anyio.CancelScope() as self._scope:
-                if waiter.cancelled:
-                    self._scope.cancel()
-                await self._answer(waiter, background)
+            self._running = running = Running(background, hush=self._hush, end=partial(self._end, CANCELLED))
+            if waiter.cancelled:
+                running.cancel()
+            await running.run(partial(self._answer, waiter, background, running))
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
         finally:
             self._sign.cancel()
-            self._scope = None
+            self._running = None
             self._queue.remove(waiter)
             waiter.done.set()
-        background.start_soon(self._workspace.reap)
+        if self._workspace.has_leftovers:
+            background.start_soon(self._workspace.reap)
 
     def _show_life(self, background: anyio.abc.TaskGroup) -> None:
         """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
@@ -290,7 +300,7 @@ class Session:
         except StoreError as error:
             logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
-    async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
+    async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup, running: Running) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
         if self._turns_made is not None and waiter.command is None:
             self._turns_made.look(background)
@@ -310,7 +320,8 @@ class Session:
             end = TurnEnd(stop=waiter.stop)
         except anyio.get_cancelled_exc_class():
             waiter.stop = "cancelled"
-            await self._end(TurnEnd(stop="cancelled"))
+            if not running.is_ended:
+                await self._end(CANCELLED)
             raise
         except CrowError as error:
             await self._end(TurnEnd(stop="error", detail=str(error)))

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+import anyio
+
 from crow.agent import new_message_id
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
@@ -35,6 +37,7 @@ from crow.domain.errors import (
     RateLimited,
     TurnError,
 )
+from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, JsonObject
 from crow.llm import Request, ThoughtLevel
 from crow.tools import Toolbox
@@ -83,6 +86,7 @@ class Turn:
         self._calls = Calls(branch, permissions, toolbox, self._seen_by_model)
         self._repetition = Repetition()
         self._draft: Draft | None = None
+        self._listens = False
         self._steps = steps
         self._bounded_by = bounded_by
         self._briefing = briefing
@@ -132,6 +136,17 @@ class Turn:
         chars = self._gauge.cut_result(text, beside=beside)
         return min(CUT_CHARS, len(text) if chars is None else chars)
 
+    def hush(self) -> bool:
+        """Show nothing more of the answer that the model is giving; whether it is giving one.
+
+        If it is, the turn does nothing more at all until it is cancelled, which has to follow: so its end can be stored
+        while the connection is still being closed.
+        """
+        if self._draft is None or not self._listens:
+            return False
+        self._draft.hush()
+        return True
+
     async def end_open(self) -> None:
         """Tell the client that the calls which have no result yet are over."""
         await self._calls.end_open()
@@ -175,8 +190,7 @@ class Turn:
                 shown = self.leftover()
                 if not shown:
                     raise
-                await self._branch.record(shown)
-                self._draft = None
+                await self._record_draft(*shown)
                 if continued:
                     raise
                 continued = True
@@ -194,13 +208,25 @@ class Turn:
             thought_level=thought_level_in(self._branch.row.config),
         )
         self._draft = draft = Draft(self._branch, new_message_id(), before=before)
-        async with self._model.stream(request) as stream:
-            answer = await draft.follow(stream)
-        (entry,) = await self._branch.record([self._assistant(draft.message_id, answer)])
-        self._draft = None
+        self._listens = True
+        try:
+            async with self._model.stream(request) as stream:
+                answer = await draft.follow(stream)
+        finally:
+            if draft.is_hushed:  # the cancellation is on its way: it is over, however the stream ended in that instant
+                await anyio.sleep_forever()
+            self._listens = False
+        entry = await self._record_draft(self._assistant(draft.message_id, answer))
         await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
         return Step(entry=entry, answer=entry.body)
+
+    async def _record_draft(self, new: NewEntry) -> Entry:
+        """Store what was shown; nothing is left over of it then, even if a cancellation meets the telling."""
+        (entry,) = await self._branch.store_only([new])
+        self._draft = None
+        await self._branch.publish(EntryStored(entry=entry))
+        return entry
 
     def _assistant(self, message_id: str, answer: Answer) -> NewEntry:
         info = self._model.info

@@ -7,15 +7,15 @@ session's parts, never the session.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import anyio
 import anyio.abc
 
 from crow.agent import Client, new_message_id
 from crow.agent.adapters import Adapters
+from crow.agent.aside import Aside
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
@@ -80,7 +80,7 @@ class Turns:
             compactor=self._make_compactor,
             steps=adapters.settings.steps_per_turn,
         )
-        self._glance: Glance | None = None
+        self._glance: Aside | None = None
         self._window: Window | None = None
 
     @property
@@ -90,7 +90,7 @@ class Turns:
 
     def look(self, tasks: anyio.abc.TaskGroup) -> None:
         """Begin to look up what the next turn needs."""
-        self._glance = Glance(tasks, self._look)
+        self._glance = Aside(tasks, self._look)
 
     def look_away(self) -> None:
         """Nobody needs what is being looked up."""
@@ -205,33 +205,3 @@ class Turns:
             hooks=self._hooks,
         )
         return Compactor(gauge, model, helpers)
-
-
-class Glance:
-    """A look at the surroundings, by a task of its own, that a turn waits for."""
-
-    def __init__(self, tasks: anyio.abc.TaskGroup, look: Callable[[], Awaitable[None]]) -> None:
-        self._scope = anyio.CancelScope()
-        self._done = anyio.Event()
-        self._failure: Exception | None = None
-        tasks.start_soon(self._take, look)
-
-    def cancel(self) -> None:
-        """Look no further."""
-        self._scope.cancel()
-
-    async def wait(self) -> None:
-        """Until everything was looked at. :raises Exception: what the look raised."""
-        if not self._done.is_set():
-            await self._done.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    async def _take(self, look: Callable[[], Awaitable[None]]) -> None:
-        try:
-            with self._scope:
-                await look()
-        except Exception as error:  # noqa: BLE001  # the turn that waits for it raises it
-            self._failure = error
-        finally:
-            self._done.set()

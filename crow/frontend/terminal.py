@@ -60,6 +60,11 @@ class EditorTerminals:
         await self._release(terminal)
         return (None if timeout.cancelled_caught else exit_code(status or at_end)), output
 
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there is something for `reap` to do."""
+        return bool(self._left)
+
     async def reap(self) -> None:
         """Kill and release what was cancelled; bounded."""
         left, self._left = self._left, []

@@ -91,7 +91,7 @@ class StdioTransport:
         self._at_end = False
         self._stopped = False
         self._asked: set[int | str] = set()
-        self._sent_at = time.monotonic()
+        self._sending_since: float | None = None
 
     async def receive(self) -> Message | None:
         """The next message; None when stdin has ended or the editor stopped reading. Malformed lines are answered on
@@ -150,9 +150,14 @@ class StdioTransport:
         waiting = self._write(message)
         if waiting is not None:
             await waiting
-        elif (now := time.monotonic()) - self._sent_at > FAIR_S:
-            self._sent_at = now
+        elif self._sending_since is None:
+            self._sending_since = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._others_had_a_turn)
+        elif time.monotonic() - self._sending_since > FAIR_S:
             await asyncio.sleep(0)
+
+    def _others_had_a_turn(self) -> None:
+        self._sending_since = None
 
     def _write(self, message: Message) -> asyncio.Future[None] | None:
         line = _line(message)

@@ -144,6 +144,11 @@ class EditorWorkspace:
         """See :class:`crow.tools.Workspace`."""
         return await self._disk.spawn(command, on_output)
 
+    @property
+    def has_leftovers(self) -> bool:
+        """See :meth:`crow.tools.Workspace.has_leftovers`."""
+        return self._disk.has_leftovers or (self._terminals is not None and self._terminals.has_leftovers)
+
     async def reap(self) -> None:
         """See :class:`crow.tools.Workspace`."""
         if self._terminals is not None:

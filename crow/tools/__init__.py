@@ -260,6 +260,11 @@ class Workspace(Protocol):
         """Start a command as `run` does and leave it running; whoever asks must end it. :raises OSError:"""
         ...
 
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there is something for `reap` to do."""
+        ...
+
     async def reap(self) -> None:
         """Kill what is left of cancelled commands; called by the session's task; bounded to 3 s."""
         ...

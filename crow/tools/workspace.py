@@ -145,6 +145,11 @@ class DiskWorkspace:
             on_output=lambda data: on_output(decoder.decode(data)),
         )
 
+    @property
+    def has_leftovers(self) -> bool:
+        """See :meth:`crow.tools.Workspace.has_leftovers`."""
+        return bool(self._left)
+
     async def reap(self) -> None:
         """See :meth:`crow.tools.Workspace.reap`."""
         left, self._left = self._left, []

@@ -22,6 +22,7 @@ import anyio.lowlevel
 import pytest
 from acp.connection import Connection
 
+from crow.frontend import transport
 from crow.frontend.transport import StdioTransport
 
 PIPE_BYTES = 65536
@@ -242,6 +243,35 @@ async def test_a_sender_cancelled_while_it_waits_leaves_no_half_line() -> None:
                 received += await anyio.to_thread.run_sync(os.read, down[0], PIPE_BYTES)
         assert [json.loads(line)["n"] for line in received.splitlines()] == [1, 2]
         await transport.close()
+
+
+async def test_only_who_sends_on_without_waiting_is_made_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said after a rest costs no further pass of the event loop; somebody who never waits starves nobody."""
+    monkeypatch.setattr(transport, "FAIR_S", -1.0)
+    passes = 0
+
+    async def others() -> None:
+        nonlocal passes
+        while True:
+            await anyio.lowlevel.checkpoint()
+            passes += 1
+
+    with pipe() as up, pipe() as down:
+        sender = StdioTransport(up[0], down[1])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others)
+            await anyio.lowlevel.checkpoint()
+            before = passes
+            await sender.send({"n": 1})
+            assert passes == before
+            await anyio.lowlevel.checkpoint()
+            before = passes
+            await sender.send({"n": 2})
+            assert passes == before
+            await sender.send({"n": 3})
+            assert passes > before
+            tasks.cancel_scope.cancel()
+        await sender.close()
 
 
 async def test_a_vanished_editor_ends_the_input_and_swallows_what_is_said() -> None:
