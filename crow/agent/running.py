@@ -17,6 +17,9 @@ from crow.agent.aside import Aside
 
 __all__ = ["Running"]
 
+HEAD_START_S = 0.0005
+"""The store needs the interpreter for about as long until it waits for the disk; all else can be done meanwhile."""
+
 
 class Running:
     """`hush` has the turn show nothing more, and tells whether it does nothing else either until it is cancelled;
@@ -40,7 +43,7 @@ class Running:
         """End the turn; without effect on one that was cancelled or is over."""
         if self._ending is None and self._hush():
             self._ending = Aside(self._tasks, self._end)
-            asyncio.get_running_loop().call_soon(self._scope.cancel)  # when the store has been given the end
+            asyncio.get_running_loop().call_later(HEAD_START_S, self._scope.cancel)
         else:
             self._scope.cancel()
 
