@@ -11,9 +11,9 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 
-from crow.domain.entries import Assistant, Diff, Entry, File, NewEntry, Started, ToolResult, User
+from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, Started, ToolResult, User
 from crow.domain.errors import NoSuchSession
-from crow.domain.messages import Usage
+from crow.domain.messages import Text, Usage
 from crow.store.codec import Encoded, encode
 
 __all__ = ["Tip"]
@@ -85,8 +85,7 @@ class Tip:
                 "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, len(data), data)
             )
             self.connection.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
-        if stored.kind in ("user", "assistant"):
-            self._index(entry_id, stored)
+        self._index(entry_id, stored.body)
         parent, self.leaf, self._newest = self.leaf, entry_id, entry_id
         self._count(new, usage)
         return Entry(
@@ -103,17 +102,22 @@ class Tip:
             created_ms=self.now_ms,
         )
 
-    def _index(self, entry_id: int, stored: Encoded) -> None:
+    def _index(self, entry_id: int, body: Body) -> None:
         """Make the text of an entry findable: what the view `searchable` gives for it."""
-        body = stored.body
-        if stored.spilled and isinstance(body, Assistant) and body.text and "\0" not in body.text:
-            # The same text; taken out of its JSON again it would need three times its size.
-            self.connection.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, ?)", (entry_id, body.text))
-            return
-        self.connection.execute(
-            "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
-            (entry_id,),
-        )
+        match body:
+            case Assistant(text=text):
+                pass
+            case User(parts=parts):
+                text = "\n".join(part.text for part in parts if isinstance(part, Text))
+            case _:
+                return
+        if "\0" in text:  # SQLite's functions for JSON take it for the end
+            self.connection.execute(
+                "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
+                (entry_id,),
+            )
+        elif text:
+            self.connection.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, ?)", (entry_id, text))
 
     def drop_draft(self) -> None:
         """The stream it was the draft of is stored, or given up."""

@@ -19,6 +19,7 @@ import pytest
 
 from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
 from crow.domain.errors import LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
+from crow.domain.messages import Text
 from crow.store import removal
 from crow.store.database import JournalMode
 from crow.store.migrations import APPLICATION_ID, FILES, VERSION, schema
@@ -158,17 +159,20 @@ async def test_tidying_gives_the_space_of_a_deleted_session_back(sqlite_store: S
 
 
 @pytest.mark.parametrize("odd", ["", "\0", "\ud800", '"\\\n\u2028'], ids=["plain", "nul", "surrogate", "escaped"])
-async def test_a_large_answer_is_found_and_leaves_nothing_in_the_index_when_it_is_deleted(
-    sqlite_store: SqliteStore, odd: str
+@pytest.mark.parametrize("twigs", [8, 8_000], ids=["short", "long"])
+async def test_a_message_is_found_and_leaves_nothing_in_the_index_when_it_is_deleted(
+    sqlite_store: SqliteStore, odd: str, twigs: int
 ):
+    words = f"a {odd} nest " + "of twigs " * twigs + "kittiwake"
     await sqlite_store.create_session(new_session())
-    await begin(sqlite_store, "s1", "hi")
-    await add(sqlite_store, "s1", said(f"a {odd} nest " + "of twigs " * 8_000 + "kittiwake"))
-    assert len(await sqlite_store.search("kittiwake")) == (0 if odd == "\0" else 1)  # SQLite reads up to a NUL
+    await sqlite_store.take_turn("s1", "u1", leaf=None, parts=(Text(text="Is this"), Text(text=words), Text(text="?")))
+    await add(sqlite_store, "s1", said(words), said(""))
+    assert len(await sqlite_store.search("kittiwake")) == (0 if odd == "\0" else 2)  # SQLite reads up to a NUL
     await sqlite_store.delete_session("s1")
     await sqlite_store.tidy()
     with raw(sqlite_store._database.path) as connection:
         connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
+        assert connection.execute("SELECT count(*) FROM entries_fts_docsize").fetchone() == (0,)
         index = connection.execute("SELECT block FROM entries_fts_data").fetchall()
         assert b"kit" not in b"".join(row[0] for row in index)
 
