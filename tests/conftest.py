@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from anyio import pytest_plugin
+
+# In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
+pytest_plugin.set_current_async_library = lambda _: None  # type: ignore[assignment]
 
 
 @pytest.fixture

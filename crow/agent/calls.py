@@ -8,14 +8,15 @@ result if that comes soon. Knows tools, permissions and the log; not who is aske
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
+from crow.agent.aside import IfLong
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.domain.entries import Assistant, CallRef, Entry, NewEntry, Skill, Started, ToolResult
@@ -131,12 +132,8 @@ class Calls:
                 await self._answer(opened, outcome, duration_ms=duration_ms)
                 return
             unstored, self.ran = [started], True
-            async with anyio.create_task_group() as tasks:
-                later = asyncio.get_running_loop().call_later(SOON_S, tasks.start_soon, self._start_late, unstored)
-                try:
-                    outcome, duration_ms = await self._timed(opened, offer)
-                finally:
-                    later.cancel()
+            async with IfLong(SOON_S, partial(self._start_late, unstored)):
+                outcome, duration_ms = await self._timed(opened, offer)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=unstored)
         except StoreError as error:
             self._failure = error  # raised by run(), outside of task groups that would wrap it

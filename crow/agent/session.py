@@ -8,7 +8,6 @@ task, so that they are opened and closed in one place. Knows protocols only; the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -69,7 +68,6 @@ class Session:
         self._closing = False
         self._ended = anyio.Event()
         self._running: Running | None = None
-        self._sign: asyncio.TimerHandle | None = None
         self._turns_made: Turns | None = None
 
     @property
@@ -270,28 +268,24 @@ class Session:
             await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
+        from crow.agent.aside import IfLong
         from crow.agent.running import Running
 
-        self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
         try:
             self._running = running = Running(background, hush=self._hush, end=partial(self._end, CANCELLED))
             if waiter.cancelled:
                 running.cancel()
-            await running.run(partial(self._answer, waiter, background, running))
+            # A command may run for hours without a word; who cannot look up this process must not take it for dead.
+            async with IfLong(RENEW_S, self._renew_lease, again=True):
+                await running.run(partial(self._answer, waiter, background, running))
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
         finally:
-            self._sign.cancel()
             self._running = None
             self._queue.remove(waiter)
             waiter.done.set()
         if self._workspace.has_leftovers:
             background.start_soon(self._workspace.reap)
-
-    def _show_life(self, background: anyio.abc.TaskGroup) -> None:
-        """A command may run for hours without a word; who cannot look up this process must not take it for dead."""
-        background.start_soon(self._renew_lease)
-        self._sign = asyncio.get_running_loop().call_later(RENEW_S, self._show_life, background)
 
     async def _renew_lease(self) -> None:
         try:
