@@ -149,9 +149,9 @@ class Tip:
                 self._newest,
                 added["prompts"] > 0,
                 added["entries"],
-                added["input"],
-                added["output"],
-                added["cached"],
+                _storable(added["input"]),
+                _storable(added["output"]),
+                _storable(added["cached"]),
                 self._cost,
                 added["files"],
                 added["lines_added"],
@@ -188,12 +188,17 @@ def _usage(usage: Usage | None) -> Usage | None:
     counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
     if all(count is None for count in counts):
         return None
-    if all(count is None or abs(count) <= _LARGEST for count in counts):
+    fitting = [None if count is None else _storable(count) for count in counts]
+    if fitting == list(counts):
         return usage
-    fitting = [None if count is None else max(-_LARGEST, min(count, _LARGEST)) for count in counts]
     return Usage(
         input_tokens=fitting[0], output_tokens=fitting[1], cached_tokens=fitting[2], reasoning_tokens=fitting[3]
     )
+
+
+def _storable(count: int) -> int:
+    """The nearest number that SQLite can take."""
+    return max(-_LARGEST, min(count, _LARGEST))
 
 
 def _lines_changed(diffs: Iterable[Diff]) -> tuple[int, int]:
