@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from crow.store.sqlite import SqliteStore
     from crow.store.upkeep import Upkeep
     from crow.tools import McpServer, Ports, Workspace
+    from crow.tools.process import HiddenKeys
     from crow.trace.record import Recorder
 
-__all__ = ["NOTHING_CONFIGURED", "open_store", "serve", "server_from", "upkeep_of"]
+__all__ = ["NOTHING_CONFIGURED", "hidden_keys", "open_store", "serve", "server_from", "upkeep_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class Wiring:
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
         from crow.tools.workspace import DiskWorkspace
 
-        return DiskWorkspace(cwd, directories)
+        return DiskWorkspace(cwd, directories, keys=hidden_keys(self._loaded))
 
     def _open_toolbox(
         self,
@@ -212,6 +213,7 @@ class Wiring:
             offered=limits.offered_tools,
             skill_folders=(self._loaded.paths.config_file.parent / "skills",),
             fetches_private=self._settings.permissions.fetch_private,
+            keys=hidden_keys(self._loaded),
         )
         return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
@@ -311,6 +313,13 @@ def server_from(name: str, settings: McpServerSettings) -> McpServer:
         return HttpServer(name=name, url=settings.url, headers=headers, transport=settings.transport, options=options)
     env = tuple(settings.env.items())
     return StdioServer(name=name, command=settings.command or "", args=settings.args, env=env, options=options)
+
+
+def hidden_keys(loaded: Loaded) -> HiddenKeys:
+    """What no process that tools start may see."""
+    from crow.tools.process import HiddenKeys
+
+    return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values)
 
 
 def trimmed() -> None:

@@ -264,3 +264,25 @@ def _toml(value: object) -> str:
             return repr(value)
         case _:
             return json.dumps(value)
+
+
+def test_the_keys_of_all_endpoints_are_known_also_of_those_not_in_use(home: Path) -> None:
+    toml = """
+        model = { base_url = "http://file/v1", api_key_env = "NEST_KEY", api_key = "in-file" }
+        [providers.openrouter]
+        models = ["m"]
+        [providers.work]
+        base_url = "http://work/v1"
+        api_key_env = "WORK_KEY"
+        api_key = "for-work"
+        """
+    loaded = load(
+        home, toml, NEST_KEY="nest", WORK_KEY="work", XAI_API_KEY=" x ", OPENAI_BASE_URL="http://elsewhere/v1"
+    )
+    assert loaded.settings.model.api_key is None, "the key of the file is for the endpoint of the file"
+    assert {"NEST_KEY", "WORK_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY", "XAI_API_KEY"} <= loaded.keys.variables
+    assert set(loaded.keys.values) == {"in-file", "for-work", "nest", "work", "x"}
+    assert "for-work" not in repr(loaded)
+    broken = load(home, "model = 3", XAI_API_KEY="x")
+    assert broken.problem is not None
+    assert "XAI_API_KEY" in broken.keys.variables

@@ -17,7 +17,7 @@ from typing import Literal
 
 import anyio
 
-from crow.app import NOTHING_CONFIGURED, open_store, server_from
+from crow.app import NOTHING_CONFIGURED, hidden_keys, open_store, server_from
 from crow.domain.errors import AuthError, CrowError, ModelError, ModelNotFound, ModelTimeout, NetworkError
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.endpoints import endpoint_of, open_model
@@ -264,13 +264,13 @@ async def _tools(loaded: Loaded, servers: Sequence[StdioServer]) -> AsyncGenerat
     """The built-in tools and the MCP servers, each started once."""
     limit_s = loaded.settings.limits.mcp_start_timeout_s
     configured = [server_from(name, each) for name, each in loaded.settings.mcp_servers.items() if each.enabled]
-    nothing = _NoLog()
+    nothing, keys = _NoLog(), hidden_keys(loaded)
     try:
         async with open_toolbox(
-            DiskWorkspace(os.getcwd(), ()),
+            DiskWorkspace(os.getcwd(), (), keys=keys),
             Ports(log=nothing, plan=nothing),
             [*configured, *servers],
-            ToolSettings(start_timeout_s=limit_s),
+            ToolSettings(start_timeout_s=limit_s, keys=keys),
         ) as toolbox:
             await toolbox.wait_ready(limit_s + 1)
             found = [Finding(check="tools", state="ok", words=f"{len(toolbox.specs())} tools can be offered")]

@@ -8,7 +8,7 @@ in the file, and are read by `named`. Reads the user's file and nothing else; a 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from pydantic.fields import FieldInfo
 from crow.domain.errors import ConfigError
 from crow.settings.fields import Expect, Given, Section, all_metadata
 from crow.settings.paths import Paths, find_paths
+from crow.settings.presets import PRESETS
 from crow.settings.servers import fault_at
 from crow.settings.text import shown
 from crow.settings.values import ABOUT_THE_ENDPOINT, ABOUT_THE_MODEL, Settings
 
-__all__ = ["Loaded", "load_settings"]
+__all__ = ["EndpointKeys", "Loaded", "load_settings"]
 
 _FROM_ENVIRONMENT = {"model.name": "CROW_MODEL", "model.base_url": "OPENAI_BASE_URL", "log.level": "CROW_LOG"}
 _FLAGS = {
@@ -32,6 +33,14 @@ _FLAGS = {
     "permissions.mode": "--mode",
     "log.level": "--log-level",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointKeys:
+    """Where the keys of endpoints are: environment variables, and the keys themselves, also those not in use now."""
+
+    variables: frozenset[str] = frozenset()
+    values: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,7 @@ class Loaded:
     paths: Paths
     summary_prompt: str = ""
     problem: ConfigError | None = None
+    keys: EndpointKeys = EndpointKeys()
     named: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def value(self, key: str) -> object:
@@ -71,16 +81,24 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     """
     paths = find_paths(env)
     try:
-        gathered, given = _gather(flags, env, paths.config_file)
+        gathered, given, keys = _gather(flags, env, paths.config_file)
         settings = _check(gathered)
         summary_prompt = _read_prompt(gathered.get("compaction.prompt_file"), paths.config_file.parent)
     except ConfigError as problem:
-        return Loaded(settings=Settings(), sources=dict.fromkeys(_KEYS, "default"), paths=paths, problem=problem)
+        return Loaded(
+            settings=Settings(),
+            sources=dict.fromkeys(_KEYS, "default"),
+            paths=paths,
+            problem=problem,
+            keys=_endpoint_keys((), env),
+        )
     in_tables = {key for key in _NAMED if any(name.startswith(f"{key}.") for name in given)}
     sources = {key: gathered[key].source if key in gathered else "default" for key in _KEYS if key not in in_tables}
     sources.update({key: each.source for key, each in given.items()})
     named = {key: each.value for key, each in given.items()}
-    return Loaded(settings=settings, sources=sources, paths=paths, summary_prompt=summary_prompt, named=named)
+    return Loaded(
+        settings=settings, sources=sources, paths=paths, summary_prompt=summary_prompt, named=named, keys=keys
+    )
 
 
 _NAMED = ("models", "providers")
@@ -88,8 +106,8 @@ _NAMED = ("models", "providers")
 
 def _gather(
     flags: Mapping[str, str], env: Mapping[str, str], file: Path
-) -> tuple[dict[str, Given], Mapping[str, Given]]:
-    """What was given by dotted keys, and what was given in named tables."""
+) -> tuple[dict[str, Given], Mapping[str, Given], EndpointKeys]:
+    """What was given by dotted keys, what was given in named tables, and the keys of all endpoints."""
     stronger: dict[str, Given] = {}
     for key, variable in _FROM_ENVIRONMENT.items():
         if text := env.get(variable, "").strip():
@@ -103,6 +121,8 @@ def _gather(
     named: dict[str, object] = {key: tables.pop(key) for key in _NAMED if isinstance(tables.get(key), Mapping)}
     values = dict(_flat(tables))
     _refuse_unknown(values, file)
+    in_model = {"api_key": values.get("model.api_key"), "api_key_env": values.get("model.api_key_env")}
+    keys = _endpoint_keys((in_model, *_tables_in(named.get("providers"))), env)
     _drop_what_belongs_elsewhere(values, stronger)
     gathered = {key: Given(value, file.name, str(file)) for key, value in values.items()}
 
@@ -119,7 +139,26 @@ def _gather(
         gathered["providers"] = Given(tables_read.providers, file.name, str(file))
         if "models" in named:
             gathered["models"] = Given(tables_read.models, file.name, str(file))
-    return gathered | stronger, given
+    return gathered | stronger, given, keys
+
+
+def _tables_in(tables: object) -> tuple[Mapping[str, object], ...]:
+    return tuple(each for each in tables.values() if isinstance(each, Mapping)) if isinstance(tables, Mapping) else ()
+
+
+def _endpoint_keys(tables: Iterable[Mapping[str, object]], env: Mapping[str, str]) -> EndpointKeys:
+    """The keys that `tables` (of an endpoint each) name or hold, and those of all presets, whether set up or not."""
+    variables = {preset.key_env.value for preset in PRESETS.values() if preset.key_env is not None}
+    values = []
+    for table in tables:
+        match table.get("api_key_env"):
+            case str(name):
+                variables.add(name)
+        match table.get("api_key"):
+            case str(key):
+                values.append(key)
+    values += [env[name].strip() for name in sorted(variables) if name in env]
+    return EndpointKeys(variables=frozenset(variables), values=tuple(filter(None, values)))
 
 
 def _read_file(file: Path, *, named: bool) -> Mapping[str, object]:

@@ -33,6 +33,7 @@ from crow.tools.jobs import Jobs
 from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
+from crow.tools.process import NO_KEYS, HiddenKeys
 from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import FoundSkill, find_skills
 
@@ -48,7 +49,7 @@ class ToolSettings:
     """What the configuration says about tools.
 
     A server has `start_timeout_s` to answer, a call of its tools `call_timeout_s`. More external tools than `offered`
-    are found by `find_tools`. `skill_folders` are the user's own.
+    are found by `find_tools`. `skill_folders` are the user's own. No process that tools start gets the `keys`.
     """
 
     start_timeout_s: float = 10.0
@@ -56,6 +57,7 @@ class ToolSettings:
     offered: int = 100
     skill_folders: tuple[Path, ...] = ()
     fetches_private: bool = False
+    keys: HiddenKeys = NO_KEYS
 
 
 class McpToolbox:
@@ -285,6 +287,7 @@ async def open_toolbox(
             server,
             prefix=prefix,
             cwd=workspace.cwd,
+            keys=settings.keys,
             start_timeout_s=settings.start_timeout_s,
             call_timeout_s=settings.call_timeout_s,
             on_change=on_change,
@@ -292,7 +295,9 @@ async def open_toolbox(
         )
         for server, prefix in zip(servers, names, strict=True)
     ]
-    around = Around(workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private)
+    around = Around(
+        workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private, keys=settings.keys
+    )
     around.skills = await anyio.to_thread.run_sync(find_skills, settings.skill_folders, workspace.cwd)
     server = builtin.build_server(around, ports)
     failure: Exception | None = None

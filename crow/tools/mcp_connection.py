@@ -39,6 +39,7 @@ from crow.tools.mcp_prompts import PromptShelf
 from crow.tools.mcp_results import sentence
 from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
+from crow.tools.process import HiddenKeys
 from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Connection", "OnChange"]
@@ -66,6 +67,7 @@ class Connection:
         *,
         prefix: str,
         cwd: Path,
+        keys: HiddenKeys,
         start_timeout_s: float,
         call_timeout_s: float,
         on_change: OnChange | None,
@@ -83,6 +85,7 @@ class Connection:
         self._server = server
         self._options = options
         self._cwd = cwd
+        self._keys = keys
         self._start_timeout_s = options.start_timeout_s or start_timeout_s
         self._call_timeout_s = options.call_timeout_s or call_timeout_s
         self._on_change = on_change
@@ -213,7 +216,7 @@ class Connection:
     async def _open(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         match self._server:
             case StdioServer():
-                self._transport = StdioTransport(self._server, self._cwd)
+                self._transport = StdioTransport(self._server, self._cwd, self._keys)
                 return self._transport
             case HttpServer(transport="sse"):
                 return sse_client(

@@ -9,7 +9,6 @@ says on standard error is logged and its last words kept. It gets a minimal envi
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from crow.tools import StdioServer
-from crow.tools.process import Process, start
+from crow.tools.process import NO_KEYS, HiddenKeys, Process, child_environment, start
 
 __all__ = ["StdioTransport"]
 
@@ -44,16 +43,17 @@ INHERITED = (
 
 
 class StdioTransport:
-    """An MCP server as a child process. Enter and leave it in one task; once only.
+    """An MCP server as a child process, which does not get the `keys`. Enter and leave it in one task; once only.
 
     `closed` is set when the child has ended or closed its output, or broke the protocol; `reason` then says why.
     """
 
-    def __init__(self, server: StdioServer, cwd: Path) -> None:
+    def __init__(self, server: StdioServer, cwd: Path, keys: HiddenKeys = NO_KEYS) -> None:
         self.closed = anyio.Event()
         self.reason = ""
         self._server = server
         self._cwd = cwd
+        self._keys = keys
         self._process: Process | None = None
         self._stack = AsyncExitStack()
         self._partial = bytearray()
@@ -82,7 +82,7 @@ class StdioTransport:
         self._process = process = await start(
             [self._server.command, *self._server.args],
             cwd=self._cwd,
-            env=environment(self._server),
+            env=child_environment(self._keys, only=INHERITED, more=dict(self._server.env)),
             on_output=self._take_output,
             on_errors=self._take_errors,
             takes_input=True,
@@ -199,12 +199,6 @@ class StdioTransport:
                 logger.info("%s: %s", self._server.name, line[:LAST_WORDS_CHARS])
             elif self._error_lines == LOGGED_LINES + 1:
                 logger.info("%s: further lines are not logged", self._server.name)
-
-
-def environment(server: StdioServer) -> dict[str, str]:
-    """What the server gets: the few variables that programs need, and what was given for it."""
-    inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
-    return inherited | dict(server.env)
 
 
 def message_in(line: bytes) -> SessionMessage | None:

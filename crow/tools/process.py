@@ -1,9 +1,8 @@
-"""A child process and the process group it leads.
+"""Child processes: what they are started with, and the process group that each leads.
 
-Strategy: asyncio's subprocess protocol, whose callbacks tell the end of the process and of its pipes apart: a
-grandchild that holds a pipe open delays nobody. Every child leads a session of its own, so that signals reach all it
-started and no terminal can be asked for anything. Standard input is /dev/null unless the child is spoken to. Knows
-nothing of what runs in it.
+asyncio's subprocess protocol tells the end of a process and the end of its pipes apart, so that a grandchild that holds
+a pipe open delays nobody. Every child leads a session of its own: signals reach all that it started, and no terminal
+can be asked for anything. Standard input is /dev/null unless the child is spoken to.
 """
 
 from __future__ import annotations
@@ -12,18 +11,53 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-__all__ = ["Process", "start"]
+__all__ = ["NO_KEYS", "HiddenKeys", "Process", "child_environment", "start"]
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows one way to end a process
 KILL_S = 0.3  # for the loop to hear of a killed child; only an unkillable one takes so long
 POLL_S = 0.01
 DRAIN_S = 0.2
+KEY_CHARS = 8
+"""A key shorter than that may stand in any variable by chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenKeys:
+    """The keys of endpoints, which no child process gets.
+
+    `variables` are the names of environment variables that hold one, `values` the keys themselves: a variable that
+    contains one of them is hidden too, whatever it is called.
+    """
+
+    variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
+    values: tuple[str, ...] = field(default=(), repr=False)
+
+    def hides(self, name: str, value: str) -> bool:
+        """Whether a variable must not reach a child."""
+        return name in self.variables or any(len(key) >= KEY_CHARS and key in value for key in self.values)
+
+
+NO_KEYS = HiddenKeys()
+"""What is hidden where nobody said which keys there are."""
+
+
+def child_environment(
+    keys: HiddenKeys = NO_KEYS, *, only: Iterable[str] | None = None, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment for a child process: this process's own, without the keys of endpoints.
+
+    `only` names the variables to pass on (None: all). `more` is added as it is: what the user or crow gives on purpose.
+    """
+    passed = os.environ if only is None else {name: os.environ[name] for name in only if name in os.environ}
+    kept = {name: value for name, value in passed.items() if not keys.hides(name, value)}
+    return kept | dict(more or {})
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -115,6 +149,12 @@ class Process(asyncio.SubprocessProtocol):
         await self.exited.wait()
         while await self.is_alive():  # noqa: ASYNC110 - nobody tells of the end of a grandchild
             await anyio.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """SIGKILL to the group unless the child has ended, and the pipes closed. Waits for nothing."""
+        if not self.exited.is_set():
+            self.signal(KILL)
+        self.close()
 
     def close(self) -> None:
         """Close the pipes. A child that still runs is killed."""

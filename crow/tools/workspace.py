@@ -20,7 +20,7 @@ import anyio.to_thread
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat, OnOutput
 from crow.tools.disk import file_stat, read_file, replace_file
-from crow.tools.process import Process, start
+from crow.tools.process import NO_KEYS, HiddenKeys, Process, child_environment, start
 from crow.tools.programs import found_program
 from crow.tools.truncate import Retained
 
@@ -31,7 +31,6 @@ SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
 DRAIN_S = 0.2
-SECRETS = ("OPENAI_API_KEY",)
 QUIET = {
     "DEBIAN_FRONTEND": "noninteractive",
     "GIT_PAGER": "cat",
@@ -46,21 +45,18 @@ LEFT_RUNNING = "\n[processes that it left in the background were ended with it]\
 
 
 class DiskWorkspace:
-    """A :class:`crow.tools.Workspace` on this machine.
-
-    `hidden_variables` are environment variables that commands do not get: crow's own keys.
-    """
+    """A :class:`crow.tools.Workspace` on this machine. Commands do not get the `keys`."""
 
     def __init__(
         self,
         cwd: str | Path,
         additional_directories: Sequence[str | Path] = (),
         *,
-        hidden_variables: Sequence[str] = SECRETS,
+        keys: HiddenKeys = NO_KEYS,
     ) -> None:
         self._cwd = Path(cwd)
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
-        self._hidden = frozenset(hidden_variables)
+        self._keys = keys
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
@@ -172,8 +168,7 @@ class DiskWorkspace:
         return LEFT_RUNNING
 
     def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in self._hidden}
-        return kept | QUIET | {"PWD": str(self._cwd)}
+        return child_environment(self._keys, more={**QUIET, "PWD": str(self._cwd)})
 
 
 async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:

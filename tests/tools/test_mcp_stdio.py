@@ -12,6 +12,7 @@ from mcp.shared.message import SessionMessage
 
 from crow.tools import StdioServer
 from crow.tools.mcp_stdio import StdioTransport
+from crow.tools.process import HiddenKeys
 from tests.tools.conftest import stdio, until_gone
 
 PING = SessionMessage(mcp.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/list"))
@@ -48,22 +49,29 @@ async def test_a_server_gets_a_minimal_environment_the_directory_and_what_was_gi
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("SOME_VARIABLE", "x")
     monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("TZ", "hidden by its name")
+    monkeypatch.setenv("HTTP_PROXY", "http://hidden-by-value@proxy.example")
+    keys = HiddenKeys(variables=frozenset({"TZ", "OPENAI_API_KEY"}), values=("hidden-by-value",))
+    given = (("GIVEN", "1"), ("OPENAI_API_KEY", "on purpose"))
     program = (
         "import json, os; print(json.dumps({'jsonrpc': '2.0', 'id': 1, 'result': "
         "{'cwd': os.getcwd(), "
-        "**{k: os.environ.get(k) for k in ('OPENAI_API_KEY', 'SOME_VARIABLE', 'LANG', 'GIVEN')}}}))"
+        "**{k: os.environ.get(k) for k in"
+        " ('OPENAI_API_KEY', 'SOME_VARIABLE', 'LANG', 'GIVEN', 'TZ', 'HTTP_PROXY')}}}))"
     )
-    async with StdioTransport(python(program, env=(("GIVEN", "1"),)), root) as (read, _):
+    async with StdioTransport(python(program, env=given), root, keys) as (read, _):
         with anyio.fail_after(5):
             message = await read.receive()
     assert isinstance(message, SessionMessage)
     assert isinstance(message.message, mcp.JSONRPCResponse)
     assert message.message.result == {
         "cwd": str(root),
-        "OPENAI_API_KEY": None,
+        "OPENAI_API_KEY": "on purpose",
         "SOME_VARIABLE": None,
         "LANG": "C.UTF-8",
         "GIVEN": "1",
+        "TZ": None,
+        "HTTP_PROXY": None,
     }
 
 
