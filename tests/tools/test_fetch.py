@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import codecs
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
-from crow.tools.page import page_text
+from crow.tools.page import CODECS, codec_of, page_text
 from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
 from tests.tools.conftest import OpenBox
 
@@ -46,6 +51,14 @@ class Web(BaseHTTPRequestHandler):
                 self._give(200, "text/html", b'<meta charset="windows-1252"><p>\x93hi\x94')
             case "/tangled":
                 self._give(200, "text/html", b"<p>It begins</p>" + b"<!--" * 200_000)
+            case "/punycode":
+                self._give(200, "text/html; charset=punycode", b"<p>It begins</p>" + b"a" * 3_000_000)
+            case "/nested":
+                self._give(200, "application/json", b"[" * 900 + b"1," * 1_000_000 + b"1" + b"]" * 900)
+            case "/reference":
+                self._give(200, "text/html", b"<p>one &#" + b"9" * 5_000 + b"; two")
+            case "/heavy":
+                self._give(200, "text/html", b"<p>It begins</p>" + b"<p>" * 100_000)
             case "/program":
                 self._give(200, "application/octet-stream", b"\0\1\2")
             case "/large":
@@ -118,24 +131,150 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
     assert large.text.endswith(f"x\n[the first {MOST_BYTES:,} bytes end here]")
 
 
-async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("crow.tools.page.PARSED_S", 0.1)
+async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
     with web() as url:
         async with open_box(fetches_private=True) as box:
             said = {
                 name: await box.run("fetch", url=f"{url}/{name}")
-                for name in ("no-picture", "charset", "half", "meta", "tangled")
+                for name in ("no-picture", "charset", "half", "meta", "tangled", "punycode", "nested", "reference")
             }
-    tangled = said.pop("tangled").text
+    punycode, nested = said.pop("punycode").text, said.pop("nested").text
     assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
         "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and pictures can be read",
         "charset": "xn--",
         "half": '{\n "a": "?"\n}',
         "meta": "“hi”",
+        "tangled": "It begins",
+        "reference": "one \ufffd two",
     }
     assert said["no-picture"].images == ()
-    assert tangled.startswith("It begins")
-    assert tangled.endswith("[what follows could not be read within 0.1 s]")
+    assert punycode == "It begins\n\n" + "a" * 3_000_000
+    assert nested.startswith("[[[[")
+    assert len(nested) < 5_000_000, "each level of nesting indents all lines below it"
+
+
+async def test_what_a_large_document_becomes_does_not_depend_on_where_it_is_converted(open_box: OpenBox):
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            heavy = await box.run("fetch", url=f"{url}/heavy")
+    assert heavy == Outcome(
+        text="It begins", raw_output={"url": f"{url}/heavy", "status": 200, "media_type": "text/html"}
+    )
+
+
+async def test_a_conversion_that_does_not_end_is_given_up(
+    open_box: OpenBox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    endless = tmp_path / "endless.py"
+    endless.write_text("while True: pass\n")
+    monkeypatch.setattr("crow.tools.page.__file__", str(endless))
+    monkeypatch.setattr("crow.tools.builtin.fetch.CONVERT_S", 0.1)
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            heavy = await box.run("fetch", url=f"{url}/heavy")
+    assert heavy == Outcome(
+        text=f"fetch: turning {url}/heavy (300,016 bytes) into text took more than 0.1 s", is_error=True
+    )
+
+
+PIECES = (
+    *(
+        "<pre> ",
+        "<pre>\n",
+        " ",
+        " \n",
+        "\t\n",
+        "<",
+        "</",
+        "<!",
+        "<!--",
+        "<!-- --",
+        "<![CDATA[",
+        "<?",
+        "<a",
+        "<a ",
+        "<p>",
+    ),
+    *(
+        '<a href="',
+        "<a href='",
+        "<a href=",
+        "<a =",
+        '<a "',
+        "x='\"",
+        "<svg>",
+        "</svg>",
+        "<svg></p>",
+        "<script>",
+        "</script",
+    ),
+    *(
+        "<title>",
+        "<a></a>",
+        "</pre>",
+        "&",
+        "&#",
+        "&#9",
+        "&#x1",
+        "&amp",
+        "&aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "<h6>",
+        "[",
+        '{"":',
+    ),
+)
+HANG_S = 240
+
+
+def test_text_is_made_of_any_document_in_linear_time():
+    program = """
+import json, sys
+from crow.tools.page import CODECS, document_text
+pieces, size = json.load(sys.stdin)
+for piece in pieces:
+    for opening in ("", "<pre>"):
+        html = opening + piece * (size // len(piece))
+        document_text(html.encode(), "text/html", "")
+    document_text((piece * (size // len(piece))).encode(), "application/json", "")
+for codec in sorted(CODECS):
+    for byte in (b"\\x80", b"\\xff", b"\\x1b", b"\\x8f"):
+        document_text(byte * size, "text/plain", codec)
+"""
+    # A step that takes the square of this many characters runs for hours, all of this for seconds.
+    subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps([PIECES, 400_000]).encode(),
+        cwd=Path(__file__).parents[2],
+        timeout=HANG_S,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("charset", "codec"),
+    [
+        ("utf-8", "utf_8"),
+        ("ISO-8859-1", "latin_1"),
+        ("x-sjis", "shift_jis"),
+        ("ks_c_5601-1987", "euc_kr"),
+        ("macintosh", "mac_roman"),
+        ("windows-1252", "cp1252"),
+        ("punycode", "utf_8"),
+        ("idna", "utf_8"),
+        ("unicode_escape", "utf_8"),
+        ("utf-7", "utf_8"),
+        ("rot13", "utf_8"),
+        ("zlib", "utf_8"),
+        ("../../x", "utf_8"),
+        ("", "utf_8"),
+    ],
+)
+def test_a_charset_is_one_of_a_list_or_utf_8(charset: str, codec: str):
+    assert codec_of(charset) == codec
+
+
+def test_every_codec_of_the_list_is_one_of_python():
+    assert [codec for codec in CODECS if not codecs.lookup(codec)._is_text_encoding] == []
 
 
 async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox):

@@ -1,32 +1,35 @@
 """`fetch`: a document of the web as text.
 
-Strategy: `web` gets it within its bounds, `page` makes text of HTML; here it is worded. What a page says is data for
-the model, and said to be.
+A large document is converted by a process of its own, which is killed when the call is cancelled or takes too long; a
+small one in a thread, as that takes milliseconds at most.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import re
+import os
+import sys
+from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
 from crow.domain.titles import in_title
-from crow.tools import Offer, Outcome
+from crow.tools import Offer, Outcome, page
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
-from crow.tools.page import page_text
 from crow.tools.pictures import PICTURE_BYTES, picture_type
+from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MOST_BYTES, Document, get, plain_url
 
 __all__ = ["FETCH"]
 
-PAGES = ("text/html", "application/xhtml+xml")
-META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 TEXTS = ("application/json", "application/xml", "application/javascript", "application/x-ndjson", "application/toml")
+SMALL_BYTES = 65_536
+CONVERT_S = 30.0
+HEADER_CHARS = 100
 
 
 async def look(_around: Around, args: Arguments) -> Offer:
@@ -45,7 +48,8 @@ async def run(running: Running, args: Arguments) -> Outcome:
     if media is not None and len(document.data) <= PICTURE_BYTES:
         picture = Image(data=base64.b64encode(document.data).decode("ascii"), mime_type=media)
         return Outcome(text="(a picture)", images=(picture,), raw_output=raw)
-    text = await anyio.to_thread.run_sync(document_text, document)
+    check_text(document)
+    text = await converted(document, running.around.keys)
     if document.is_cut:
         text += f"\n[the first {MOST_BYTES:,} bytes end here]"
     if document.status >= 400:
@@ -53,8 +57,8 @@ async def run(running: Running, args: Arguments) -> Outcome:
     return Outcome(text=text or "(an empty document)", raw_output=raw)
 
 
-def document_text(document: Document) -> str:
-    """The text of a document. :raises ~crow.domain.errors.ArgumentError: it is something else."""
+def check_text(document: Document) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: the document is no text."""
     media, data = document.media, document.data
     is_text = media.startswith("text/") or media.endswith(("+json", "+xml")) or media in TEXTS
     if (media and not is_text) or b"\0" in data[:8192]:
@@ -62,25 +66,35 @@ def document_text(document: Document) -> str:
         raise ArgumentError(
             f"fetch: {document.url} is {media or 'binary'} ({size}); only text and pictures can be read"
         )
-    told = META_CHARSET.search(data[:2_048])
-    charset = document.charset or (told[1].decode("ascii") if told and media in PAGES else "utf-8")
+
+
+async def converted(document: Document, keys: HiddenKeys) -> str:
+    """The text of a document. :raises ~crow.domain.errors.ArgumentError: it takes too long."""
+    media, charset = document.media, document.charset
+    if len(document.data) <= SMALL_BYTES:
+        return await anyio.to_thread.run_sync(page.document_text, document.data, media, charset)
+    output = bytearray()
+    process = await start(
+        [sys.executable, "-I", "-S", page.__file__, media[:HEADER_CHARS], charset[:HEADER_CHARS]],
+        cwd=Path(os.sep),
+        env=child_environment(keys),
+        on_output=output.extend,
+        on_errors=lambda _: None,
+        takes_input=True,
+    )
     try:
-        text = data.decode(charset, "replace")
-    except (LookupError, UnicodeError):
-        text = data.decode("utf-8", "replace")
-    return shaped(text.removeprefix("\ufeff"), media).encode("utf-8", "replace").decode("utf-8")
-
-
-def shaped(text: str, media: str) -> str:
-    """The text of a document as it is best read; half surrogate pairs, as of escapes in JSON, may be in it."""
-    if media in PAGES or (not media and text.lstrip()[:9].lower() == "<!doctype"):
-        return page_text(text)
-    if media == "application/json" and "\n" not in text.strip():
-        try:
-            return json.dumps(json.loads(text), ensure_ascii=False, indent=1)
-        except (ValueError, RecursionError):
-            return text
-    return text
+        process.write(document.data)
+        process.close_input()
+        with anyio.move_on_after(CONVERT_S):
+            await process.exited.wait()
+            await process.output_ended.wait()
+        code = process.returncode
+    finally:
+        process.kill()
+    if code != 0:
+        why = f"took more than {CONVERT_S:g} s" if code is None else f"failed (exit code {code})"
+        raise ArgumentError(f"fetch: turning {document.url} ({len(document.data):,} bytes) into text {why}")
+    return output.decode("utf-8")
 
 
 FETCH = Builtin(
