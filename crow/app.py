@@ -194,7 +194,14 @@ class Wiring:
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
         from crow.tools.workspace import DiskWorkspace
 
-        return DiskWorkspace(cwd, directories, keys=hidden_keys(self._loaded))
+        paths = self._loaded.paths
+        in_config = [paths.config_file.parent / name for name in ("skills", "commands")]
+        return DiskWorkspace(
+            cwd,
+            directories,
+            keys=hidden_keys(self._loaded),
+            own=(paths.config_file, paths.database, paths.log_file, *in_config),
+        )
 
     def _open_toolbox(
         self,

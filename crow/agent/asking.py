@@ -65,19 +65,20 @@ class Permissions:
                 assert_never(never)
 
     async def _ask(self, ref: CallRef, call: ToolCall, offer: Offer) -> Verdict:
+        can_last = not offer.is_protected and not offer.asks_once
         answer = await self._client.ask(
             PermissionQuestion(
                 call=ref,
                 name=call.name,
                 arguments=call.arguments,
                 offer=offer,
-                always=rule_words(rule_for(call.name, offer, allow=True)),
+                always=rule_words(rule_for(call.name, offer, allow=True)) if can_last else "",
             )
         )
         if answer == "cancelled":
             return Verdict(dismissed=True)
         allows = answer in ("allow_once", "allow_always")
-        if answer in ("allow_always", "reject_always") or (allows and offer.asks_once):
+        if (can_last and answer in ("allow_always", "reject_always")) or (allows and offer.asks_once):
             await self._remember(rule_for(call.name, offer, allow=allows))
         if allows:
             return Verdict(why=f"{answer.replace('_', ' ')} by the user")

@@ -1,8 +1,9 @@
 """Whether a call may run: one pure policy over mode, rules and what the call touches.
 
-Strategy: refusals first (a deny rule, plan mode), then what is free, then rules of the user, then what the mode
-allows; whatever is left is asked. Everything outside the workspace is asked in every mode, unless a rule names just
-that place. A rule speaks of a tool, or of a tool and an argument: paths by glob, command lines by their first words.
+Refusals come first (a deny rule, plan mode), then what is free, then rules of the user, then what the mode allows;
+whatever is left is asked. A write to a protected path is asked each time, and no rule allows it. Everything outside the
+workspace is asked in every mode, unless a rule names just that place. A rule speaks of a tool, or of a tool and an
+argument: paths by glob, command lines by their first words.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class Rule:
         """Whether the rule is about this call."""
         if not fnmatchcase(name, self.tool):
             return False
+        if self.allow and offer.is_protected:
+            return False
+        if self.allow and offer.asks_once:
+            return not self.is_pattern and self.argument is not None and self.argument == offer.argument
         if self.argument is None:
             return not (self.allow and offer.outside)
         if not self.is_pattern:
@@ -108,7 +113,7 @@ def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decisio
     """The decision for a call of tool `name`; an unknown mode is as strict as `ask`."""
     name = offer.tool or name
     covering = [rule for rule in rules if rule.covers(name, offer)]
-    if any(not rule.allow for rule in covering):
+    if any(not rule.allow for rule in covering) or (name == "skill" and is_unreadable(offer, rules)):
         return Refuse(words=f"The user has forbidden this call of {name}. Do it another way, or ask them.")
     is_harmless = offer.access in ("none", "read") or (offer.access == "external" and offer.is_read_only)
     if mode == "plan" and not is_harmless:
@@ -118,23 +123,23 @@ def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decisio
         )
     if offer.access == "none":
         return Allow(why="touches only the session")
-    if offer.access == "read" and not offer.outside:
+    if offer.access == "read" and not offer.outside and not offer.asks_once:
         return Allow(why="reads inside the workspace are free")
     if covering:
         users = any(rule.is_users for rule in covering)
         return Allow(why="allowed by the user's rules" if users else "always allowed by the user in this session")
-    if offer.outside:
+    if offer.outside or offer.is_protected or offer.asks_once:
         return Ask()
     if mode == "auto":
         return Allow(why="mode auto")
-    if mode == "accept-edits" and offer.access == "write" and not is_of_git(offer):
+    if mode == "accept-edits" and offer.access == "write":
         return Allow(why="mode accept-edits")
     return Ask()
 
 
-def is_of_git(offer: Offer) -> bool:
-    """Whether a file belongs to a repository's own directory: its hooks and settings are commands in disguise."""
-    return any(".git" in path.lower().split(os.sep) for path in offer.paths)
+def is_unreadable(offer: Offer, rules: Sequence[Rule]) -> bool:
+    """Whether the user has forbidden to read the file that a call reads under another name."""
+    return bool(offer.paths) and any(not rule.allow and rule.covers("read_file", offer) for rule in rules)
 
 
 def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
@@ -203,6 +208,11 @@ def typed_rule(text: str, *, allow: bool) -> Rule:
         raise ArgumentError(
             f"A rule about `{tool}` takes no argument; write `{tool}` alone. Those that take one: "
             f"{', '.join(f'`{name}`' for name in WITH_ARGUMENT)}."
+        )
+    if allow and tool == "skill":
+        raise ArgumentError(
+            f"`{text}` would allow nothing: each skill of a workspace is asked about by itself, and again when it has "
+            "changed. A rule can only deny skills."
         )
     if allow and tool == "shell" and argument is not None and not first_words(argument):
         raise ArgumentError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from crow.frontend.tool_calls import call_fields, diff_contents
+from crow.frontend.bounds import head_and_tail
+from crow.frontend.tool_calls import call_fields, diff_contents, fenced, text_content
 
 if TYPE_CHECKING:
     from crow.agent import PermissionQuestion
@@ -26,6 +27,8 @@ def permission_params(session_id: str, question: PermissionQuestion) -> dict[str
     announcement = question.offer.announcement
     call = call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
     content = diff_contents(announcement.diffs)
+    if question.offer.shown:
+        content.append(text_content(fenced(head_and_tail(question.offer.shown))))
     if content:
         call["content"] = content
     options = [

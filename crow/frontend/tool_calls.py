@@ -33,6 +33,7 @@ __all__ = [
     "call_fields",
     "console_block",
     "diff_contents",
+    "fenced",
     "output_text",
     "raw_input",
     "raw_output",

@@ -24,7 +24,7 @@ from crow.frontend.terminal import EditorTerminals
 
 if TYPE_CHECKING:
     from crow.frontend.params import ClientCapabilities
-    from crow.tools import Command, FileStat, OnOutput, Workspace
+    from crow.tools import Command, FileStat, OnOutput, Protection, Workspace
 
 __all__ = ["EditorWorkspace"]
 
@@ -76,6 +76,10 @@ class EditorWorkspace:
     def contains(self, path: Path) -> bool:
         """See :class:`crow.tools.Workspace`."""
         return self._disk.contains(path)
+
+    def protection(self, path: Path) -> Protection:
+        """See :class:`crow.tools.Workspace`."""
+        return self._disk.protection(path)
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :class:`crow.tools.Workspace`."""

@@ -31,6 +31,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "Ports",
+    "Protection",
     "ServerOptions",
     "ServerStatus",
     "Skill",
@@ -42,6 +43,9 @@ __all__ = [
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """What a call does to the world: `none` touches only the session (plan, recall); `external` is an MCP server's."""
+
+Protection: TypeAlias = Literal["none", "ask", "never"]
+"""Of a path: `ask`, the user is asked about each write and no rule allows it; `never`, it is crow's own."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Told the whole output retained so far while a call runs; throttled by the caller of the tool."""
@@ -109,9 +113,10 @@ class Offer:
     "always" answer would be about, beside the tool's name: the command line of `shell`, the URL of `fetch`, None where
     it is the tool alone. `paths` are the names under which rules may speak of the file that it touches, links resolved:
     the absolute one, and inside cwd the relative one. `tool` is whose rules hold, where it is not the name called.
-    `fault`, when set, is the precise error for the model: the call must not run. `is_barrier`: it writes files, so
-    nothing may run beside it. `is_read_only`: the user's file says so of this external tool. `asks_once`: one yes holds
-    for the session.
+    `fault`, when set, is the precise error for the model: the call must not run. `is_protected`: it writes to a path
+    of protection `ask`. `is_barrier`: it writes files, so nothing may run beside it. `is_read_only`: the user's file
+    says so of this external tool. `asks_once`: only a yes about exactly this `argument` allows it, and holds for the
+    session; `shown` is what the user should read before.
     """
 
     announcement: Announcement
@@ -121,9 +126,11 @@ class Offer:
     paths: tuple[str, ...] = ()
     tool: str | None = None
     fault: str | None = None
+    is_protected: bool = False
     is_barrier: bool = False
     is_read_only: bool = False
     asks_once: bool = False
+    shown: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +227,10 @@ class Workspace(Protocol):
 
     def contains(self, path: Path) -> bool:
         """Whether a resolved path lies inside cwd or an additional directory."""
+        ...
+
+    def protection(self, path: Path) -> Protection:
+        """How a resolved path is protected from tools that write."""
         ...
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:

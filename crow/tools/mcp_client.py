@@ -122,7 +122,7 @@ class McpToolbox:
     def _look(self, beside: Callable[[], None] | None) -> tuple[FoundSkill, ...]:
         if beside is not None:
             beside()
-        return find_skills(self._settings.skill_folders, self._around.workspace.cwd)
+        return skills_around(self._settings, self._around.workspace)
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`; returns when they are ready or have failed."""
@@ -159,8 +159,7 @@ class McpToolbox:
         if call.name == "task" and self._ports.delegate is not None:
             return await self._delegate(call, call_id, on_output)
         if call.name in BUILTIN_NAMES:
-            place = judged.paths[0] if judged is not None and judged.paths else None
-            return await self._run_builtin(call, call_id, on_output, place)
+            return await self._run_builtin(call, call_id, on_output, judged)
         try:
             if call.name == FIND_TOOLS.name:
                 return Outcome(text=found_text(query_of(call), [tool.spec for tool in self._external()]))
@@ -175,7 +174,7 @@ class McpToolbox:
         connection, tool = found
         return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
 
-    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput, place: str | None) -> Outcome:
+    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput, judged: Offer | None) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
@@ -185,7 +184,7 @@ class McpToolbox:
             return Outcome(text=str(error), is_error=True)
         try:
             result = await self._client.call_tool(
-                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id, place)
+                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id, judged)
             )
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
@@ -252,6 +251,11 @@ class McpToolbox:
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
 
 
+def skills_around(settings: ToolSettings, workspace: Workspace) -> tuple[FoundSkill, ...]:
+    """The skills of the user and of the workspace."""
+    return find_skills(settings.skill_folders, workspace.cwd, workspace.contains)
+
+
 def fitting(tools: Sequence[ExternalTool], most: int) -> int:
     """How many of the first tools are offered: at most so many, and not so heavy that they would fill a context."""
     weights = accumulate(tool.weight for tool in tools[:most])
@@ -298,7 +302,7 @@ async def open_toolbox(
     around = Around(
         workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private, keys=settings.keys
     )
-    around.skills = await anyio.to_thread.run_sync(find_skills, settings.skill_folders, workspace.cwd)
+    around.skills = await anyio.to_thread.run_sync(skills_around, settings, workspace)
     server = builtin.build_server(around, ports)
     failure: Exception | None = None
     async with Client(server, cache=None, raise_exceptions=True) as client:

@@ -1,22 +1,23 @@
 """Skills: folders with a SKILL.md that says how to do something.
 
-Strategy: the user's own folders come first, then those of the workspace, which are data of strangers until the user
-says otherwise. Only name and description are read beforehand; both are made one harmless line. Links that lead out
-of the folder's root, devices and giants are passed over. Knows no tool and no permission.
+The user's own folders come first, then those of the workspace, which are data of strangers until the user says
+otherwise. Only name and description are read beforehand; both are made one harmless line. A skill of the workspace lies
+inside the workspace after links are resolved; others, devices and giants are passed over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from crow.tools import Skill
+from crow.tools.disk import read_file
 
-__all__ = ["FoundSkill", "find_skills", "read_skill"]
+__all__ = ["FoundSkill", "SkillText", "find_skills", "read_skill"]
 
 WORKSPACE_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 FILE = "SKILL.md"
@@ -29,43 +30,54 @@ DESCRIPTION_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSkill:
-    """A skill and the resolved path of its file; `root` is the folder of folders that it was found in."""
+    """A skill and the resolved path of its file."""
 
     skill: Skill
     path: Path
-    root: Path
 
 
-def find_skills(user_folders: Sequence[Path], cwd: Path) -> tuple[FoundSkill, ...]:
-    """All skills, by name; of two with one name the first counts, so that a workspace replaces none of the user's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillText:
+    """What a skill says below its front matter. `digest` is the sha256 (hex) of all that was read of the file."""
+
+    text: str
+    digest: str
+
+
+def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[FoundSkill, ...]:
+    """All skills, by name; of two with one name the first counts, so that a workspace replaces none of the user's.
+
+    `is_inside` tells whether a resolved path lies in the workspace.
+    """
     found: dict[str, FoundSkill] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in WORKSPACE_FOLDERS]
     for folder, of_workspace in places:
-        for skill in skills_in(folder, of_workspace=of_workspace):
+        for skill in skills_in(folder, is_inside if of_workspace else None):
             if len(found) < MOST_SKILLS:
                 found.setdefault(skill.skill.name, skill)
     return tuple(found[name] for name in sorted(found))
 
 
-def read_skill(found: FoundSkill) -> str:
-    """The skill's text without its front matter. :raises OSError: it cannot be read any more."""
-    text = bounded_text(found.path, FILE_BYTES)
-    return text[front_matter(text)[1] :].strip()
+def read_skill(found: FoundSkill) -> SkillText:
+    """Read a skill. :raises OSError: it cannot be read any more, or a link leads elsewhere by now."""
+    data = read_file(found.path, 0, FILE_BYTES)
+    text = data.decode("utf-8", "replace")
+    return SkillText(text=text[front_matter(text)[1] :].strip(), digest=hashlib.sha256(data).hexdigest())
 
 
-def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
+def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[FoundSkill]:
+    """The skills of a folder; of one of the workspace, those whose files are inside."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry, _ in zip(entries, range(10 * MOST_SKILLS), strict=False))
     except OSError:  # mostly there is none
         return
-    root = Path(os.path.realpath(folder))
     for name in names:
-        path = Path(os.path.realpath(root / name / FILE))
-        if of_workspace and not path.is_relative_to(root):
+        path = Path(os.path.realpath(folder / name / FILE))
+        if is_inside is not None and not is_inside(path):
             continue
         try:
-            head = bounded_text(path, HEAD_BYTES)
+            head = read_file(path, 0, HEAD_BYTES).decode("utf-8", "replace")
         except OSError:
             continue
         fields = front_matter(head)[0]
@@ -75,18 +87,9 @@ def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
                 name=called,
                 description=one_line(fields.get("description", "")),
                 source=str(path),
-                of_workspace=of_workspace,
+                of_workspace=is_inside is not None,
             )
-            yield FoundSkill(skill=skill, path=path, root=root)
-
-
-def bounded_text(path: Path, limit: int) -> str:
-    """The beginning of a regular file. :raises OSError: there is none, or it is something else."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no regular file")
-        return file.read(limit).decode("utf-8", "replace")
+            yield FoundSkill(skill=skill, path=path)
 
 
 def front_matter(text: str) -> tuple[dict[str, str], int]:

@@ -1,8 +1,7 @@
 """The local disk and the local processes as a workspace.
 
-Strategy: paths are judged after resolving links and `..`. Files are read and replaced in worker threads (see `disk`).
-Commands lead a process group each, see no terminal, and are never waited for once cancelled: `reap` ends what is left.
-Knows nothing of tools or the protocol.
+Paths are judged after links and `..` are resolved. Files are read and replaced in worker threads (see `disk`). Commands
+lead a process group each, see no terminal, and are never waited for once cancelled: `reap` ends what is left.
 """
 
 from __future__ import annotations
@@ -13,18 +12,19 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unicodedata import category, normalize
 
 import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import FileStat, OnOutput
+from crow.tools import FileStat, OnOutput, Protection
 from crow.tools.disk import file_stat, read_file, replace_file
 from crow.tools.process import NO_KEYS, HiddenKeys, Process, child_environment, start
 from crow.tools.programs import found_program
 from crow.tools.truncate import Retained
 
-__all__ = ["DiskWorkspace"]
+__all__ = ["DiskWorkspace", "is_protected"]
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
@@ -41,11 +41,36 @@ QUIET = {
     "PIP_NO_INPUT": "1",
     "TERM": "dumb",
 }
+PROTECTED = frozenset(
+    (
+        *(".git", "git~1", ".gitconfig", ".git-credentials", ".husky"),
+        *(".vscode", ".idea", ".zed", ".cursor", ".devcontainer", ".devcontainer.json", ".envrc", ".mcp.json"),
+        *(".crow", ".agents", ".claude", ".codex", ".gemini"),
+        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".login", ".logout"),
+        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", "config.fish"),
+        *(".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc"),
+        *(".ssh", ".gnupg", ".aws", ".netrc", ".pypirc"),
+    )
+)
+"""Names of files and folders that make programs run commands, instruct agents, or hold credentials."""
+
+PROTECTED_FILES = frozenset({"agents.md", "claude.md", "claude.local.md", "gemini.md", "head"})
+"""Names of files alone. A file called HEAD can turn the folder around it into a repository."""
+
+REPOSITORY_PARTS = frozenset(
+    ("config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "objects", "refs", "worktrees")
+)
+"""What stands beside the HEAD of a repository, whatever its folder is called."""
+
 LEFT_RUNNING = "\n[processes that it left in the background were ended with it]\n"
 
 
 class DiskWorkspace:
-    """A :class:`crow.tools.Workspace` on this machine. Commands do not get the `keys`."""
+    """A :class:`crow.tools.Workspace` on this machine.
+
+    Commands do not get the `keys`. `own` are crow's files and folders; what begins with one of these paths is crow's
+    too, such as the log files beside a database.
+    """
 
     def __init__(
         self,
@@ -53,10 +78,12 @@ class DiskWorkspace:
         additional_directories: Sequence[str | Path] = (),
         *,
         keys: HiddenKeys = NO_KEYS,
+        own: Sequence[Path] = (),
     ) -> None:
         self._cwd = Path(cwd)
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
+        self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
@@ -76,6 +103,12 @@ class DiskWorkspace:
     def contains(self, path: Path) -> bool:
         """See :meth:`crow.tools.Workspace.contains`."""
         return any(path.is_relative_to(root) for root in self._roots)
+
+    def protection(self, path: Path) -> Protection:
+        """See :meth:`crow.tools.Workspace.protection`."""
+        if self._own and str(path).casefold().startswith(self._own):
+            return "never"
+        return "ask" if is_protected(path) else "none"
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :meth:`crow.tools.Workspace.stat`."""
@@ -169,6 +202,29 @@ class DiskWorkspace:
 
     def _environment(self) -> dict[str, str]:
         return child_environment(self._keys, more={**QUIET, "PWD": str(self._cwd)})
+
+
+def is_protected(path: Path) -> bool:
+    """Whether a resolved path is one that a program may take for a command, an instruction or a secret.
+
+    Such are the insides of a repository's own directory, settings of editors and agents, start-up files of shells, and
+    places of credentials. Names are compared as the most forgiving file systems do.
+    """
+    names = [folded(part) for part in path.parts]
+    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES:
+        return True
+    folders = [*reversed(path.parents)]
+    return any(
+        name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
+        for folder, name in zip(folders, names[1:], strict=True)
+    )
+
+
+def folded(name: str) -> str:
+    """A name as a file system may see it that ignores case, dots at the end, invisible characters and what follows a
+    colon."""
+    visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
+    return visible.partition(":")[0].rstrip(" .").casefold()
 
 
 async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:

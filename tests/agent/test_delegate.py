@@ -276,18 +276,18 @@ async def test_a_skill_becomes_an_entry_that_the_model_sees_after_the_result(tmp
     assert run.client.questions == []
 
 
-async def test_the_first_skill_of_a_workspace_asks_and_one_yes_holds_for_all_of_them(tmp_path: Path) -> None:
+async def test_each_skill_of_a_workspace_asks_once_and_one_yes_holds_for_no_other(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / "work" / ".crow" / "skills" / name
         folder.mkdir(parents=True)
         (folder / "SKILL.md").write_text(f"---\nname: {name}\n---\nText of {name}.")
-    model = Casting(
-        parent=[Say(calls=(call("skill", "a", name="one"), call("skill", "b", name="two"))), Say(text=["ok"])]
-    )
-    async with running(tmp_path, model, mode="auto", client=NoteTaker("allow_once")) as run:
+    calls = tuple(call("skill", f"c{number}", name=name) for number, name in enumerate(("one", "two", "one")))
+    model = Casting(parent=[Say(calls=calls), Say(text=["ok"])])
+    async with running(tmp_path, model, mode="auto", client=NoteTaker("allow_once", "reject_once")) as run:
         await run.session.prompt(text("parent go"))
-        assert [question.name for question in run.client.questions] == ["skill"]
-        assert [skill.name for skill in run.client.stored(Skill)] == ["one", "two"]
+        asked = [(question.arguments, question.always, question.offer.shown) for question in run.client.questions]
+        assert asked == [(calls[0].arguments, "", "Text of one."), (calls[1].arguments, "", "Text of two.")]
+        assert [skill.name for skill in run.client.stored(Skill)] == ["one", "one"]
 
 
 async def test_a_skill_of_the_workspace_is_still_there_after_a_compaction_and_asked_about_once(tmp_path: Path) -> None:

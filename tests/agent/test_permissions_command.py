@@ -98,6 +98,7 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         ),
         ("allow shell(*)", "`shell(*)` would allow nothing: "),
         ("allow recall(x)", "A rule about `recall` takes no argument; "),
+        ("allow skill", "`skill` would allow nothing: each skill of a workspace is asked about by itself"),
     ],
 )
 async def test_a_rule_that_would_mean_nothing_is_refused_in_words(tmp_path: Path, typed: str, words: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from crow.agent.command_words import mentions, simple_words
 from crow.agent.modes import MODES
-from crow.agent.permission import Allow, Ask, Refuse, decide, rule_for, user_rules
+from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, user_rules
 from crow.domain.entries import Announcement
 from crow.tools import Access, Offer
 
@@ -126,12 +126,38 @@ def test_a_denial_of_a_path_holds_in_every_mode_and_in_every_case() -> None:
     assert isinstance(decide("read_file", file("/w/env", "env", access="read"), "ask", rules), Allow)
 
 
-def test_accepted_edits_do_not_reach_into_a_repositorys_own_directory() -> None:
-    decided = {
-        path: type(decide("write_file", file(f"/w/{path}", path), "accept-edits", ()))
-        for path in (".git/hooks/pre-commit", "sub/.GIT/config", ".gitignore", ".github/a.yml")
-    }
-    assert list(decided.values()) == [Ask, Ask, Allow, Allow]
+@pytest.mark.parametrize("mode", MODES)
+def test_no_mode_and_no_rule_lets_a_write_to_a_protected_path_pass(mode: str) -> None:
+    there = Offer(announcement=SHOWN, access="write", paths=("/w/.git/config", ".git/config"), is_protected=True)
+    rules = (
+        *user_rules(["write_file", "write_file(.git/**)", "write_file(/w/.git/config)", "*"], []),
+        Rule(tool="write_file", argument=None, allow=True),
+        Rule(tool="write_file", argument="/w/.git/config", allow=True, is_pattern=True),
+    )
+    assert isinstance(decide("write_file", there, mode, rules), Refuse if mode == "plan" else Ask)
+    assert isinstance(decide("write_file", there, mode, user_rules([], ["write_file(.git/**)"])), Refuse)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_consent_to_just_that_content_loads_a_skill_of_a_workspace(mode: str) -> None:
+    def skill(argument: str) -> Offer:
+        return Offer(
+            announcement=SHOWN, access="read", argument=argument, paths=("/w/.crow/skills/a/SKILL.md",), asks_once=True
+        )
+
+    wide = (
+        *user_rules(["skill", "skill(*)", "*", "skill(/w/**)", "read_file"], []),
+        Rule(tool="skill", argument=None, allow=True),
+        Rule(tool="skill", argument="skills of /w", allow=True),
+    )
+    assert decide("skill", skill("one"), mode, wide) == Ask()
+    consent = rule_for("skill", skill("one"), allow=True)
+    assert isinstance(decide("skill", skill("one"), mode, [consent]), Allow)
+    assert decide("skill", skill("one, changed"), mode, [consent]) == Ask()
+    for deny in ("skill", "skill(SKILL.md)", "read_file", "read_file(.crow/)", "read_file(/w/.crow/)"):
+        covered = deny != "read_file(.crow/)"  # relative to a cwd that this offer does not lie in
+        decision = decide("skill", skill("one"), mode, (consent, *user_rules([], [deny])))
+        assert isinstance(decision, Refuse if covered else Allow), deny
 
 
 def test_outside_the_workspace_only_a_rule_that_names_the_place_allows() -> None:

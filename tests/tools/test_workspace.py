@@ -10,7 +10,7 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat
-from crow.tools.workspace import DiskWorkspace
+from crow.tools.workspace import DiskWorkspace, is_protected
 from tests.tools.conftest import until_gone
 
 
@@ -227,3 +227,56 @@ async def test_more_output_than_is_kept_loses_its_middle_with_a_marker(root: Pat
 async def test_a_command_in_a_directory_that_is_gone_is_an_os_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         await DiskWorkspace(tmp_path / "gone").run("true", timeout_s=5, on_output=unwatched)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".git", ".git/config", ".git/hooks/pre-commit", "sub/.git/hooks/x.md", ".GIT/config", "a/.Git/HEAD"),
+        *(".git./config", ".git /config", ".g\u200cit/config", ".git::$INDEX_ALLOCATION/config", "GIT~1/config"),
+        *("\uff0egit/config", ".vscode/tasks.json", ".idea/x.xml", ".zed/tasks.json", ".envrc", "a/.envrc"),
+        *(".husky/pre-commit", ".mcp.json", ".claude/settings.json", ".codex/config.toml", ".crow/skills/a/SKILL.md"),
+        *(".devcontainer/devcontainer.json", "AGENTS.md", "docs/agents.md", "CLAUDE.md", ".bashrc", ".zshenv"),
+        *(".ssh/authorized_keys", ".gnupg/gpg.conf", ".aws/credentials", ".netrc", "HEAD", "bare/head"),
+        *("store/config", "store/hooks/post-checkout", "store/CONFIG", "store/refs/heads/x"),
+    ],
+)
+def test_a_path_that_commands_agents_or_keys_hang_on_is_protected(root: Path, path: str):
+    (root / "store").mkdir()
+    (root / "store" / "HEAD").write_text("ref: refs/heads/main\n")
+    workspace = DiskWorkspace(root)
+    assert is_protected(workspace.resolve(path))
+    assert workspace.protection(workspace.resolve(path)) == "ask"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("src/app.py", ".gitignore", ".gitattributes", ".github/workflows/a.yml", "git/config", "config/hooks/a"),
+        *("docs/agents.rst", "src/HEAD.py", "head/a.py", "store/notes.md", "my.git/x", ".env", "Makefile"),
+    ],
+)
+def test_other_paths_are_not_protected(root: Path, path: str):
+    (root / "store").mkdir()
+    (root / "store" / "HEAD").write_text("ref: refs/heads/main\n")
+    assert DiskWorkspace(root).protection(root / path) == "none"
+
+
+def test_a_link_does_not_hide_what_it_leads_to(root: Path):
+    (root / ".git").mkdir()
+    (root / "docs").symlink_to(".git")
+    (root / "notes.md").symlink_to("docs/config")
+    workspace = DiskWorkspace(root)
+    paths = ("docs/hooks/x.md", "notes.md", "docs")
+    assert [workspace.protection(workspace.resolve(path)) for path in paths] == ["ask"] * 3
+
+
+def test_files_of_crow_are_never_written_by_tools_wherever_links_put_them(root: Path):
+    (root / "dotfiles").mkdir()
+    (root / "dotfiles" / "config.toml").write_text("")
+    (root / "config").mkdir()
+    (root / "config" / "config.toml").symlink_to(root / "dotfiles" / "config.toml")
+    workspace = DiskWorkspace(root, own=(root / "config" / "config.toml", root / "crow.db", root / "config" / "skills"))
+    paths = ("config/config.toml", "dotfiles/config.toml", "crow.db-wal", "CROW.DB", "config/skills/a/SKILL.md")
+    assert [workspace.protection(workspace.resolve(path)) for path in paths] == ["never"] * 5
+    assert workspace.protection(root / "config" / "other") == "none"

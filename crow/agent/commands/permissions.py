@@ -54,7 +54,7 @@ async def add(desk: Desk, rule: Rule) -> str:
     await keep(desk, (*rules, rule))
     done = f"From now on in this session: {verb_of(rule)} {rule_text(rule)}."
     if rule.allow and rule.argument is None:
-        done += " Outside of the workspace it is asked about all the same."
+        done += " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still ask."
     return f"{done}{unknown} `/permissions forget {len(rules) + 1}` takes it back."
 
 

@@ -37,6 +37,7 @@ __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "
 META = "crow"
 CALL_ID = "crow/call_id"
 PLACE = "crow/place"
+ALLOWED = "crow/allowed"
 
 TOOLS: Mapping[str, Builtin] = {
     tool.spec.name: tool
@@ -66,10 +67,12 @@ async def offer(call: ToolCall, around: Around) -> Offer:
     return Offer(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.is_barrier)
 
 
-def meta_for(call_id: str, place: str | None = None) -> mcp.RequestParamsMeta:
-    """What a request to the built-in server carries in `_meta`: the id that the ports are told, and the file that the
-    call was allowed to touch."""
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PLACE: place})
+def meta_for(call_id: str, judged: Offer | None = None) -> mcp.RequestParamsMeta:
+    """What a request to the built-in server carries in `_meta`: the id that the ports are told, and of the offer that
+    was allowed the file that it touches and its argument."""
+    place = judged.paths[0] if judged is not None and judged.paths else None
+    allowed = judged.argument if judged is not None else None
+    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PLACE: place, ALLOWED: allowed})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -104,6 +107,7 @@ def build_server(around: Around, ports: Ports) -> Server[Any]:
             call_id=meta.get(CALL_ID, ""),
             on_output=on_output,
             place=meta.get(PLACE),
+            allowed=meta.get(ALLOWED),
         )
         return to_result(await run(params.name, params.arguments or {}, running))
 

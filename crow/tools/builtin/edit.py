@@ -13,7 +13,7 @@ from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import Offer, Outcome
-from crow.tools.builtin.files import PATH, WHOLE_BYTES, change, regular_file
+from crow.tools.builtin.files import PATH, WHOLE_BYTES, change, own_file, regular_file
 from crow.tools.builtin.replace import Replaced, replace
 from crow.tools.builtin.tool import (
     Arguments,
@@ -43,6 +43,7 @@ async def look_at_edit(around: Around, args: Arguments) -> Offer:
         # of a file outside nothing may reach the model before the user agreed, not even that it lacks some text
         words = str(error) if isinstance(error, ArgumentError) else system_words("edit_file", error)
         fault = None if outside else words
+    fault = own_file("edit_file", workspace, path) or fault
     return Offer(
         announcement=Announcement(
             title=f"Edit {name}", kind="edit", locations=(Location(path=shown, line=line),), diffs=diffs
@@ -51,6 +52,7 @@ async def look_at_edit(around: Around, args: Arguments) -> Offer:
         outside=outside,
         paths=path_names(workspace, path),
         fault=fault,
+        is_protected=workspace.protection(path) == "ask",
         is_barrier=True,
     )
 

@@ -18,7 +18,7 @@ from crow.domain.messages import ToolSpec
 from crow.tools import FileStat, Offer, Outcome, Workspace
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
 
-__all__ = ["PATH", "WHOLE_BYTES", "WRITE_FILE", "change", "missing", "regular_file"]
+__all__ = ["PATH", "WHOLE_BYTES", "WRITE_FILE", "change", "missing", "own_file", "regular_file"]
 
 WHOLE_BYTES = 32_000_000
 NAMES_LOOKED_AT = 10_000
@@ -71,7 +71,7 @@ async def look_at_write(around: Around, args: Arguments) -> Offer:
     path = workspace.resolve(args["path"])
     outside = not workspace.contains(path)
     stat = await workspace.stat(path)
-    fault = None if outside else unwritable(workspace, stat)
+    fault = own_file("write_file", workspace, path) or (None if outside else unwritable(workspace, stat))
     before = await workspace.read_text(path) if stat.kind == "file" and stat.size <= WHOLE_BYTES else None
     if fault is None and not outside:
         fault = stale(around, path, before)
@@ -87,6 +87,7 @@ async def look_at_write(around: Around, args: Arguments) -> Offer:
         outside=outside,
         paths=path_names(workspace, path),
         fault=fault,
+        is_protected=workspace.protection(path) == "ask",
         is_barrier=True,
     )
 
@@ -100,6 +101,13 @@ def stale(around: Around, path: Path, text: str | None) -> str | None:
     except ArgumentError as error:
         return str(error)
     return None
+
+
+def own_file(tool: str, workspace: Workspace, path: Path) -> str | None:
+    """Why a path of crow's own cannot be written, None for any other."""
+    if workspace.protection(path) != "never":
+        return None
+    return f"{tool}: {shown_name(workspace, path)} belongs to crow itself; tell the user what to change there"
 
 
 def unwritable(workspace: Workspace, stat: FileStat) -> str | None:

@@ -1,7 +1,8 @@
 """`skill`: loads the text of a skill.
 
-Strategy: the outcome carries the text apart, so that it becomes an entry of its own, which no compaction hides. A skill
-of the workspace is a stranger's words in the place of instructions: the first one of a session is asked about.
+The outcome carries the text apart, so that it becomes an entry of its own, which no compaction hides. A skill of the
+workspace is a stranger's words in the place of instructions: the user is asked about each one, and shown its text. The
+answer is about that path and that content, and is asked for again when either has changed.
 """
 
 from __future__ import annotations
@@ -12,36 +13,42 @@ from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import Offer, Outcome
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
-from crow.tools.skills import FoundSkill, read_skill
+from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names
+from crow.tools.skills import FoundSkill, SkillText, read_skill
 
 __all__ = ["SKILL"]
 
 
 async def look(around: Around, args: Arguments) -> Offer:
     found = named(around, args["name"])
-    of_workspace = found.skill.of_workspace
-    where = " of this workspace" if of_workspace else ""
+    title, locations = f"Load the skill {found.skill.name}", (Location(path=found.skill.source),)
+    if not found.skill.of_workspace:
+        return Offer(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
+    loaded = await anyio.to_thread.run_sync(read_skill, found)
     return Offer(
-        announcement=Announcement(
-            title=f"Load the skill {found.skill.name}{where}",
-            kind="read",
-            locations=(Location(path=found.skill.source),),
-        ),
-        access="read" if of_workspace else "none",
-        outside=of_workspace,
-        argument=f"skills of {around.workspace.cwd}" if of_workspace else None,
+        announcement=Announcement(title=f"{title} of this workspace", kind="read", locations=locations),
+        access="read",
+        argument=consent(found, loaded),
+        paths=path_names(around.workspace, found.path),
         asks_once=True,
+        shown=loaded.text,
     )
 
 
 async def run(running: Running, args: Arguments) -> Outcome:
     found = named(running.around, args["name"])
-    text = await anyio.to_thread.run_sync(read_skill, found)
-    if not text:
+    loaded = await anyio.to_thread.run_sync(read_skill, found)
+    if running.allowed is not None and running.allowed != consent(found, loaded):
+        raise ArgumentError(f"skill: {found.skill.source} was changed after this call was allowed; call it again")
+    if not loaded.text:
         raise ArgumentError(f"skill: {found.skill.source} holds no text below its front matter")
     words = f"The skill {found.skill.name} follows; its files are in {found.path.parent}."
-    return Outcome(text=words, skill=(found.skill.name, text))
+    return Outcome(text=words, skill=(found.skill.name, loaded.text))
+
+
+def consent(found: FoundSkill, loaded: SkillText) -> str:
+    """What the user agrees to when they allow a skill."""
+    return f"{found.path} (sha256 {loaded.digest})"
 
 
 def named(around: Around, name: str) -> FoundSkill:

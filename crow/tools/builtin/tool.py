@@ -42,7 +42,7 @@ class Around:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """What a running call reaches: the world, the session, and whoever watches. `place` is the file or directory that
-    it was allowed to touch, None if nobody was asked."""
+    it was allowed to touch, `allowed` its offer's `argument`; both are None if nobody judged it."""
 
     around: Around
     log: Log
@@ -50,6 +50,7 @@ class Running:
     call_id: str
     on_output: OnOutput
     place: str | None = None
+    allowed: str | None = None
 
     @property
     def workspace(self) -> Workspace:
