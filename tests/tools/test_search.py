@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +24,8 @@ def write(root: Path, *names: str, text: str = "x\n") -> None:
         (root / name).write_text(text)
 
 
-def git(root: Path, *args: str) -> None:
-    subprocess.run(["git", *args], cwd=root, check=True, capture_output=True)
+def git(root: Path, *args: str) -> str:
+    return subprocess.run(["git", *args], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 async def test_listing_a_repository_leaves_out_what_git_ignores(open_box: OpenBox, root: Path):
@@ -60,6 +62,44 @@ async def test_listing_without_a_repository_walks_past_what_tools_made_and_follo
     (root / "out").symlink_to(tmp_path / "other")
     async with open_box() as box:
         assert (await box.run("list_files")).text == "a.py\nsrc/b.py"
+
+
+async def test_no_name_of_a_repositorys_index_leads_out_of_the_workspace(open_box: OpenBox, root: Path, tmp_path: Path):
+    write(root, "link/secret.txt", "deep/link/secret.txt", "sub/link/.git/x", "kept.txt", text="needle\n")
+    git(root, "init", "-q")
+    git(root, "add", "link", "deep", "kept.txt")
+    write(tmp_path, "other/secret.txt", "other/deeper/secret.txt", text="needle outside\n")
+    for place in ("link", "deep/link"):
+        (root / place / "secret.txt").unlink()
+        (root / place).rmdir()
+        (root / place).symlink_to(tmp_path / "other")
+    async with open_box() as box:
+        found = await box.run("grep", pattern="needle")
+        listed = await box.run("list_files", pattern="*.txt")
+    assert (found.text, listed.text) == ("kept.txt:1: needle", "kept.txt")
+
+
+async def test_an_index_made_by_hand_leads_nowhere_else(open_box: OpenBox, root: Path, tmp_path: Path):
+    write(root, "kept.txt", text="needle\n")
+    write(tmp_path, "secret.txt", "other/secret.txt", text="needle outside\n")
+    git(root, "init", "-q")
+    names = (f"{tmp_path}/secret.txt", "../secret.txt", "./../other/secret.txt", "kept.txt", "x/../../secret.txt")
+    (root / ".git" / "index").write_bytes(index_of(*names))
+    assert "../secret.txt" in git(root, "ls-files").splitlines(), "git gives what stands there"
+    async with open_box() as box:
+        found = await box.run("grep", pattern="needle")
+        listed = await box.run("list_files")
+    assert (found.text, listed.text) == ("kept.txt:1: needle", "kept.txt")
+
+
+def index_of(*names: str) -> bytes:
+    """An index of git (version 2) with these files, unchecked."""
+    entries = b""
+    for name in sorted(name.encode() for name in names):
+        entry = struct.pack(">24xI12x20xH", 0o100644, len(name)) + name
+        entries += entry + bytes(8 - len(entry) % 8)
+    data = b"DIRC" + struct.pack(">II", 2, len(names)) + entries
+    return data + hashlib.sha1(data, usedforsecurity=False).digest()
 
 
 async def test_a_repository_that_names_a_program_starts_none(open_box: OpenBox, root: Path):
@@ -185,6 +225,23 @@ async def test_a_bad_pattern_is_a_precise_fault(open_box: OpenBox):
     async with open_box() as box:
         assert (await box.offer("grep", pattern="foo(")).fault == words
         assert await box.run("grep", pattern="foo(") == Outcome(text=words, is_error=True)
+        long = await box.run("grep", pattern="x" * 3_000 + "(")
+    assert long.is_error
+    assert long.text.startswith(f'grep: pattern is "{"x" * 200}…"; expected a Python regular expression: missing )')
+
+
+async def test_a_pattern_that_takes_long_to_compile_holds_up_nobody_and_is_stopped(
+    open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("crow.tools.builtin.search.TIMEOUT_S", 0.3)
+    write(root, "a.txt")
+    ranges = "".join(f"{chr(0x100 + number)}-{chr(0xD7FF - number)}" for number in range(5_000))  # some 20 s
+    async with open_box() as box:
+        with anyio.fail_after(20):
+            offer = await box.offer("grep", pattern=f"(?i)[{ranges}]")
+            outcome = await box.run("grep", pattern=f"(?i)[{ranges}]")
+    assert offer.fault is None
+    assert outcome == Outcome(text="grep: stopped after 0 s; narrow it with path, or a simpler pattern", is_error=True)
 
 
 async def test_a_pattern_that_never_ends_holds_up_nobody_and_is_stopped(

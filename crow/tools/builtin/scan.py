@@ -1,11 +1,11 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
-Strategy: runs as a process of its own, by its path, with the standard library alone, since a regular expression that
-never ends can be stopped only by ending its process; it also ends by itself when nobody reads its answer any more, or
-its time is up. Argument: a JSON object (see `main`). Standard input: NUL-ended names relative to the current directory,
-or nothing, then the directory is walked. Answer: one line of JSON. Where ripgrep is given, it says which files may
-match; the lines are always found here, so that the answer is the same. Symbolic links are never followed. Knows
-nothing of crow.
+It runs as a process of its own, by its path, with the standard library alone, since a regular expression that never
+ends can be stopped only by ending its process; it also ends by itself when nobody reads its answer any more, or its
+time is up. Argument: a JSON object (see `main`). Standard input: NUL-ended names relative to the current directory, or
+nothing, then the directory is walked. Answer: one line of JSON. Where ripgrep is given, it says which files may match;
+the lines are always found here, so that the answer is the same. Symbolic links are never followed, neither to files nor
+to directories, whatever names the index of a repository holds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 VERSION_CONTROL = (".git", ".hg", ".svn", ".jj")
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox")
 SKIPPED = frozenset((*VERSION_CONTROL, *CACHES, ".venv", "venv", "node_modules"))
+NO_NAMES = ("", ".", "..")
 WALKED_FILES = 200_000
 FILE_BYTES = 20_000_000
 SNIFFED_BYTES = 8_192
@@ -54,10 +55,13 @@ def main() -> None:
     `glob`: names to keep, or null. `limit`: how many to give. `seconds`: of processor time, at most. For grep also
     `pattern`, `ignore_case`, `file`: a single name to search, or null, and `ripgrep`: that program, or null. The answer
     of a list: `names`, `total`. Of grep: `matches` as [name, line, text], `more`, `large` (how many files were too
-    large to look into).
+    large to look into); or only `fault`, why the pattern is no expression.
     """
     request = json.loads(sys.argv[1])
     end_by_itself(request["seconds"])
+    if "pattern" in request and (fault := fault_in(request["pattern"])):
+        print(json.dumps({"fault": fault}))  # noqa: T201
+        return
     sizes = {request["file"]: None} if request.get("file") else list_names()
     names = sorted(sizes)
     if request["glob"]:
@@ -73,6 +77,15 @@ def main() -> None:
     else:
         answer = {"names": summarised(names, request["limit"]), "total": len(names)}
     print(json.dumps(answer))  # noqa: T201
+
+
+def fault_in(pattern: str) -> str:
+    """Why `pattern` is no regular expression; "" if it is one."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 def end_by_itself(seconds: int) -> None:
@@ -104,16 +117,39 @@ def list_names() -> dict[str, int | None]:
     if not given:
         return dict.fromkeys(walk("."))
     sizes: dict[str, int | None] = {}
-    for name in given:
+    folders = {"": True}
+    for name in (each.rstrip("/") for each in given):
+        folder, _, last = name.rpartition("/")
+        if last in NO_NAMES or name.startswith("/") or not is_reached(folder, folders):
+            continue
         try:
             status = os.lstat(name)
         except OSError:
             continue  # git still knows what was deleted
         if stat.S_ISDIR(status.st_mode):  # a repository in the repository
-            sizes.update(dict.fromkeys(walk(name.rstrip("/"))))
+            sizes.update(dict.fromkeys(walk(name)))
         else:
             sizes[name] = size_in(status)
     return sizes
+
+
+def is_reached(folder: str, known: dict[str, bool]) -> bool:
+    """Whether a directory lies below the current one and no link stands on the way to it. `known` is filled.
+
+    git lists what its index holds: names behind a directory that has become a link since, or ones with `..` in an index
+    that was made by hand.
+    """
+    if folder not in known:
+        above = ""
+        for part in folder.split("/"):
+            path = f"{above}/{part}" if above else part
+            if path not in known:
+                try:
+                    known[path] = known[above] and part not in NO_NAMES and stat.S_ISDIR(os.lstat(path).st_mode)
+                except OSError:
+                    known[path] = False
+            above = path
+    return known[folder]
 
 
 def size_in(status: os.stat_result) -> int:

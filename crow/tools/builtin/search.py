@@ -1,10 +1,9 @@
 """`list_files` and `grep`.
 
-Strategy: git names the files where there is a repository, so that what it ignores is left out; everywhere else the
-directory is walked. The work is done by a program of its own (`scan.py`), run through the workspace and ended with
-the call, since a bad regular expression would otherwise hold up the whole process. git and ripgrep are used where
-there are some outside of the workspace; git is kept from running anything that the repository's own configuration
-names.
+git names the files where there is a repository, so that what it ignores is left out; everywhere else the directory is
+walked. The work is done by a program of its own (`scan.py`), run through the workspace and ended with the call, since a
+bad regular expression would otherwise hold up the whole process. git and ripgrep are used where there are some outside
+of the workspace; git is kept from running anything that the repository's own configuration names.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -37,6 +35,9 @@ __all__ = ["GREP", "LIST_FILES"]
 LISTED = 500
 MATCHES = 200
 TIMEOUT_S = 60.0
+CHECKED_CHARS = 200
+"""A longer pattern is checked by the program alone: some thousand characters can take seconds to compile."""
+
 ENTER = (
     "cd {place} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path leads elsewhere by now'; exit 1; }}; }}"
 )
@@ -59,7 +60,10 @@ async def look_at_list(around: Around, args: Arguments) -> Offer:
 
 
 async def look_at_grep(around: Around, args: Arguments) -> Offer:
-    compiled(args)
+    pattern = args["pattern"]
+    if len(pattern) <= CHECKED_CHARS:
+        with warnings.catch_warnings(action="ignore"):
+            check_pattern(pattern, scan.fault_in(pattern))
     workspace = around.workspace
     path = workspace.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
@@ -80,16 +84,14 @@ def within(name: str) -> str:
     return "" if name == "." else f" in {name}"
 
 
-def compiled(args: Arguments) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: the pattern is no regular expression."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            re.compile(args["pattern"])
-    except (re.error, OverflowError, RecursionError) as error:
+def check_pattern(pattern: str, fault: str) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: there is a `fault`, so that the pattern is no regular expression."""
+    if fault:
+        shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
         raise ArgumentError(
-            f'grep: pattern is "{args["pattern"]}"; expected a Python regular expression: {error}. '
+            f'grep: pattern is "{shown}"; expected a Python regular expression: {fault}. '
             "Put a backslash before characters that stand for themselves"
-        ) from None
+        )
 
 
 async def run_list(running: Running, args: Arguments) -> Outcome:
@@ -116,7 +118,6 @@ async def run_list(running: Running, args: Arguments) -> Outcome:
 
 async def run_grep(running: Running, args: Arguments) -> Outcome:
     workspace = running.workspace
-    compiled(args)
     path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
     stat = await workspace.stat(path)
@@ -134,6 +135,7 @@ async def run_grep(running: Running, args: Arguments) -> Outcome:
     }
     top = path.parent if is_file else path
     answer = await scanned("grep", workspace, top, request)
+    check_pattern(args["pattern"], answer.get("fault", ""))
     prefix = "" if (where := shown_name(workspace, top)) == "." else where + os.sep
     lines = [f"{prefix}{clean(file)}:{line}: {clean(text)}" for file, line, text in answer["matches"]]
     if not lines:
