@@ -96,6 +96,7 @@ class BranchLog:
                         path=str(path),
                         before=before,
                         after_hash=hashlib.sha256(after).hexdigest(),
+                        recorded_here=True,
                     )
                 )
             ]

@@ -1,9 +1,10 @@
 """Files put back as they were before the built-in tools changed them.
 
-Strategy: what was changed on a piece of a path is in its file entries: what each file held before, and a hash of what
-the tool wrote. A file is put back to what it held first, and only if it now holds what crow last left in it and nobody
-changed it between two of crow's edits. Putting back is announced and stored like any other edit, former content first,
-so that it can be taken back in its turn. Knows the workspace; nothing of version control, which it never touches.
+What was changed on a piece of a path is in its file entries: what each file held before, and a hash of what the tool
+wrote. A file is put back to what it held first, and only if it now holds what crow last left in it and nobody changed
+it between two of crow's edits. Entries that an import brought are never put back: a file made by others could have any
+content written anywhere. Putting back is announced and stored like any other edit, former content first, so that it
+can be taken back in its turn. Version control is never touched.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ async def put_back(branch: Branch, workspace: Workspace, files: Sequence[Former]
                 faults[former.path] = "was changed by others just now"
                 continue
             after = ABSENT if former.then is None else digest(former.then)
-            file = File(call=call, path=str(former.path), before=former.now, after_hash=after)
+            file = File(call=call, path=str(former.path), before=former.now, after_hash=after, recorded_here=True)
             await branch.record([NewEntry(body=file)])
             await workspace.put_back(former.path, former.then)
         except OSError as error:
@@ -180,7 +181,11 @@ def result_of(
 async def look_at_one(
     workspace: Workspace, path: str, files: Sequence[File], results: Mapping[CallRef, ToolResult]
 ) -> Former:
-    former = Former(path=Path(path), name=name_of(workspace, path), then=files[0].before)
+    former = Former(path=Path(path), name=name_of(workspace, path))
+    files = [file for file in files if file.recorded_here]
+    if not files:
+        return faulty(former, "was changed before this session was imported")
+    former = replace(former, then=files[0].before)
     if workspace.resolve(path) != former.path:
         return faulty(former, "is a link to somewhere else now")
     for earlier, later in pairwise(files):

@@ -148,13 +148,15 @@ class Started:
 class File:
     """What a file held before a built-in tool changed it: `before` is None if it did not exist.
 
-    `after_hash` is the sha256 (hex) of what the tool wrote; empty if it removed the file.
+    `after_hash` is the sha256 (hex) of what the tool wrote; empty if it removed the file. `recorded_here`: crow stored
+    this as it happened; an imported entry only claims that it did, and is never put back.
     """
 
     call: CallRef
     path: str
     before: bytes | None
     after_hash: str
+    recorded_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

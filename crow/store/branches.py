@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
-from crow.domain.entries import Entry
+from crow.domain.entries import Entry, File
 from crow.store import Move, Outline, Point, Tip
 from crow.store.paths import path_ids
 from crow.store.rows import ENTRY_COLUMNS, ENTRY_SOURCE, entry_of, loader, session_row
@@ -47,13 +48,24 @@ def left_behind(
 
 
 def file_changes(connection: sqlite3.Connection, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
-    """As `left_behind`: file entries, and the results of their calls."""
-    return _entries(
+    """As `left_behind`: file entries, and the results of their calls.
+
+    File entries that older versions stored do not say whether they were recorded here; they were, unless the
+    conversation was imported.
+    """
+    found = _entries(
         connection,
         "e.id IN (SELECT value FROM json_each(:ids)) AND (e.kind = 'file' OR e.kind = 'tool' AND"
         " (e.call_entry, e.call_index) IN (SELECT f.call_entry, f.call_index FROM entries f"
         " WHERE f.kind = 'file' AND f.id IN (SELECT value FROM json_each(:ids))))",
         {"ids": json.dumps(_left_ids(connection, leaf, to))},
+    )
+    imports = "SELECT 1 FROM imports WHERE conversation = (SELECT conversation FROM entries WHERE id = ?)"
+    if connection.execute(imports, (leaf,)).fetchone() is not None:
+        return found
+    return tuple(
+        replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
+        for entry in found
     )
 
 

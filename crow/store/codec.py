@@ -222,7 +222,7 @@ _BODIES: dict[str, tuple[type, Record]] = {
         ),
     ),
     "started": (Started, record(Started, call=_CALL_REF, why=TEXT, announcement=_ANNOUNCEMENT)),
-    "file": (File, record(File, call=_CALL_REF, path=TEXT, before=BYTES_ASIDE, after_hash=TEXT)),
+    "file": (File, record(File, call=_CALL_REF, path=TEXT, before=BYTES_ASIDE, after_hash=TEXT, recorded_here=BOOL)),
     "tool": (
         ToolResult,
         record(

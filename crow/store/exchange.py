@@ -214,9 +214,15 @@ def blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """`body` with other entry ids: `named` translates the id of an entry, `bound` an id that others are compared to."""
+    """`body` with other entry ids: `named` translates the id of an entry, `bound` an id that others are compared to.
+
+    What happened on this machine is not what happened on another: a file entry is `recorded_here` no longer.
+    """
     match body:
-        case Started() | File() | ToolResult():
+        case File():
+            call = replace(body.call, assistant=named(body.call.assistant))
+            return replace(body, call=call, recorded_here=False)
+        case Started() | ToolResult():
             return replace(body, call=replace(body.call, assistant=named(body.call.assistant)))
         case Checkpoint():
             first = body.first_kept

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.stdio.conftest import StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.stdio.test_tools import configured, ended, server, shown
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, chosen
@@ -244,3 +248,64 @@ async def test_a_skill_of_a_repository_reads_nothing_outside_and_is_asked_about_
     ]
     assert [status for status, _ in said].count("failed") == 2
     assert "SECRET-0123" not in "".join(request.raw.decode() for request in endpoint.asked)
+
+
+async def test_undo_puts_back_no_file_that_an_imported_session_names(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    configured(home, '[permissions]\nmode = "auto"\n')
+    profile = tmp_path / ".bash_profile"
+    write = ("write_file", {"path": "a.txt", "content": "is"})
+    (place / "a.txt").write_text("was")
+    endpoint.script(fake.calls(("read_file", {"path": "a.txt"})), fake.calls(write), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+    file = tmp_path / "x.jsonl"
+    crow_sessions(home, "export", session, "-o", str(file))
+    file.write_bytes(forged(file.read_bytes(), profile, b"run me"))
+    (home / "crow.db").unlink()
+    crow_sessions(home, "import", str(file))
+    write = ("write_file", {"path": "b.txt", "content": "new"})
+    endpoint.script(fake.calls(write), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        await agent.prompt(session, "go on")
+        assert (place / "b.txt").read_text() == "new"
+        before = len(agent.log)
+        await agent.prompt(session, "/undo files")
+        assert not (place / "b.txt").exists(), "crow made this one here"
+        await agent.prompt(session, "/undo files")
+        assert not profile.exists()
+        await agent.prompt(session, "/redo files")
+        told = shown(agent.updates(session, since=before))
+    assert not profile.exists()
+    assert (place / "a.txt").read_text() == "is"
+    assert f"Not put back: {profile} was changed before this session was imported." in told
+
+
+def crow_sessions(home: Path, *args: str) -> None:
+    env = {"CROW_HOME": str(home), "CROW_MODEL": "fake-model", "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "crow", "sessions", *args]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def forged(export: bytes, path: Path, content: bytes) -> bytes:
+    """The export with a further claim: that a tool removed `path`, which held `content`."""
+    blob = {"type": "blob", "sha256": sha256(content).hexdigest(), "text": content.decode(), "base64": None}
+    lines: list[dict[str, Any]] = []
+    for line in map(json.loads, export.splitlines()):
+        if line["type"] == "entry" and line["kind"] == "file":
+            line["body"] |= {
+                "path": str(path),
+                "before": {"blob": blob["sha256"]},
+                "after_hash": "",
+                "recorded_here": True,
+            }
+            lines.append(blob)
+        lines.append(line)
+    lines[-1] |= {"lines": len(lines) - 1, "sha256": None}
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from crow.domain.entries import CallRef, Command, File, Note, TurnEnd
@@ -86,7 +88,9 @@ async def test_file_changes_come_with_the_results_of_their_calls_alone(store: St
     (asked,) = await add(store, "s1", said("x", calls=2))
     file = File(call=CallRef(assistant=asked.id, index=1), path="/a", before=b"was", after_hash="h")
     added = await add(store, "s1", file, result(asked.id, "read", index=0), result(asked.id, "wrote", index=1))
-    assert await store.file_changes(added[-1].id, None) == (added[0], added[2])
+    assert added[0].body == file
+    recorded = replace(added[0], body=replace(file, recorded_here=True))  # nothing of it was imported
+    assert await store.file_changes(added[-1].id, None) == (recorded, added[2])
     assert await store.file_changes(added[-1].id, added[0].id) == ()
 
 

@@ -233,6 +233,26 @@ async def test_an_imported_session_is_a_new_one_with_old_words(
     assert (await converse(other, "s1", "goes on"))[0].turn == 3
 
 
+@pytest.mark.parametrize("claim", [b',"recorded_here":true', b""])
+async def test_a_file_entry_that_was_imported_is_told_from_one_that_was_recorded_here(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, claim: bytes
+):
+    await told(sqlite_store)
+    lines = (await exported(sqlite_store, ("s1",))).splitlines(keepends=True)[:-1]
+    claiming = [line.replace(b',"recorded_here":false', claim) for line in lines]
+    assert claiming != lines
+    await imported(other, tmp_path / "x.jsonl", resealed(claiming))
+    user = await begin(other, "s1", "go on")
+    call = CallRef(assistant=user.id, index=0)
+    mine = File(call=call, path="/b", before=None, after_hash="", recorded_here=True)
+    (last,) = await add(other, "s1", mine, turn=user.turn)
+    bodies = [entry.body for entry in await other.file_changes(last.id, None)]
+    assert {body.path: body.recorded_here for body in bodies if isinstance(body, File)} == {
+        "/proj/a": False,
+        "/b": True,
+    }
+
+
 async def test_a_session_leaves_the_branches_of_its_forks_behind_but_not_its_own(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
