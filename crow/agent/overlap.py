@@ -1,8 +1,8 @@
-"""What a continued answer says again, dropped: the new text without the end of the old one at its start.
+"""Removes text that a resumed answer repeats: the end of the old text at the start of the new one.
 
-Strategy: while what came so far stands somewhere in the old text it may still grow into a repetition of its end, so it
-is held back; with the first character that does not fit, the longest repetition is known. A repetition must be one
-that does not come about by chance: "hel" and "lo" share a letter and mean "hello". Pure, and the same for any split.
+While what came so far stands somewhere in the old text it may still grow into a repetition of its end, so it is held
+back; with the first character that does not fit, the longest repetition is known. A repetition must be one that does
+not come about by chance: "hel" and "lo" share a letter and mean "hello". The result is the same for any split.
 """
 
 from __future__ import annotations
@@ -72,16 +72,15 @@ def _repeated(before: str, text: str) -> int:
 
 
 def _longest(before: str, text: str, *, least: int) -> int:
-    for length in range(min(len(before), len(text)), least - 1, -1):
+    says_something = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
+    for length in range(min(len(before), len(text)), max(least, says_something) - 1, -1):
         if before.endswith(text[:length]) and _is_meant(before, text[:length]):
             return length
     return 0
 
 
 def _is_meant(before: str, repeated: str) -> bool:
-    """Whether a repetition says something and begins where one would begin."""
-    if not any(character.isalnum() for character in repeated):
-        return False
+    """Whether a repetition begins where one would begin."""
     start = len(before) - len(repeated)
     is_within_word = start > 0 and before[start - 1].isalnum() and repeated[0].isalnum()
     return len(repeated) >= SURE_CHARS or not is_within_word

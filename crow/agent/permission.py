@@ -42,7 +42,7 @@ __all__ = [
 
 
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
-TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((.*\S.*)\))?", re.DOTALL)
+TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
 PLAIN_NAME = re.compile(r"[^*?]+")
 WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch")
 

@@ -30,7 +30,7 @@ _PREFIX = re.compile(
     r"\A(?:assistant(?=<))?(?:<\|channel\|>(?:commentary|analysis)\s*)?(?:to=)?(?:<function=)?"
     r"(?:(?:functions?|tools|default_api)[.:/])?"
 )
-_SUFFIX = re.compile(r"(?:<\|.*|\s+json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
+_SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
 _MOST_CALLS = 1000
 

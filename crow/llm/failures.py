@@ -87,8 +87,8 @@ _NO_TOOLS = re.compile(
     r"|tool calling|--enable-auto-tool-choice",
     re.IGNORECASE,
 )
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
-_HEADING = re.compile(r"<h1[^>]*>(.*?)</h1>", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(r"<title[^<>]*+>(.{0,500}?)</title>", re.IGNORECASE | re.DOTALL)
+_HEADING = re.compile(r"<h1[^<>]*+>(.{0,500}?)</h1>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +184,7 @@ def page_title(text: str) -> str | None:
     head = text[:2000].lower()
     if "<html" not in head and "<!doctype html" not in head and "<title" not in head:
         return None
+    text = text[:_SEARCHED_CHARS]
     match = _TITLE.search(text) or _HEADING.search(text)
     title = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", match.group(1))).split()) if match else ""
     return title[:200] or "an HTML page without a title"
@@ -238,9 +239,11 @@ def _complaint(error: object, body: object) -> Complaint:
         outer = body if isinstance(body, Mapping) else {}
         code, status = _code_of(outer)
         message = error if isinstance(error, str) else _message_of(outer)
-        return Complaint(message=message or str(error)[:_SHOWN_CHARS], code=code, status=status, everything=everything)
+        message = message[:_SEARCHED_CHARS] or str(error)[:_SHOWN_CHARS]
+        return Complaint(message=message, code=code, status=status, everything=everything)
     code, status = _code_of(error)
-    return Complaint(message=_message_of(error), code=code, status=status, everything=everything)
+    message = _message_of(error)[:_SEARCHED_CHARS]
+    return Complaint(message=message, code=code, status=status, everything=everything)
 
 
 def _without_echo(value: object, depth: int = 0) -> object:

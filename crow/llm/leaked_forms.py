@@ -24,8 +24,11 @@ Found: TypeAlias = list[tuple[str, str]]
 SchemaOf: TypeAlias = Callable[[str], JsonObject | None]
 """The schema of the offered tool that a name means, None if there is none."""
 
+# What a model writes is hostile: no expression here may take more than linear time. Hence the possessive quantifiers.
 _DECODER = json.JSONDecoder(strict=False)
 _MOST_CALLS = 100
+_MOST_PYTHON = 50_000
+"""Python reads longer texts too, with hundreds of times the memory."""
 
 _WRAPS = (
     r"<(?:seed:|minimax:|longcat_)?tool_calls?>|<function_calls?>|<｜DSML｜(?:function|tool)_calls>|<TOOLCALL>"
@@ -47,30 +50,30 @@ _BRACKETS = re.compile(
 )
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>(?=\s*(?:<|\Z))", re.DOTALL)
 _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed:)?tool_call>\s*)?\Z", re.DOTALL)
-_KEYED = re.compile(r"([\w.:-]+)\s*(?:<tool_sep>\s*)?(?=<arg_key>|</tool_call>)")
-_KEY = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
-_KEYED_END = re.compile(r"\s*</tool_call>")
+_KEYED = re.compile(r"([\w.:-]++)\s*+(?:<tool_sep>\s*+)?(?=<arg_key>|</tool_call>)")
+_KEY = re.compile(r"\s*+<arg_key>([^<]*+)</arg_key>\s*+<arg_value>(.*?)</arg_value>\s*+", re.DOTALL)
+_KEYED_END = re.compile(r"\s*+</tool_call>")
 _INVOKE = re.compile(
     r"<(｜DSML｜|antml:|)invoke name=[\"']?([^\"'>]+)[\"']?>(.*?)</\1invoke>(?=\s*(?:<|\Z))", re.DOTALL
 )
 _INVOKED = re.compile(
-    r"\s*<(?:｜DSML｜|antml:|)parameter name=[\"']?([^\"'>]+?)[\"']?(?:\s+string=\"(?:true|false)\")?>"
-    r"(.*?)</(?:｜DSML｜|antml:|)parameter>\s*",
+    r"\s*+<(?:｜DSML｜|antml:|)parameter name=[\"']?([^\"'>]{1,200}?)[\"']?(?:\s++string=\"(?:true|false)\")?>"
+    r"(.*?)</(?:｜DSML｜|antml:|)parameter>\s*+",
     re.DOTALL,
 )
-_NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\w+)?\s*(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"([\w.-]++)\s*+(?:\[CALL_ID\]\w++\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 _DEEPSEEK = re.compile(
     r"<｜tool[▁_]call[▁_]begin｜>(?:function<｜tool[▁_]sep｜>)?([^<\n]+?)(?:<｜tool[▁_]sep｜>|\n)\s*(?:```(?:json)?\s*)?(?=\{)"
 )
-_DEEPSEEK_END = re.compile(r"\s*(?:```)?\s*<｜tool[▁_]call[▁_]end｜>")
+_DEEPSEEK_END = re.compile(r"\s*+(?:```\s*+)?<｜tool[▁_]call[▁_]end｜>")
 _KIMI = re.compile(r"<\|tool_call_begin\|>\s*([^<\s]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)")
 _KIMI_END = re.compile(r"\s*<\|tool_call_end\|>")
 _HARMONY = re.compile(
-    r"(?:<\|start\|>assistant)?\s*(?:to=(?P<first>[\w.-]+)\s*)?<\|channel\|>(?:commentary|analysis)\s*(?:to=(?P<name>[\w.-]+))?"
-    r"\s*(?:<\|constrain\|>)?(?:json|code)?\s*<\|message\|>\s*(?=\{)"
+    r"(?:<\|start\|>assistant)?\s*+(?:to=(?P<first>[\w.-]++)\s*+)?<\|channel\|>(?:commentary|analysis)\s*+"
+    r"(?:to=(?P<name>[\w.-]++)\s*+)?(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
 )
 _GEMMA = re.compile(r"<start_function_call>call:([\w.-]+)\{(.*?)\}<end_function_call>", re.DOTALL)
-_GEMMA_ARGUMENT = re.compile(r"\s*(\w+):(?:<escape>(.*?)<escape>|([^,<>]*))\s*(?:,|\Z)", re.DOTALL)
+_GEMMA_ARGUMENT = re.compile(r"\s*+(\w++):(?:<escape>(.*?)<escape>\s*+|([^,<>]*+))(?:,|\Z)", re.DOTALL)
 _BARE = re.compile(r"(?:<\|start_header_id\|>assistant<\|end_header_id\|>)?\s*(?:functools\s*(?=\[))?")
 _FENCED = re.compile(r"(`{3,}|~{3,})(json|tool_call|tool_code)?[ \t]*\n(.*)\n\1", re.DOTALL)
 _SEPARATORS = re.compile(r"[\s;]*")
@@ -191,7 +194,7 @@ def _parameters(body: str, schema: JsonObject | None) -> dict[str, object] | Non
     """The parameters that make up `body`. One ends where the next one of the schema begins: values may hold such tags
     themselves, and closing tags are at times left out."""
     properties = schema.get("properties") if schema is not None else None
-    keys = "|".join(map(re.escape, properties)) if isinstance(properties, Mapping) and properties else r"[^>\s]+"
+    keys = "|".join(map(re.escape, properties)) if isinstance(properties, Mapping) and properties else r"[^<>\s]{1,200}"
     following = rf"(?=<parameter=(?:{keys})>|\Z)"
     pattern = re.compile(rf"\s*<parameter=({keys})>\n?(.*?)\n?(?:</parameter>\s*)?{following}", re.DOTALL)
     return _members(pattern, body, schema)
@@ -250,8 +253,11 @@ def _python_at(block: str, at: int, *, is_listed: bool) -> tuple[Found, int] | N
 
 def _in_python(text: str, *, is_listed: bool) -> Found:
     """The calls of `[name(key=value), ...]`; `is_listed`: or of one call a line."""
+    text = text.strip()
+    if len(text) > _MOST_PYTHON or not text.endswith(("]", ")")) or not (is_listed or text.startswith("[")):
+        return []
     try:
-        body = ast.parse(text.strip()).body
+        body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values = [statement.value for statement in body if isinstance(statement, ast.Expr)]

@@ -105,7 +105,7 @@ def _steps(prompt: str, messages: Sequence[Message]) -> list[_Step]:
     """The steps of a prompt; the words after a "then" that begin no step belong to the one before."""
     steps: list[_Step] = []
     pending = ""
-    for piece in re.split(r"\s+then\s+", prompt.strip()):
+    for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
         step = _step(piece, messages)
         if step is None and not pending:
             return []

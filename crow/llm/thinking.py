@@ -45,6 +45,8 @@ _BEGINNINGS = (*(opening for opening, _ in _TAGS), *_DRESS)
 _LONGEST = max(map(len, _BEGINNINGS))
 _END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
 _MOST_BLANKS = 4096
+_PIECE_CHARS = 16_384
+"""What is read at once: each tag that is read copies what follows it."""
 _LONE_CLOSE = re.compile(r"</think>[ \t]*(?:\r?\n|$)")
 
 
@@ -75,13 +77,14 @@ class ThinkSplitter:
         if self.in_text:
             return "", piece
         thought: list[str] = []
-        self._held += piece
-        while self._read_thought(thought) if self._state == "thought" else self._read_start():
-            pass
-        if not self.in_text:
-            return "".join(thought), ""
-        text, self._held = self._held, ""
-        return "".join(thought), text
+        for start in range(0, len(piece), _PIECE_CHARS):
+            self._held += piece[start : start + _PIECE_CHARS]
+            while self._read_thought(thought) if self._state == "thought" else self._read_start():
+                pass
+            if self.in_text:
+                text, self._held = self._held + piece[start + _PIECE_CHARS :], ""
+                return "".join(thought), text
+        return "".join(thought), ""
 
     def finish(self) -> tuple[str, str]:
         """What was held back: an unfinished tag is what it says; blanks alone are nothing."""

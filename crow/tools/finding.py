@@ -28,7 +28,12 @@ FIND_TOOLS = ToolSpec(
     input_schema={
         "type": "object",
         "properties": {
-            "query": {"type": "string", "minLength": 1, "description": "What the tool should do or be named."}
+            "query": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 300,
+                "description": "What the tool should do or be named.",
+            }
         },
         "required": ["query"],
     },

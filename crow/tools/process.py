@@ -150,12 +150,6 @@ class Process(asyncio.SubprocessProtocol):
         while await self.is_alive():  # noqa: ASYNC110 - nobody tells of the end of a grandchild
             await anyio.sleep(POLL_S)
 
-    def kill(self) -> None:
-        """SIGKILL to the group unless the child has ended, and the pipes closed. Waits for nothing."""
-        if not self.exited.is_set():
-            self.signal(KILL)
-        self.close()
-
     def close(self) -> None:
         """Close the pipes. A child that still runs is killed."""
         self._opened().close()

@@ -21,6 +21,7 @@ from crow.domain.errors import ArgumentError
 
 __all__ = ["Document", "get", "plain_url"]
 
+URL_CHARS = 8_192
 MOST_BYTES = 5_000_000
 TIMEOUT_S = 30.0
 MOST_REDIRECTS = 5
@@ -51,6 +52,8 @@ def plain_url(text: str) -> str:
 
     :raises ~crow.domain.errors.ArgumentError: it is none.
     """
+    if len(text) > URL_CHARS:
+        raise ArgumentError(f"fetch: url has {len(text):,} characters; expected at most {URL_CHARS:,}")
     try:
         parts = urlsplit(text.strip())
         port = parts.port

@@ -26,6 +26,9 @@ from crow.tools.truncate import Retained
 
 __all__ = ["DiskWorkspace", "is_protected"]
 
+PATH_CHARS = 16_384
+"""More than systems take; each part of a path costs a look at all before it."""
+
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
@@ -98,6 +101,8 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.resolve`."""
         if not path or "\0" in path:
             raise ArgumentError(f"path is {path!r}; expected the path of a file or directory")
+        if len(path) > PATH_CHARS:
+            raise ArgumentError(f"path has {len(path):,} characters; expected at most {PATH_CHARS:,}")
         return Path(os.path.realpath(self._cwd / path))
 
     def contains(self, path: Path) -> bool:

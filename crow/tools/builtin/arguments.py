@@ -130,7 +130,7 @@ def fits(schema: Mapping[str, Any], value: Any) -> bool:
         case int():
             return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
         case str():
-            return bool(len(value) >= schema.get("minLength", 0))
+            return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
         case list():
             return bool(len(value) <= schema.get("maxItems", len(value)))
     return True
@@ -156,6 +156,8 @@ def words(schema: Mapping[str, Any]) -> str:
             limits = f" from {schema['minimum']}" if "minimum" in schema else ""
             return "a whole number" + limits + (f" to {schema['maximum']}" if "maximum" in schema else "")
         case "string":
+            if "maxLength" in schema:
+                return f"text of at most {schema['maxLength']:,} characters"
             return "text that is not empty" if schema.get("minLength") else "text"
         case "boolean":
             return "true or false"

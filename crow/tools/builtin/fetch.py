@@ -90,7 +90,7 @@ async def converted(document: Document, keys: HiddenKeys) -> str:
             await process.output_ended.wait()
         code = process.returncode
     finally:
-        process.kill()
+        await process.end(0)
     if code != 0:
         why = f"took more than {CONVERT_S:g} s" if code is None else f"failed (exit code {code})"
         raise ArgumentError(f"fetch: turning {document.url} ({len(document.data):,} bytes) into text {why}")

@@ -1,13 +1,14 @@
 """`write_file`, and what the tools that touch files share.
 
-Strategy: a write states what it replaces, and the log keeps that before the file changes. What an offer says of a file
-outside the workspace is its name alone: nothing about it reaches the model unasked.
+A write states what it replaces, and the log keeps that before the file changes. What an offer says of a file outside
+the workspace is its name alone: nothing about it reaches the model unasked.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -22,6 +23,8 @@ __all__ = ["PATH", "WHOLE_BYTES", "WRITE_FILE", "change", "missing", "own_file",
 
 WHOLE_BYTES = 32_000_000
 NAMES_LOOKED_AT = 10_000
+NAMES_COMPARED = 500
+COMPARED_CHARS = 60
 
 
 async def regular_file(tool: str, workspace: Workspace, path: Path, *, head: int = 0) -> FileStat:
@@ -49,12 +52,20 @@ async def missing(tool: str, workspace: Workspace, path: Path) -> ArgumentError:
         return ArgumentError(
             f"{tool}: {shown_name(workspace, path)} does not exist; neither does the directory {where}"
         )
-    folded = {name.casefold(): name for name in names}
-    similar = difflib.get_close_matches(path.name.casefold(), folded, n=3, cutoff=0.6)
+    similar = await anyio.to_thread.run_sync(similar_names, path.name, names)
     hint = "; use list_files to see what is there"
     if similar:
-        hint = "; similar: " + ", ".join(shown_name(workspace, directory / folded[name]) for name in similar)
+        hint = "; similar: " + ", ".join(shown_name(workspace, directory / name) for name in similar)
     return ArgumentError(f"{tool}: {shown_name(workspace, path)} does not exist{hint}")
+
+
+def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
+    """Up to three of the names that are close to one that is not there. Comparing two of n characters takes n² steps or
+    more, so long names are compared by their beginnings, and only some where there are many."""
+    start = wanted.casefold()[:COMPARED_CHARS]
+    folded = {name.casefold()[:COMPARED_CHARS]: name for name in names}
+    likely = sorted(folded, key=lambda name: (name[:1] != start[:1], abs(len(name) - len(start))))[:NAMES_COMPARED]
+    return [folded[name] for name in difflib.get_close_matches(start, likely, n=3, cutoff=0.6)]
 
 
 def names_in(directory: Path) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Replacing a piece of text by another: exactly, or forgiving about white space where that is unambiguous.
 
-Strategy: an exact match first, with the file's own line ends; then lines are compared without trailing white space and
-with one shift of indentation, which the new text is given too. Bytes outside the match are never touched. Pure.
+An exact match comes first, with the file's own line ends; then lines are compared without white space at their ends and
+with one shift of indentation, which the new text is given too. Bytes outside the match are never touched.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ __all__ = ["Replaced", "replace"]
 
 NUMBERED = re.compile(r"\s*\d+\t")
 LINES_NAMED = 5
+LINES_COMPARED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replaced:
     """The one place whose lines differ from `old` in trailing white space and one shift of indentation."""
     lines = split_lines(text)
     wanted = old.removesuffix("\n").split("\n")
-    found = places(lines, wanted)
+    found = places(lines, wanted, name)
     if not found:
         raise ArgumentError(not_found(lines, wanted, name))
     if len(found) > 1:
@@ -125,18 +126,26 @@ def split_lines(text: str) -> list[str]:
     return [*lines, last] if last else lines
 
 
-def places(lines: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, Shift]]:
-    """Where `wanted` stands, line by line, with the shift of each place."""
-    bare = [line.strip() for line in lines]
-    bare_wanted = [line.strip() for line in wanted]
-    if not any(bare_wanted):
+def places(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, Shift]]:
+    """Where `wanted` stands, line by line, with the shift of each place.
+
+    :raises ~crow.domain.errors.ArgumentError: it would take too long to say.
+    """
+    if not any(line.strip() for line in wanted):
         return []
-    found = []
-    for index in range(len(lines) - len(wanted) + 1):
-        if bare[index] == bare_wanted[0] and bare[index : index + len(wanted)] == bare_wanted:
-            shift = shift_between(wanted, lines[index : index + len(wanted)])
-            if shift is not None:
-                found.append((index, shift))
+    # One search of the text is linear; comparing line by line is not, in a file of lines that are all alike.
+    bare = "".join(f"\n{line.strip()}" for line in [*lines, ""])
+    bare_wanted = "".join(f"\n{line.strip()}" for line in [*wanted, ""])
+    found, index, at, left = [], 0, 0, LINES_COMPARED
+    while (place := bare.find(bare_wanted, at)) >= 0:
+        index += bare.count("\n", at, place)
+        shift = shift_between(wanted, lines[index : index + len(wanted)])
+        if shift is not None:
+            found.append((index, shift))
+        left -= len(wanted)
+        if left < 0:
+            raise ArgumentError(f"edit_file: old_text is much like too many places in {name}; copy it exactly")
+        index, at = index + 1, place + 1
     return found
 
 

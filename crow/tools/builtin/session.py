@@ -17,6 +17,9 @@ from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 __all__ = ["RECALL", "UPDATE_PLAN"]
 
 RECALLED = 20
+QUERY_CHARS = 300
+"""Looking for a long text takes its length times that of what is looked through."""
+
 MAX_ITEMS = 100
 FIELDS = get_type_hints(PlanItem)
 
@@ -104,7 +107,7 @@ RECALL = Builtin(
         input_schema={
             "type": "object",
             "properties": {
-                "query": {"type": "string", "description": "Words to look for."},
+                "query": {"type": "string", "maxLength": QUERY_CHARS, "description": "Words to look for."},
                 "entry": {"type": "integer", "minimum": 1, "description": "The number of an entry."},
             },
         },
