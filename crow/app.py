@@ -135,6 +135,7 @@ class Wiring:
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=editor.terminals,
+            hidden_variables=lambda: hidden_keys(self._loaded).names(),
             timeouts=Timeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled

@@ -22,7 +22,8 @@ class Kit:
     costs nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
     bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
     they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `timeouts` how long
-    the editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says
+    the editor and its user may take for an answer. `hidden_variables` are those that commands in the editor's terminals
+    must not see. `servers` are the user's own, for every session. `log_hint` says
     where the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies
     free, and blocks meanwhile.
     """
@@ -41,4 +42,5 @@ class Kit:
     editor_terminals: bool
     timeouts: Timeouts
     log_hint: str
+    hidden_variables: Callable[[], Sequence[str]] = tuple
     servers: Sequence[McpServer] = ()

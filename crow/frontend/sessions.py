@@ -319,7 +319,13 @@ class OpenSessions:
         if self.caps.reads_files or self.caps.writes_files or in_terminals:
             answer_s = self._kit.timeouts.editor_s
             workspace = EditorWorkspace(
-                workspace, row.id, client.request, self.caps, answer_s=answer_s, in_terminals=in_terminals
+                workspace,
+                row.id,
+                client.request,
+                self.caps,
+                answer_s=answer_s,
+                in_terminals=in_terminals,
+                hidden=self._kit.hidden_variables() if in_terminals else (),
             )
         servers = with_users_own(self._kit.servers, opening.servers)
         session = Session(self._adapters, client, workspace, servers, tail)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,14 @@ SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
 
 class EditorTerminals:
-    """The terminals of one session. `answer_s`: how long the editor may take for an answer, in seconds."""
+    """The terminals of one session. `answer_s`: how long the editor may take for an answer, in seconds. `hidden`:
+    variables that commands must not see; the editor's own environment may hold them, so they are set to nothing."""
 
-    def __init__(self, session_id: str, ask: Ask, *, answer_s: float) -> None:
+    def __init__(self, session_id: str, ask: Ask, *, answer_s: float, hidden: Sequence[str] = ()) -> None:
         self._session_id = session_id
         self._ask = ask
         self._answer_s = answer_s
+        self._variables = {**ENVIRONMENT, **dict.fromkeys(hidden, "")}
         self._left: list[str] = []
 
     async def run(self, command: str, *, cwd: str, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
@@ -76,7 +79,7 @@ class EditorTerminals:
 
     async def _create(self, command: str, cwd: str) -> str:
         shell, *options = SHELL
-        variables = [{"name": name, "value": value} for name, value in ENVIRONMENT.items()]
+        variables = [{"name": name, "value": value} for name, value in self._variables.items()]
         params = {"command": shell, "args": [*options, command], "cwd": cwd, "env": variables}
         try:
             with anyio.fail_after(self._answer_s):

@@ -10,7 +10,7 @@ the protocol; not which tool asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,8 @@ _REFUSAL = re.compile(
 
 class EditorWorkspace:
     """See :class:`crow.tools.Workspace`. `disk` is the workspace without the editor; `in_terminals`: commands run in
-    the editor's terminals, if it has any; `answer_s`: how long it may take for an answer, in seconds."""
+    the editor's terminals, if it has any, without the variables `hidden`; `answer_s`: how long it may take for an
+    answer, in seconds."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class EditorWorkspace:
         answer_s: float,
         silence_s: float = SILENCE_S,
         in_terminals: bool = False,
+        hidden: Sequence[str] = (),
     ) -> None:
         self._disk = disk
         self._session_id = session_id
@@ -61,7 +63,9 @@ class EditorWorkspace:
         self._answer_s = answer_s
         self._silence_s = silence_s
         self._terminals = (
-            EditorTerminals(session_id, ask, answer_s=answer_s) if in_terminals and caps.terminals else None
+            EditorTerminals(session_id, ask, answer_s=answer_s, hidden=hidden)
+            if in_terminals and caps.terminals
+            else None
         )
 
     @property

@@ -43,6 +43,10 @@ class HiddenKeys:
         """Whether a variable must not reach a child."""
         return name in self.variables or any(len(key) >= KEY_CHARS and key in value for key in self.values)
 
+    def names(self) -> tuple[str, ...]:
+        """The variables to hide from what others start for us: those named, and those here that hold a key."""
+        return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
+
 
 NO_KEYS = HiddenKeys()
 """What is hidden where nobody said which keys there are."""

@@ -18,12 +18,14 @@ class Editor:
     def __init__(self, **answers: Any) -> None:
         self.answers = {"create": {"terminalId": "t1"}, "release": None, "kill": {}} | answers
         self.asked: list[str] = []
+        self.variables: list[dict[str, str]] = []
         self.waiting = anyio.Event()
 
     async def ask(self, method: str, params: dict[str, Any]) -> Any:
         Judge().check("agent", {"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
         name = method.removeprefix("terminal/")
         self.asked.append(name)
+        self.variables += params.get("env", ())
         if name not in self.answers:
             self.waiting.set()
             await anyio.sleep_forever()
@@ -46,6 +48,14 @@ async def test_a_command_runs_is_read_and_released() -> None:
     editor = Editor(wait_for_exit={"exitCode": 3, "signal": None}, output={"output": "hi\n", "truncated": False})
     assert await run(editor) == (3, "hi\n")
     assert editor.asked == ["create", "wait_for_exit", "output", "release"]
+
+
+async def test_a_command_does_not_see_the_variables_that_are_hidden_from_it() -> None:
+    editor = Editor(wait_for_exit={"exitCode": 0}, output={"output": "", "truncated": False})
+    terminals = EditorTerminals("s", editor.ask, answer_s=30, hidden=("NEST_KEY", "WORK_KEY"))
+    await terminals.run("env", cwd="/w", timeout_s=20, on_output=unheard)
+    hidden = [variable for variable in editor.variables if variable["name"].endswith("_KEY")]
+    assert hidden == [{"name": "NEST_KEY", "value": ""}, {"name": "WORK_KEY", "value": ""}]
 
 
 async def test_a_command_that_takes_too_long_is_killed_even_by_an_editor_that_cannot() -> None:

@@ -136,6 +136,32 @@ async def test_no_command_and_no_server_gets_the_keys_of_any_endpoint(
     assert "sk-work-0123456789" in said
 
 
+async def test_commands_in_the_editors_terminals_do_not_see_the_keys_that_the_editor_has(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[model]\napi_key_env = "NEST_KEY"\n[editor]\nterminals = true\n')
+    variables: dict[str, str] = {}
+
+    def create(params: dict[str, Any]) -> dict[str, Any]:
+        variables.update({variable["name"]: variable["value"] for variable in params["env"]})
+        return {"terminalId": "t1"}
+
+    answers = {
+        "terminal/create": create,
+        "terminal/wait_for_exit": lambda _: {"exitCode": 0},
+        "terminal/output": lambda _: {"output": "", "truncated": False},
+        "terminal/release": lambda _: {},
+    }
+    env = {"NEST_KEY": "sk-nest-0123456789", "A_COPY": "Bearer sk-nest-0123456789", "OTHER": "is not ours"}
+    endpoint.script(fake.calls(("shell", {"command": "env"})), fake.text("ok"))
+    async with crow(endpoint=endpoint, answers=answers, env=env) as agent:
+        await agent.initialize(terminal=True)
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+    hidden = ("NEST_KEY", "A_COPY", "OPENAI_API_KEY", "OPENROUTER_API_KEY")
+    assert {name: variables.get(name) for name in (*hidden, "OTHER")} == {**dict.fromkeys(hidden, ""), "OTHER": None}
+
+
 PROTECTED = (
     *(".git/hooks/pre-commit", ".git/config", ".GIT/config", "sub/.git/hooks/x.md", "tree/.git", "docs/hooks/x.md"),
     *("AGENTS.md", ".vscode/tasks.json", ".envrc", "HEAD", "store/config"),
