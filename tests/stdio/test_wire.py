@@ -200,7 +200,7 @@ async def test_bad_directories_and_blocks_are_refused_and_lose_nothing(crow: Sta
         ):
             assert len((await failed(agent.request(method, params)))[1]) < 10_000
         await agent.prompt(session, f"/export {long}")
-        assert "could not be written: File name too long" in agent.text(session)
+        assert "path has 1,100,000 characters; expected at most 16,384" in agent.text(session)
         assert (await agent.prompt(session, "say whole"))["stopReason"] == "end_turn"
         assert agent.text(session).endswith("whole")
 
