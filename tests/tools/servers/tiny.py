@@ -1,6 +1,7 @@
 """A well-behaved MCP server over standard streams, without any library: each tool shows one thing a server may do.
 
-Arguments: `modern` speaks only the newer protocol; `pages` lists its tools one a page; otherwise the classic handshake.
+Arguments: `modern` speaks only the newer protocol, and refuses the old handshake by the error code that follows (-32601
+without one); `pages` lists its tools one a page; otherwise the classic handshake.
 """
 
 import json
@@ -124,7 +125,8 @@ def answer(message):
 def handle(message):
     result = answer(message)
     if result is None:
-        error = {"code": -32601 if message["method"] == "initialize" else -32603, "message": "out of order"}
+        refusal = int(sys.argv[2]) if sys.argv[1:2] == ["modern"] and len(sys.argv) > 2 else -32601
+        error = {"code": refusal if message["method"] == "initialize" else -32603, "message": "out of order"}
         send({"id": message["id"], "error": error})
     else:
         send({"id": message["id"], "result": result})
