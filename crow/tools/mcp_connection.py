@@ -366,6 +366,8 @@ def refused_handshake(error: BaseException) -> bool:
             return any(map(refused_handshake, exceptions))
         case MCPError():
             return error.code in REFUSED_HANDSHAKE
+        case RuntimeError():  # the library's, where a server answers with a version that has no handshake
+            return True
     return False
 
 

@@ -50,9 +50,9 @@ async def test_both_protocols_are_spoken(open_box: OpenBox, era: str):
         assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
 
 
-@pytest.mark.parametrize("code", [-32600, -32601, -32602, -32020, -32021, -32022])
-async def test_a_server_that_refuses_the_old_handshake_is_spoken_to_in_the_new_way(open_box: OpenBox, code: int):
-    async with open_box(stdio("tiny.py", "modern", str(code))) as box:
+@pytest.mark.parametrize("how", ["-32600", "-32601", "-32602", "-32020", "-32021", "-32022", "greets"])
+async def test_a_server_that_refuses_the_old_handshake_is_spoken_to_in_the_new_way(open_box: OpenBox, how: str):
+    async with open_box(stdio("tiny.py", "modern", how)) as box:
         await box.toolbox.wait_ready(10)
         assert [(status.state, status.detail) for status in box.toolbox.servers()] == [("ready", "")]
         assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
