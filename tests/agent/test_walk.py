@@ -181,9 +181,13 @@ async def test_a_fresh_start_keeps_the_id_and_everything_that_was_said(tmp_path:
         assert "1 prompt, last “one”" in tree
 
 
-async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["/new", "/clear"])
+async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_given(
+    tmp_path: Path, command: str
+) -> None:
     async with opened(tmp_path, answers("1")) as run:
-        await say(run, "one", "/title  My \n nest", "/new", "/redo")
+        told = await say(run, "one", "/title  My \n nest", command, "/redo")
+        assert told == f"Back where you were before `{command}`, after “one”. The model sees it again."
         assert await path_words(run) == ["one", "1"]
         assert (await run.store.session("s1")).title == "My nest"
 
