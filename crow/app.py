@@ -22,7 +22,6 @@ from crow import __version__
 from crow.agent.adapters import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.templates import Template, read_templates
 from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
@@ -30,6 +29,7 @@ from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_of
 
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
+    from crow.agent.templates import Template
     from crow.agent.toolset import WaitableToolbox
     from crow.frontend.kit import Kit
     from crow.llm import Model, ModelInfo
@@ -143,6 +143,8 @@ class Wiring:
 
     def _templates(self) -> tuple[Template, ...]:
         """The user's own commands, as they are now."""
+        from crow.agent.templates import read_templates  # only a session lists them
+
         taken = [spec.name for spec in COMMANDS]
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
