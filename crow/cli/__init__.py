@@ -122,7 +122,7 @@ def _acp(options: argparse.Namespace) -> int:
         with importing():
             from crow.app import serve
 
-        return asyncio.run(serve(loaded))
+        return asyncio.run(serve(loaded, lambda: _load(options)))
     except CrowError:
         raise
     except Exception as error:  # editors show stderr to their users: the traceback belongs in the log
