@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crow.tools import Skill
+from crow.tools.front_matter import front_matter
 
 __all__ = ["FoundSkill", "find_skills", "read_skill"]
 
@@ -50,7 +51,7 @@ def find_skills(user_folders: Sequence[Path], cwd: Path) -> tuple[FoundSkill, ..
 def read_skill(found: FoundSkill) -> str:
     """The skill's text without its front matter. :raises OSError: it cannot be read any more."""
     text = bounded_text(found.path, FILE_BYTES)
-    return text[front_matter(text)[1] :].strip()
+    return text[front_matter(text, ())[1] :].strip()
 
 
 def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
@@ -68,7 +69,7 @@ def skills_in(folder: Path, *, of_workspace: bool) -> Iterator[FoundSkill]:
             head = bounded_text(path, HEAD_BYTES)
         except OSError:
             continue
-        fields = front_matter(head)[0]
+        fields, _ = front_matter(head, ("name", "description"))
         called = fields.get("name", name)
         if NAME.fullmatch(called):
             skill = Skill(
@@ -87,31 +88,6 @@ def bounded_text(path: Path, limit: int) -> str:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no regular file")
         return file.read(limit).decode("utf-8", "replace")
-
-
-def front_matter(text: str) -> tuple[dict[str, str], int]:
-    """The `key: value` lines between the two `---`, folded values joined, and where the text after them begins."""
-    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
-    if not lines or lines[0].strip() != "---":
-        return {}, 0
-    end = next((index for index, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
-    if end is None:
-        return {}, 0
-    fields: dict[str, str] = {}
-    key = ""
-    for line in lines[1:end]:
-        name, colon, value = line.partition(":")
-        if colon and name.strip() == name and name:
-            key = name
-            fields[key] = "" if value.strip() in ("|", ">", "|-", ">-") else unquoted(value.strip())
-        elif key and line[:1].isspace():
-            fields[key] = f"{fields[key]} {line.strip()}".strip()
-    offset = len(text) - len(text.removeprefix("\ufeff"))
-    return fields, offset + sum(map(len, lines[: end + 1]))
-
-
-def unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
 
 
 def one_line(text: str) -> str:
