@@ -109,7 +109,7 @@ async def turn(root: Path, model: ScriptedModel) -> float:
         model=chosen,
         info=lambda _: model.info,
         open_toolbox=open_toolbox,
-        settings=SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionSettings(auto=False)),
+        settings=lambda: SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionSettings(auto=False)),
     )
     session = Session(adapters, NoteTaker(), DiskWorkspace(root), (), await store.open_session("s"))
     async with anyio.create_task_group() as tasks:

@@ -12,8 +12,9 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,14 +23,15 @@ from crow import __version__
 from crow.agent.adapters import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.templates import Template, read_templates
 from crow.collector import importing
 from crow.domain.errors import AuthError, CrowError
 from crow.endpoints import endpoint_of, open_model
+from crow.log import start_logging
 from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
 
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
+    from crow.agent.templates import Template
     from crow.agent.toolset import WaitableToolbox
     from crow.frontend.kit import Kit
     from crow.llm import Model, ModelInfo
@@ -50,8 +52,9 @@ MOST_MODELS = 200
 """More than that is no choice, and the list goes to the client with every change."""
 
 NOTHING_CONFIGURED = (
-    "Crow has no model to ask. Set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an endpoint other than "
-    'OpenAI\'s), or [model] in {file}; CROW_MODEL="offline" is the built-in model that needs none of them.'
+    "Crow has no model to ask. Run `crow login`, or set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for an "
+    'endpoint other than OpenAI\'s), or [model] in {file}; CROW_MODEL="offline" is the built-in model that needs none '
+    "of them."
 )
 
 
@@ -69,8 +72,8 @@ def upkeep_of(store: SqliteStore) -> Upkeep:
     return Upkeep(store)
 
 
-async def serve(loaded: Loaded) -> int:
-    """Serve ACP on stdin and stdout until stdin ends; the exit code."""
+async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
+    """Serve ACP on stdin and stdout until stdin ends; the exit code. `reload` gathers the settings anew."""
     with importing():
         # What opens a session, too: the request behind `initialize` does, and here the collector rests.
         import crow.store.sqlite
@@ -80,7 +83,7 @@ async def serve(loaded: Loaded) -> int:
         from crow.frontend.transport import StdioTransport, claim_stdio
 
     with claim_stdio() as (source, sink), recorder(loaded) as observe:
-        wiring = Wiring(loaded)
+        wiring = Wiring(loaded, reload=reload, observe=observe)
         agent = AcpAgent(wiring.kit())
         await serve_connection(StdioTransport(source, sink, observe=observe), agent, agent.warm)
         await wiring.close()
@@ -104,16 +107,23 @@ def recorder(loaded: Loaded) -> Iterator[Recorder | None]:
 
 
 class Wiring:
-    """The adapters of one process, made when they are first needed."""
+    """The adapters of one process, made when they are first needed. Without `reload` the settings stay as they are."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(
+        self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, observe: Recorder | None = None
+    ) -> None:
         self._loaded = loaded
         self._settings = loaded.settings
+        self._reload = reload
+        self._observe = observe
+        self._secrets = set(loaded.settings.secrets())
+        self._of_sessions: SessionSettings | None = None
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
+        self._retired: list[Model] = []
         self._imports = Imports()
         self._hooks: Hooks | None = None
-        # The configured models, the default first; those that the endpoint tells of come behind them.
+        # The configured models; those that the endpoint tells of come behind them.
         self._offered = list(names_offered(self._settings))
 
     def kit(self) -> Kit:
@@ -121,21 +131,23 @@ class Wiring:
         from crow.frontend.asking import Timeouts
         from crow.frontend.kit import Kit
 
-        models, editor = tuple(self._offered), self._settings.editor
+        editor = self._settings.editor
         return Kit(
             version=__version__,
             open_store=self._open_store,
             adapters=self._adapters,
             workspace=self._workspace,
-            check=lambda: self._check(models[0] if models else ""),
+            check=lambda: self._check(self._default_model()),
             warm_up=self._imports.load,
             trim=trimmed,
             more_models=self._more_models,
-            models=models,
+            renewed=self._renewed,
+            models=tuple(self._offered),
+            model=self._default_model(),
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=editor.terminals,
-            hidden_variables=lambda: hidden_keys(self._loaded).names(),
+            hidden_variables=lambda: self._hidden_keys().names(),
             timeouts=Timeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
@@ -143,14 +155,47 @@ class Wiring:
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
+    def _renewed(self) -> Kit | None:
+        """What the front end needs now, if the user's file is another since: models and endpoints hold from the next
+        prompt, as do rules and compaction; what only an opened session looks at, for those that are opened later."""
+        if self._reload is None or not self._loaded.is_stale:
+            return None
+        loaded = self._reload()
+        if loaded.problem is not None and self._loaded.problem is None:
+            logger.warning("The settings stay as they were: %s", loaded.problem)
+            self._loaded = replace(self._loaded, stamp=loaded.stamp)
+            return None
+        before, now = self._settings, loaded.settings
+        self._loaded, self._settings, self._of_sessions = loaded, now, None
+        self._mask(now.secrets())
+        if (before.model, before.models, before.providers) != (now.model, now.models, now.providers):
+            self._offered[:] = names_offered(now)
+        if before != now:  # turns that run go on with what they have
+            self._retired += self._models.values()
+            self._models = {}
+        return self.kit()
+
+    def _mask(self, secrets: Iterable[str]) -> None:
+        """New keys, and old ones too, must appear in no log and no recording."""
+        self._secrets.update(secrets)
+        start_logging(self._loaded.paths.log_file, self._settings.log.level, self._secrets)
+        if self._observe is not None:
+            self._observe.mask(self._secrets)
+
+    def _default_model(self) -> str:
+        """The model of new sessions; empty if none is set."""
+        return next(iter(names_offered(self._settings)), "")
+
     def _templates(self) -> tuple[Template, ...]:
         """The user's own commands, as they are now."""
+        from crow.agent.templates import read_templates  # only a session lists them
+
         taken = [spec.name for spec in COMMANDS]
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
     async def close(self) -> None:
         """Close the models' connections."""
-        for model in self._models.values():
+        for model in (*self._retired, *self._models.values()):
             await model.close()
 
     async def _open_store(self) -> Store:
@@ -158,18 +203,25 @@ class Wiring:
         return self._store
 
     def _adapters(self, store: Store) -> Adapters:
-        from crow.agent.permission import user_rules
-
-        limits, compaction = self._settings.limits, self._settings.compaction
         return Adapters(
             store=store,
             load=self._imports.load,
             model=self._model,
             info=self._info,
             open_toolbox=self._open_toolbox,
+            default_model=self._default_model,
             models=self._offered,
             templates=self._templates,
-            settings=SessionSettings(
+            settings=self._session_settings,
+            hooks=self._own_hooks,
+        )
+
+    def _session_settings(self) -> SessionSettings:
+        if self._of_sessions is None:
+            from crow.agent.permission import user_rules
+
+            limits, compaction = self._settings.limits, self._settings.compaction
+            self._of_sessions = SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 rules=user_rules(self._settings.permissions.allow, self._settings.permissions.deny),
                 compaction=CompactionSettings(
@@ -180,9 +232,8 @@ class Wiring:
                     instruction=self._loaded.summary_prompt,
                     compact_model=compaction.compact_model or "",
                 ),
-            ),
-            hooks=self._own_hooks,
-        )
+            )
+        return self._of_sessions
 
     def _own_hooks(self) -> Hooks:
         """The hooks of this process."""
@@ -192,6 +243,9 @@ class Wiring:
             self._hooks = Hooks(find_hooks)
         return self._hooks
 
+    def _hidden_keys(self) -> HiddenKeys:
+        return hidden_keys(self._loaded)
+
     def _workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
         from crow.tools.workspace import DiskWorkspace
 
@@ -200,7 +254,7 @@ class Wiring:
         return DiskWorkspace(
             cwd,
             directories,
-            keys=hidden_keys(self._loaded),
+            keys=self._hidden_keys,
             own=(paths.config_file, paths.database, paths.log_file, *in_config),
         )
 
@@ -221,7 +275,7 @@ class Wiring:
             offered=limits.offered_tools,
             skill_folders=(self._loaded.paths.config_file.parent / "skills",),
             fetches_private=self._settings.permissions.fetch_private,
-            keys=hidden_keys(self._loaded),
+            keys=self._hidden_keys,
         )
         return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
@@ -229,11 +283,14 @@ class Wiring:
         """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
         if self._loaded.problem is not None:
             raise self._loaded.problem
-        settings = self._settings.model
-        if not name and settings.api_key is None and self._loaded.sources["model.base_url"] == "default":
+        if not name and not self._has_endpoint():
             raise AuthError(NOTHING_CONFIGURED.format(file=self._loaded.paths.config_file))
         if name != OFFLINE:
             endpoint_of(target_of(name, self._settings)).check()
+
+    def _has_endpoint(self) -> bool:
+        """Whether the user named an endpoint, or has a key for the usual one."""
+        return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
 
     def _info(self, name: str) -> ModelInfo:
         """What is known of a model, without the packages that it needs to be asked."""
@@ -256,8 +313,8 @@ class Wiring:
 
     async def _more_models(self) -> tuple[str, ...]:
         """What the default model's endpoint says it serves; nothing where it does not say so soon."""
-        name = self._offered[0] if self._offered else OFFLINE
-        if name == OFFLINE:
+        name = self._default_model()
+        if name == OFFLINE or not (name or self._has_endpoint()):
             return ()
         try:
             with anyio.fail_after(MODELS_WAIT_S):

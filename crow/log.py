@@ -29,7 +29,10 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
     handler = LogFile(file)
     handler.setFormatter(MaskingFormatter(secrets))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    old, root.handlers[:] = root.handlers[:], [handler]
+    for each in old:
+        if isinstance(each, LogFile):
+            each.close()
     root.setLevel(logging.WARNING)
     logging.getLogger("crow").setLevel(level.upper())
     logging.captureWarnings(True)

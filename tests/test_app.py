@@ -34,7 +34,7 @@ def test_settings_of_compaction_reach_the_sessions(tmp_path: Path) -> None:
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": "http://localhost:1/v1"}))
     store: Store = None  # type: ignore[assignment]  # nothing is opened here
     adapters = wiring._adapters(store)
-    settings = adapters.settings.compaction
+    settings = adapters.settings().compaction
     assert (settings.auto, settings.threshold, settings.keep_tokens, settings.target) == (False, 0.5, 1_000, 0.25)
     assert (settings.compact_model, settings.instruction) == ("small", "Sum up.")
     assert adapters.info("large").context_window == 50_000

@@ -128,6 +128,24 @@ def test_commands_before_there_is_a_database_say_so_and_make_none(home: Path, ca
     assert not home.exists()
 
 
+def test_sessions_are_listed_with_their_messages_by_list_too(told: Path, capfd: pytest.CaptureFixture[str]):
+    listed = crow(capfd)
+    rows = [line.split("\t") for line in listed.splitlines()]
+    assert [(row[0], *row[2:4]) for row in rows] == [("aaaa2222-two", "3", "/two"), ("aaaa1111-one", "3", "/one")]
+    assert crow(capfd, "list") == listed
+    assert main(["session", "list"]) == 0
+    assert capfd.readouterr().out == listed
+    of_one = rows[1]
+    assert crow(capfd, "list", "--cwd", "/one").split("\t") == crow(capfd, "--cwd", "/one", "list").split("\t")
+    assert crow(capfd, "list", "--cwd", "/one").rstrip("\n").split("\t") == of_one
+    assert crow(capfd, "list", "--archived") == ""
+    assert crow(capfd, "list", "--continue", "--cwd", "/one") == "aaaa1111-one\n"
+    (row,) = map(json.loads, crow(capfd, "list", "--json", "--cwd", "/one").splitlines())
+    assert (row["id"], row["messages"], row["entries"]) == ("aaaa1111-one", 3, 7)
+    (newest,) = map(json.loads, crow(capfd, "--continue", "--json", "--cwd", "/one").splitlines())
+    assert newest == row
+
+
 def test_search_prints_a_line_a_hit_or_json(told: Path, capfd: pytest.CaptureFixture[str]):
     lines = [line.split("\t") for line in crow(capfd, "search", "the", "NEEDLE").splitlines()]
     assert [(line[0], *line[2:]) for line in lines] == [

@@ -46,14 +46,17 @@ class SessionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything."""
+    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything. `settings` and
+    `default_model` (empty if none is set) are asked anew for each turn, as the user may change them meanwhile; so are
+    `models`, the names offered."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
     model: Callable[[str], Awaitable[Model]]
     info: Callable[[str], ModelInfo]
     open_toolbox: OpenToolbox
-    settings: SessionSettings
+    settings: Callable[[], SessionSettings]
+    default_model: Callable[[], str] = str
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
     hooks: Callable[[], Hooks] | None = None

@@ -43,17 +43,17 @@ class Verdict:
 
 
 class Permissions:
-    """Judges the calls of one session. `rules` are those of the user's file."""
+    """Judges the calls of one session. `rules` are those of the user's file, and may be replaced between turns."""
 
     def __init__(self, branch: Branch, client: Client, rules: Sequence[Rule] = ()) -> None:
         self._branch = branch
         self._client = client
-        self._rules = tuple(rules)
+        self.rules = tuple(rules)
 
     async def judge(self, ref: CallRef, call: ToolCall, offer: Offer) -> Verdict:
         """Whether an announced call may run."""
         row = self._branch.row
-        decision = decide(call.name, offer, row.mode, (*self._rules, *rules_in(row.permissions)))
+        decision = decide(call.name, offer, row.mode, (*self.rules, *rules_in(row.permissions)))
         match decision:
             case Allow(why=why):
                 return Verdict(why=why)

@@ -63,14 +63,20 @@ class Calls:
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
 
-    async def run(self, entry: Entry, answer: Assistant) -> tuple[tuple[ToolCall, ToolResult], ...]:
+    async def look(self, calls: Sequence[ToolCall]) -> tuple[Offer, ...]:
+        """What each call is about to do. What is to be shown of it is stored with the answer, before it is shown."""
+        return tuple([await self._toolbox.offer(call) for call in calls])
+
+    async def run(
+        self, entry: Entry, answer: Assistant, offers: Sequence[Offer]
+    ) -> tuple[tuple[ToolCall, ToolResult], ...]:
         """Run all calls of `answer`, which `entry` holds; they and their results, in call order.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
         changed = False
         self._beside = len(answer.calls)
-        for group in grouped(await self._announce(entry, answer)):
+        for group in grouped(await self._announce(entry, answer, offers)):
             allowed = []
             for call in group:
                 judged = await self._allowed(call, look_again=changed)
@@ -93,10 +99,9 @@ class Calls:
             await self._branch.publish(CallEnded(call=call.ref, text=CANCELLED_SHOWN))
         self._open = {}
 
-    async def _announce(self, entry: Entry, answer: Assistant) -> list[OpenCall]:
+    async def _announce(self, entry: Entry, answer: Assistant, offers: Sequence[Offer]) -> list[OpenCall]:
         calls = []
-        for index, call in enumerate(answer.calls):
-            offer = await self._toolbox.offer(call)
+        for index, (call, offer) in enumerate(zip(answer.calls, offers, strict=True)):
             opened = OpenCall(ref=CallRef(assistant=entry.id, index=index), call=call, offer=offer)
             self._open[opened.ref] = opened
             calls.append(opened)
@@ -123,7 +128,7 @@ class Calls:
         return None if verdict.why is None else (verdict.why, offer)
 
     async def _run_one(self, opened: OpenCall, why: str, offer: Offer) -> None:
-        started = NewEntry(body=Started(call=opened.ref, why=why, announcement=opened.offer.announcement))
+        started = NewEntry(body=Started(call=opened.ref, why=why))
         try:
             if offer.access != "read":
                 await self._branch.record([started])

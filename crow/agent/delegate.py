@@ -55,7 +55,7 @@ class SubAgents:
     permissions: Permissions
     model: Callable[[str], Awaitable[Model]]
     compactor: Callable[[Branch, Model, Briefing], Awaitable[Compactor]]
-    steps: int
+    steps: Callable[[], int]
     running: set[str] = field(default_factory=set)
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> Delegated:  # noqa: ARG002
@@ -119,7 +119,7 @@ class SubAgents:
                 branch,
                 await self.compactor(branch, model, briefing),
                 tools,
-                steps=self.steps,
+                steps=self.steps(),
                 briefing=briefing,
                 permissions=self.permissions,
             )

@@ -99,6 +99,16 @@ class Draft:
         answer = stream.answer
         return replace(answer, text=without_overlap(self._before, answer.text)) if self._before else answer
 
+    async def save(self) -> None:
+        """Save what was shown and is not saved yet, once the stream has ended.
+
+        :raises ~crow.domain.errors.StoreError: it could not be saved.
+        """
+        text, thought = "".join(self._unsaved_text), "".join(self._unsaved_thought)
+        self._unsaved_text, self._unsaved_thought = [], []
+        if text or thought:
+            await self._branch.save_draft(message_id=self.message_id, text=text, thought=thought)
+
     async def _put(self, delta: Delta) -> None:
         self._pending.append(delta)
         if not isinstance(delta, Retrying):

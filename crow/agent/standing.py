@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from crow.agent import new_message_id
+from crow.agent.choices import set_model
 from crow.agent.compaction.gauge import Gauge, gauge_on
 from crow.domain.entries import NewEntry, PlanItem, Remark
 from crow.domain.errors import CrowError
@@ -50,6 +51,8 @@ class Standing:
         `waits`: the prompt is in the inbox. See :meth:`crow.store.Store.take_turn` for errors.
         """
         known = self._branch.plan
+        if not self._branch.row.model and (name := self._adapters.default_model()):
+            await set_model(self._branch, name)  # none was set when the session was made
         if message_id is None:
             start = await self._branch.claim(None)
         else:
@@ -120,7 +123,7 @@ class Standing:
             await self._branch.publish(measured)
 
     async def _gauge(self) -> Gauge:
-        return await gauge_on(self._branch, self._info, self._adapters.settings.compaction, self._adapters.store)
+        return await gauge_on(self._branch, self._info, self._adapters.settings().compaction, self._adapters.store)
 
     def _info(self) -> ModelInfo:
         return self._adapters.info(self._branch.row.model)

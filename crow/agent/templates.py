@@ -12,13 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from crow.tools.front_matter import front_matter
+
 __all__ = ["Template", "read_templates"]
 
 MOST_BYTES = 256 * 1024
 MOST_TEMPLATES = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_HEADER = re.compile(r"\A---[ \t]*\n(.*?)\n---[ \t]*\n", re.DOTALL)
-_FIELD = re.compile(r"^(description|argument-hint):[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,16 @@ def _read(file: Path) -> Template | None:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
-    header = _HEADER.match(text)
-    fields = dict(_FIELD.findall(header[1])) if header is not None else {}
-    body = (text[header.end() :] if header is not None else text).strip()
+    fields, begin = front_matter(text, ("description", "argument-hint"))
+    body = text[begin:].strip()
     if not body:
         return None
     first = body.splitlines()[0].lstrip("# ").strip()
-    hint = fields.get("argument-hint", "").strip("\"'") or ("arguments" if "$ARGUMENTS" in body else "")
-    description = fields.get("description", "").strip("\"'") or first[:100] or file.stem
+    hint = one_line(fields.get("argument-hint", "")) or ("arguments" if "$ARGUMENTS" in body else "")
+    description = one_line(fields.get("description", "")) or first[:100] or file.stem
     return Template(name=file.stem, description=description[:200], hint=hint[:200], text=body)
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks."""
+    return " ".join(text.split())

@@ -13,12 +13,16 @@ model are raised; failures of tools are text for the model. Knows protocols only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import anyio
 
 from crow.agent import new_message_id
+from crow.agent.aside import IfLong
 from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
 from crow.agent.briefing import Briefing
@@ -35,17 +39,20 @@ from crow.domain.errors import (
     Overloaded,
     ProtocolError,
     RateLimited,
+    StoreError,
     TurnError,
 )
 from crow.domain.events import EntryStored
-from crow.domain.messages import Answer, JsonObject
+from crow.domain.messages import Answer, JsonObject, ToolCall
 from crow.llm import Request, ThoughtLevel
-from crow.tools import Toolbox
+from crow.tools import Offer, Toolbox
 
 __all__ = ["Turn"]
 
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 CUT_CHARS = 48_000
+LOOK_S = 0.05
+"""An editor may take long to say what its files hold; what was shown of the answer is saved meanwhile."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
@@ -58,10 +65,11 @@ REPEATED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A stored model response."""
+    """A stored model response, and what its calls are about to do."""
 
     entry: Entry
     answer: Assistant
+    offers: Sequence[Offer]
 
 
 class Turn:
@@ -86,6 +94,7 @@ class Turn:
         self._calls = Calls(branch, permissions, toolbox, self._seen_by_model)
         self._repetition = Repetition()
         self._draft: Draft | None = None
+        self._answer: Answer | None = None
         self._listens = False
         self._steps = steps
         self._bounded_by = bounded_by
@@ -112,7 +121,7 @@ class Turn:
                 if self._steered and step.answer.finish != "refusal":
                     continue
                 return self._stop_reason(step.answer)
-            self._repetition.add(await self._calls.run(step.entry, step.answer))
+            self._repetition.add(await self._calls.run(step.entry, step.answer, step.offers))
             if self._calls.dismissed:
                 return "cancelled"
             if self._repetition.count >= GIVE_UP:
@@ -152,8 +161,10 @@ class Turn:
         await self._calls.end_open()
 
     def leftover(self) -> list[NewEntry]:
-        """What was shown of an answer but is not stored, as an interrupted one."""
+        """What was shown of an answer but is not stored: as an interrupted one, unless it is whole."""
         draft = self._draft
+        if draft is not None and self._answer is not None:
+            return [self._assistant(draft.message_id, self._answer)]
         if draft is None or not (draft.text or draft.thought):
             return []
         return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
@@ -216,19 +227,25 @@ class Turn:
             if draft.is_hushed:  # the cancellation is on its way: it is over, however the stream ended in that instant
                 await anyio.sleep_forever()
             self._listens = False
-        entry = await self._record_draft(self._assistant(draft.message_id, answer))
+        self._answer = answer
+        offers = await self._look(draft, answer.calls) if answer.calls else ()
+        entry = await self._record_draft(self._assistant(draft.message_id, answer, offers))
         await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
-        return Step(entry=entry, answer=entry.body)
+        return Step(entry=entry, answer=entry.body, offers=offers)
+
+    async def _look(self, draft: Draft, calls: Sequence[ToolCall]) -> tuple[Offer, ...]:
+        async with IfLong(LOOK_S, partial(save_shown, draft)):
+            return await self._calls.look(calls)
 
     async def _record_draft(self, new: NewEntry) -> Entry:
         """Store what was shown; nothing is left over of it then, even if a cancellation meets the telling."""
         (entry,) = await self._branch.store_only([new])
-        self._draft = None
+        self._draft = self._answer = None
         await self._branch.publish(EntryStored(entry=entry))
         return entry
 
-    def _assistant(self, message_id: str, answer: Answer) -> NewEntry:
+    def _assistant(self, message_id: str, answer: Answer, offers: Sequence[Offer] = ()) -> NewEntry:
         info = self._model.info
         return NewEntry(
             body=Assistant(
@@ -240,6 +257,7 @@ class Turn:
                 opaque=answer.opaque,
                 reasoning_field=answer.reasoning_field,
                 endpoint=info.endpoint,
+                announcements=tuple(offer.announcement for offer in offers),
             ),
             model=info.name,
             usage=answer.usage,
@@ -255,6 +273,12 @@ class Turn:
                 raise TurnError(f"The model refused to go on: {answer.text or 'it gave no reason'}")
             return "refusal"
         return "end_turn"
+
+
+async def save_shown(draft: Draft) -> None:
+    """Save what was shown of an answer that cannot be stored yet. If that fails, storing it is the next to try."""
+    with suppress(StoreError):
+        await draft.save()
 
 
 def thought_level_in(config: JsonObject) -> ThoughtLevel | None:

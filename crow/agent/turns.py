@@ -69,7 +69,7 @@ class Turns:
         self._unstored = unstored
         self._standing = standing
         self._hooks = adapters.hooks() if adapters.hooks is not None else Hooks()
-        self._permissions = Permissions(branch, client, adapters.settings.rules)
+        self._permissions = Permissions(branch, client)
         self.tools.delegate = self._delegate = SubAgents(
             store=adapters.store,
             parent=branch,
@@ -78,7 +78,7 @@ class Turns:
             permissions=self._permissions,
             model=adapters.model,
             compactor=self._make_compactor,
-            steps=adapters.settings.steps_per_turn,
+            steps=lambda: adapters.settings().steps_per_turn,
         )
         self._glance: Aside | None = None
         self._window: Window | None = None
@@ -101,7 +101,9 @@ class Turns:
     async def run(self) -> StopReason:
         """Answer the prompt that stands at the end of the branch."""
         compactor, toolbox = await self._prepare()
-        steps, bounded_by = self._adapters.settings.steps_per_turn, "limits.steps_per_turn"
+        settings = self._adapters.settings()
+        self._permissions.rules = settings.rules
+        steps, bounded_by = settings.steps_per_turn, "limits.steps_per_turn"
         most = self._branch.row.config.get("max_turns")
         if isinstance(most, int) and 0 < most <= steps:
             steps, bounded_by = most, "maxTurns, as the editor asked for this session"
@@ -143,7 +145,7 @@ class Turns:
             client=self._client,
             workspace=self._workspace,
             models=self._adapters.models,
-            rules=self._adapters.settings.rules,
+            rules=self._adapters.settings().rules,
             compactor=compactor,
             set_mode=partial(set_mode, self._branch),
             set_model=partial(set_model, self._branch),
@@ -196,7 +198,7 @@ class Turns:
     async def _make_compactor(
         self, branch: Branch, model: Model, briefing: Briefing, window: Window | None = None
     ) -> Compactor:
-        settings = self._adapters.settings.compaction
+        settings = self._adapters.settings().compaction
         gauge = await gauge_on(branch, lambda: model.info, settings, self._adapters.store, window=window)
         other = gauge.settings.compact_model if gauge.settings.compact_model != branch.row.model else ""
         helpers = Helpers(

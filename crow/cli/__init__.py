@@ -71,8 +71,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
     commands.add_parser("login", help="ask for endpoint, key and model, try them, and keep them")
     commands.add_parser("demo", help="show what crow does, in a scratch directory")
-    sessions = commands.add_parser("sessions", help="list, search, show, export, back up and remove sessions")
-    if "sessions" in arguments:  # a dozen commands of its own: not for an editor to wait for
+    sessions = commands.add_parser(
+        "sessions", aliases=["session"], help="list, search, show, export, back up and remove sessions"
+    )
+    if "sessions" in arguments or "session" in arguments:  # a dozen commands of its own: not for an editor to wait for
         from crow.cli.sessions import add_commands
 
         add_commands(sessions)
@@ -120,7 +122,7 @@ def _acp(options: argparse.Namespace) -> int:
         with importing():
             from crow.app import serve
 
-        return asyncio.run(serve(loaded))
+        return asyncio.run(serve(loaded, lambda: _load(options)))
     except CrowError:
         raise
     except Exception as error:  # editors show stderr to their users: the traceback belongs in the log
@@ -235,6 +237,7 @@ _COMMANDS = {
     "trace": _trace,
     "demo": _demo,
     "sessions": _sessions,
+    "session": _sessions,
     "config": _config,
     "doctor": _doctor,
     "models": _models,

@@ -45,19 +45,20 @@ async def list_sessions(opened: Opened) -> None:
         cursor = page.cursor
         if cursor is None or not options.all:
             break
+    messages = await opened.store.count_messages([row.id for row in rows])
     if options.json:
-        return show_json(_as_json(row) for row in rows)
+        return show_json(_as_json(row, messages[row.id]) for row in rows)
     shorten = await shortener(opened)
     show(
         (
             Column(name="Id", style="fixed"),
             Column(name="Updated", style="fixed"),
-            Column(name="Entries", style="right"),
+            Column(name="Messages", style="right"),
             Column(name="Directory", style="fold"),
             Column(name="Title"),
         ),
         [
-            (shorten(row.id), when(row.updated_ms), str(row.entries), directory(row.cwd), row.title or "")
+            (shorten(row.id), when(row.updated_ms), str(messages[row.id]), directory(row.cwd), row.title or "")
             for row in rows
         ],
         empty=f"No {'archived ' if options.archived else ''}sessions{f' in {cwd}' if cwd else ''} yet.",
@@ -189,7 +190,8 @@ async def _name_newest(opened: Opened, cwd: str | None) -> None:
     if not page.rows:
         raise ArgumentError(f'No session in {directory}. Run "crow sessions" to list those of other directories.')
     if opened.options.json:
-        show_json([_as_json(page.rows[0])])
+        (row,) = page.rows
+        show_json([_as_json(row, (await opened.store.count_messages([row.id]))[row.id])])
     else:
         sys.stdout.write(f"{safe(page.rows[0].id)}\n")
 
@@ -223,13 +225,14 @@ def _total_as_json(total: Total, by: Sequence[Group]) -> Mapping[str, object]:
     }
 
 
-def _as_json(row: SessionRow) -> Mapping[str, object]:
+def _as_json(row: SessionRow, messages: int) -> Mapping[str, object]:
     return {
         "id": row.id,
         "title": row.title,
         "alias": row.alias,
         "cwd": row.cwd,
         "updated": time_text(row.updated_ms, "seconds"),
+        "messages": messages,
         "entries": row.entries,
         "model": row.model,
         "mode": row.mode,

@@ -27,14 +27,8 @@ def add_commands(sessions: argparse.ArgumentParser) -> None:
         "List sessions, newest first, or do something with them. ID is a session's id, its alias, or the beginning of"
         " its id."
     )
-    sessions.add_argument("--cwd", metavar="DIR", nargs="?", const=".", help="only those of DIR (of this directory)")
-    sessions.add_argument("--all", action="store_true", help=f"every one, not just the newest {looking.LISTED}")
-    sessions.add_argument("--archived", action="store_true", help="those that are archived")
-    sessions.add_argument(
-        "--continue", dest="newest", action="store_true", help="print the id of the newest of --cwd (this directory)"
-    )
-    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
-    sessions.set_defaults(act=looking.list_sessions)
+    _add_listing(sessions)
+    sessions.set_defaults(act=looking.list_sessions, cwd=None, all=False, archived=False, newest=False, json=False)
     commands = sessions.add_subparsers(dest="action", metavar="COMMAND")
 
     json = argparse.ArgumentParser(add_help=False)
@@ -54,6 +48,9 @@ def add_commands(sessions: argparse.ArgumentParser) -> None:
         command.set_defaults(act=act)
         return command
 
+    listed = argparse.ArgumentParser(add_help=False)
+    _add_listing(listed)
+    add("list", looking.list_sessions, listed, "list sessions, newest first, as without a command")
     shown = add("show", looking.show_session, one, "show a session as a transcript")
     shown.add_argument("--full", action="store_true", help="with all that tools gave, and what the model thought")
     search = add("search", looking.search, scope, "search what was said, word for word")
@@ -95,6 +92,20 @@ def run(options: argparse.Namespace, loaded: Loaded) -> int:
     if not options.json:
         show((), (), empty="No sessions yet.")
     return 0
+
+
+def _add_listing(parser: argparse.ArgumentParser) -> None:
+    """The options of a list; what is not given leaves no trace, so that they may stand on both sides of `list`."""
+    _add_cwd(parser)
+
+    def add(flag: str, words: str, name: str | None = None) -> None:
+        name = name or flag.removeprefix("--")
+        parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
+
+    add("--all", f"every one, not just the newest {looking.LISTED}")
+    add("--archived", "those that are archived")
+    add("--continue", "print the id of the newest of --cwd (this directory)", "newest")
+    add("--json", "one JSON object a line")
 
 
 def _add_cwd(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -264,7 +265,7 @@ async def _tools(loaded: Loaded, servers: Sequence[StdioServer]) -> AsyncGenerat
     """The built-in tools and the MCP servers, each started once."""
     limit_s = loaded.settings.limits.mcp_start_timeout_s
     configured = [server_from(name, each) for name, each in loaded.settings.mcp_servers.items() if each.enabled]
-    nothing, keys = _NoLog(), hidden_keys(loaded)
+    nothing, keys = _NoLog(), partial(hidden_keys, loaded)
     try:
         async with open_toolbox(
             DiskWorkspace(os.getcwd(), (), keys=keys),

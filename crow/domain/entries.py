@@ -122,7 +122,8 @@ class Assistant:
     """A model response with all its calls, stored before any of them runs.
 
     `finish` is `interrupted` when the stream broke, was cancelled, or its process died; then `text` is what was shown.
-    `endpoint` is the base URL and model that answered, `base_url model`.
+    `endpoint` is the base URL and model that answered, `base_url model`. `announcements` say how the calls were shown,
+    in their order; there are none where nothing was shown, and in entries of older versions.
     """
 
     text: str
@@ -133,15 +134,19 @@ class Assistant:
     opaque: JsonObject = field(default_factory=dict)
     reasoning_field: str | None = None
     endpoint: str = ""
+    announcements: tuple[Announcement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The call begins to run now; `why` it was allowed (`mode ask: reads are free`, `allowed once by the user`...)."""
+    """The call begins to run now; `why` it was allowed (`mode ask: reads are free`, `allowed once by the user`...).
+
+    `announcement` is None where the call's assistant entry has it.
+    """
 
     call: CallRef
     why: str
-    announcement: Announcement
+    announcement: Announcement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ class Replay:
     def __init__(self) -> None:
         self._assistant = 0
         self._waiting: dict[int, ToolCall] = {}
-        self._started: dict[int, Announcement] = {}
+        self._announced: dict[int, Announcement] = {}
+        self._started: set[int] = set()
         self._results: dict[int, Entry] = {}
 
     def feed(self, entry: Entry) -> tuple[Event, ...]:
@@ -55,10 +56,13 @@ class Replay:
                 events = (*self.end(), *shown(body))
                 self._assistant = entry.id
                 self._waiting = dict(enumerate(body.calls))
+                self._announced = dict(enumerate(body.announcements))
                 return events
             case Started(call=call, announcement=announcement):
                 if call.assistant == self._assistant and call.index in self._waiting:
-                    self._started[call.index] = announcement
+                    self._started.add(call.index)
+                    if announcement is not None:
+                        self._announced[call.index] = announcement
                 return ()
             case ToolResult():
                 return self._result(entry, body)
@@ -88,12 +92,11 @@ class Replay:
                 events += told(call, self._results[index])
                 continue
             ref = CallRef(assistant=self._assistant, index=index)
-            announcement = self._started.get(index)
             events += [
-                announced(ref, call, announcement or Announcement(title=call.name)),
-                CallEnded(call=ref, text=NOT_RUN if announcement is None else EFFECTS_UNKNOWN),
+                announced(ref, call, self._announced.get(index) or Announcement(title=call.name)),
+                CallEnded(call=ref, text=EFFECTS_UNKNOWN if index in self._started else NOT_RUN),
             ]
-        self._waiting, self._started, self._results = {}, {}, {}
+        self._waiting, self._announced, self._started, self._results = {}, {}, set(), {}
         return tuple(events)
 
     def _result(self, entry: Entry, body: ToolResult) -> tuple[Event, ...]:

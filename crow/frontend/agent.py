@@ -152,6 +152,7 @@ class AcpAgent:
 
     async def _answer(self, method: str, raw: dict[str, Any]) -> dict[str, Any] | None:
         model, answer = self._requests[method]
+        self._sessions.renew()
         model.model_validate({key: NULLABLE.get(key) if value is None else value for key, value in raw.items()})
         if method == "session/prompt":
             return await answer(raw)

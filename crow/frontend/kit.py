@@ -19,13 +19,14 @@ __all__ = ["Kit"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
     """`open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and
-    costs nothing. `models` are the names offered, the default first; `more_models` asks the endpoint for further ones,
-    bounded in time, and gives none where it fails. `auto_compact` is whether sessions compact by themselves unless
-    they were told otherwise, `editor_terminals` whether commands run in the editor's terminals, `timeouts` how long
-    the editor and its user may take for an answer. `hidden_variables` are those that commands in the editor's terminals
-    must not see. `servers` are the user's own, for every session. `log_hint` says
-    where the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies
-    free, and blocks meanwhile.
+    costs nothing. `renewed` gives another of these when the user has changed their settings since, None when they have
+    not, and costs hardly more. `models` are the names offered, `model` is the default, empty if none is set;
+    `more_models` asks the endpoint for further ones, bounded in time, and gives none where it fails. `auto_compact` is
+    whether sessions compact by themselves unless they were told otherwise, `editor_terminals` whether commands run in
+    the editor's terminals, `hidden_variables` which variables these commands must not see, `timeouts` how long the
+    editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says where
+    the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies free, and
+    blocks meanwhile.
     """
 
     version: str
@@ -36,7 +37,9 @@ class Kit:
     warm_up: Callable[[], Awaitable[None]]
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
+    renewed: Callable[[], Kit | None]
     models: Sequence[str]
+    model: str
     mode: str
     auto_compact: bool
     editor_terminals: bool

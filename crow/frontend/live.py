@@ -180,7 +180,7 @@ class Live:
             self._streamed = None
         match entry.body:
             case Started(call=call, announcement=announcement):
-                return (self._started(call, announcement),)
+                return self._started(call, announcement)
             case ToolResult() as result:
                 return self._finished(result)
             case Remark(text=text, message_id=message_id):
@@ -229,13 +229,18 @@ class Live:
         output = {"_meta": {"terminal_output": _output(call, opened.in_terminal)}}
         return update, _call_update(call, status) | output
 
-    def _started(self, call: CallRef, announcement: Announcement) -> Update:
-        if call not in self._open:
+    def _started(self, call: CallRef, announcement: Announcement | None) -> tuple[Update, ...]:
+        opened = self._open.get(call)
+        if opened is None and announcement is None:  # it was told as over already
+            return ()
+        if opened is None:
+            assert announcement is not None
             self._open[call] = _OpenCall(announcement, has_started=True)
             fields = call_fields(call.call_id, announcement)
-            return tool_call("in_progress") | fields
-        self._open[call].has_started = True
-        return _call_update(call, "in_progress") | self._changed(call, announcement)
+            return (tool_call("in_progress") | fields,)
+        opened.has_started = True
+        changed = self._changed(call, announcement) if announcement is not None else {}
+        return (_call_update(call, "in_progress") | changed,)
 
     def _progressed(self, event: CallProgressed) -> tuple[Update, ...]:
         opened = self._open.get(event.call)

@@ -58,6 +58,11 @@ THOUGHT_LEVELS: Mapping[str, str] = {
 
 DEFAULT_LEVEL = "default"
 
+NO_MODEL = {"value": "none", "name": "None chosen yet"}
+"""Stands in the menu until a model is chosen: a menu needs a current value."""
+
+NO_MODEL_HELP = "run `crow login`, or set CROW_MODEL or model.name in config.toml"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -79,7 +84,8 @@ def config_options(
     *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
 ) -> list[dict[str, Any]]:
     """The complete `configOptions`; `config` is the session's, `booleans` whether the client takes such options. The
-    current model is offered also where `models` does not name it; without any model there is no option for it."""
+    current model is offered also where `models` does not name it; without any model there is no option for it, and
+    while none of them is chosen the option says so."""
     options: list[dict[str, Any]] = [
         {
             "id": "mode",
@@ -100,8 +106,8 @@ def config_options(
                 "description": "The model that answers from the next prompt on",
                 "category": "model",
                 "type": "select",
-                "currentValue": model or names[0],
-                "options": [{"value": name, "name": name} for name in names],
+                "currentValue": model or NO_MODEL["value"],
+                "options": [*([] if model else [NO_MODEL]), *({"value": name, "name": name} for name in names)],
             }
         )
     level = config.get("thought_level")
@@ -146,7 +152,9 @@ def option_chosen(option: object, value: object, *, model: str, models: Sequence
             names = _offered(model, models)
             if isinstance(value, str) and value in names:
                 return Choice(option="model", value=value)
-            choices = f"choose one of {', '.join(names)}" if names else "no model is configured; set CROW_MODEL"
+            if value == NO_MODEL["value"] and not model:
+                return Choice(option="model", value="")
+            choices = f"choose one of {', '.join(names)}" if names else f"none is offered; {NO_MODEL_HELP}"
             raise ArgumentError(f"No model {_shown(value)}; {choices}.")
         case "thought_level":
             levels = [level or DEFAULT_LEVEL for level in THOUGHT_LEVELS]

@@ -49,7 +49,14 @@ from crow.domain.events import (
 from crow.frontend.bounds import head_and_tail
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import announcement_of, call_fields, raw_output, result_contents, text_content
+from crow.frontend.tool_calls import (
+    announcement_of,
+    call_fields,
+    diff_contents,
+    raw_output,
+    result_contents,
+    text_content,
+)
 from crow.frontend.updates import Update, agent_text, agent_thought, aside, chunk, compaction, mask_id, plan, tool_call
 
 __all__ = ["Replayed"]
@@ -142,10 +149,11 @@ class Replayed:
         if announced is None:
             return ()
         announcement = announced.announcement
-        if announcement == Announcement(title=announced.name):  # it never began: nothing of it is stored but the call
+        if announcement == Announcement(title=announced.name):  # an older version stored nothing of it but the call
             announcement = announcement_of(announced.name, announced.arguments)
         fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
-        return (tool_call("failed") | fields | {"content": [text_content(head_and_tail(event.text))]},)
+        content = [*diff_contents(announcement.diffs), text_content(head_and_tail(event.text))]
+        return (tool_call("failed") | fields | {"content": content},)
 
 
 def told_end(entry: Entry, end: TurnEnd, *, is_answered: bool) -> tuple[Update, ...]:

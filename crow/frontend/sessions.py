@@ -55,7 +55,8 @@ class Opened:
 
 
 class OpenSessions:
-    """`caps` are the client's, `models` the names offered; both may change while sessions are open."""
+    """`caps` are the client's, `models` the names offered; both may change while sessions are open, as may the user's
+    settings: sessions that are opened later have those of then."""
 
     def __init__(self, kit: Kit) -> None:
         self.caps = ClientCapabilities()
@@ -105,7 +106,7 @@ class OpenSessions:
             NewSession(
                 id=new_session_id(),
                 cwd=opening.cwd,
-                model=opening.model or (self._kit.models[0] if self._kit.models else ""),
+                model=opening.model or self._kit.model,
                 mode=self._kit.mode,
                 additional_directories=opening.directories,
                 alias=alias,
@@ -232,10 +233,21 @@ class OpenSessions:
         for opened in self._open.values():
             opened.session.warm()
 
+    def renew(self) -> None:
+        """Take what the user has set since, if they have."""
+        kit = self._kit.renewed()
+        if kit is not None:
+            self._kit = kit
+            self._offer(tuple(kit.models))
+            if self._is_warm:
+                self._tasks.start_soon(self.offer_more_models)
+
     async def offer_more_models(self) -> None:
         """Ask the endpoint what it offers, and tell every open session's client."""
         more = await self._kit.more_models()
-        models = tuple(dict.fromkeys([*self.models, *more]))
+        self._offer(tuple(dict.fromkeys([*self.models, *more])))
+
+    def _offer(self, models: tuple[str, ...]) -> None:
         if models != self.models:
             self.models = models
             for opened in tuple(self._open.values()):
@@ -259,7 +271,7 @@ class OpenSessions:
         row = session.branch.row
         return config_options(
             mode=row.mode,
-            model=row.model,
+            model=row.model or self._kit.model,
             models=self.models,
             config={"auto_compact": self._kit.auto_compact, **row.config},
             booleans=self.caps.boolean_options,
@@ -295,7 +307,7 @@ class OpenSessions:
 
     def _changes(self, tail: Tail, opening: Opening) -> SessionChanges | None:
         row = tail.row
-        model = opening.model or row.model
+        model = opening.model or row.model or self._kit.model
         known = (row.cwd, row.additional_directories, row.model)
         if known == (opening.cwd, opening.directories, model):
             return None

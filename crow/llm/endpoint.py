@@ -68,7 +68,8 @@ class Endpoint:
         """Whether a request can be made at all. :raises AuthError: :raises ConfigError:"""
         if not self.model:
             raise ConfigError(
-                "No model is set. Set CROW_MODEL, or model.name in config.toml, such as gpt-5.2 or offline."
+                "No model is set. Choose one in the editor's menu or by /model NAME, run `crow login`, or set "
+                "CROW_MODEL or model.name in config.toml."
             )
         try:
             parts = urlsplit(self.base_url)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -35,6 +35,10 @@ _FLAGS = {
 }
 
 
+Stamp: TypeAlias = tuple[int, int, int] | None
+"""Of a file: inode, size and time of change in ns; None if there is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
     """Where the keys of endpoints are: environment variables, and the keys themselves, also those not in use now."""
@@ -47,6 +51,7 @@ class EndpointKeys:
 class Loaded:
     """Settings, and where each came from: `sources` maps every dotted key to `flag --model`, `environment CROW_MODEL`,
     the name of the user's file, or `default`. `named` holds what was given in named tables, by dotted keys too.
+    `stamp` tells one state of the user's file from another.
 
     `summary_prompt` is what `compaction.prompt_file` holds, empty if it is unset. With a `problem`, `settings` are the
     defaults and no prompt may run: its words go to the user.
@@ -59,6 +64,12 @@ class Loaded:
     problem: ConfigError | None = None
     keys: EndpointKeys = EndpointKeys()
     named: Mapping[str, object] = field(default_factory=dict, repr=False)
+    stamp: Stamp = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the user's file is another one by now."""
+        return stamp_of(self.paths.config_file) != self.stamp
 
     def value(self, key: str) -> object:
         """The value of a key of `sources`; secrets are `SecretStr`."""
@@ -80,6 +91,7 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     What stands in the user's file raises nothing: see `Loaded.problem`.
     """
     paths = find_paths(env)
+    stamp = stamp_of(paths.config_file)  # before it is read: a change in between is seen later
     try:
         gathered, given, keys = _gather(flags, env, paths.config_file)
         settings = _check(gathered)
@@ -91,14 +103,30 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
             paths=paths,
             problem=problem,
             keys=_endpoint_keys((), env),
+            stamp=stamp,
         )
     in_tables = {key for key in _NAMED if any(name.startswith(f"{key}.") for name in given)}
     sources = {key: gathered[key].source if key in gathered else "default" for key in _KEYS if key not in in_tables}
     sources.update({key: each.source for key, each in given.items()})
     named = {key: each.value for key, each in given.items()}
     return Loaded(
-        settings=settings, sources=sources, paths=paths, summary_prompt=summary_prompt, named=named, keys=keys
+        settings=settings,
+        sources=sources,
+        paths=paths,
+        summary_prompt=summary_prompt,
+        named=named,
+        keys=keys,
+        stamp=stamp,
     )
+
+
+def stamp_of(file: Path) -> Stamp:
+    """The state of a file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 _NAMED = ("models", "providers")

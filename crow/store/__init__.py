@@ -335,6 +335,10 @@ class Store(Protocol):
         """
         ...
 
+    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
+        """How many prompts and answers are on the path of each session; 0 for an unknown id."""
+        ...
+
     async def moves(self, session_id: str) -> tuple[Move, ...]:
         """Where it was moved, newest first; the oldest of very many are left out."""
         ...

@@ -219,9 +219,10 @@ _BODIES: dict[str, tuple[type, Record]] = {
             opaque=OBJECT,
             reasoning_field=MAYBE_TEXT,
             endpoint=TEXT,
+            announcements=many(_ANNOUNCEMENT),
         ),
     ),
-    "started": (Started, record(Started, call=_CALL_REF, why=TEXT, announcement=_ANNOUNCEMENT)),
+    "started": (Started, record(Started, call=_CALL_REF, why=TEXT, announcement=optional(_ANNOUNCEMENT))),
     "file": (File, record(File, call=_CALL_REF, path=TEXT, before=BYTES_ASIDE, after_hash=TEXT, recorded_here=BOOL)),
     "tool": (
         ToolResult,

@@ -166,7 +166,7 @@ def many(item: Field | Record) -> Field:
     return Field(encode, decode)
 
 
-def optional(field: Field) -> Field:
+def optional(field: Field | Record) -> Field:
     """The field or None, which is null."""
     encode, decode = field
     assert encode is not None

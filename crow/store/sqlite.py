@@ -261,6 +261,9 @@ class SqliteStore(Store):
             lambda sql: turns.move_leaf(sql, self._owner, session_id, leaf=leaf, to=to, reason=reason, now_ms=_now_ms())
         )
 
+    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
+        return await self._database.read(lambda sql: paths.count_messages(sql, session_ids))
+
     async def moves(self, session_id: str) -> tuple[Move, ...]:
         return await self._database.read(lambda sql: branches.moves(sql, session_id))
 

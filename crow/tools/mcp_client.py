@@ -33,7 +33,7 @@ from crow.tools.jobs import Jobs
 from crow.tools.mcp_connection import Connection, OnChange
 from crow.tools.mcp_listing import ExternalTool
 from crow.tools.mcp_names import prefixes
-from crow.tools.process import NO_KEYS, HiddenKeys
+from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.prompts import ServerPrompt
 from crow.tools.skills import FoundSkill, find_skills
 
@@ -57,7 +57,7 @@ class ToolSettings:
     offered: int = 100
     skill_folders: tuple[Path, ...] = ()
     fetches_private: bool = False
-    keys: HiddenKeys = NO_KEYS
+    keys: KeySource = HiddenKeys
 
 
 class McpToolbox:

@@ -39,7 +39,7 @@ from crow.tools.mcp_prompts import PromptShelf
 from crow.tools.mcp_results import sentence
 from crow.tools.mcp_sieve import sifted
 from crow.tools.mcp_stdio import StdioTransport
-from crow.tools.process import HiddenKeys
+from crow.tools.process import KeySource
 from crow.tools.prompts import ServerPrompt
 
 __all__ = ["Connection", "OnChange"]
@@ -55,7 +55,11 @@ BACKOFF_S = 1.0
 BACKOFF_MOST_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
-REFUSED_HANDSHAKE = (mcp.METHOD_NOT_FOUND, mcp.UNSUPPORTED_PROTOCOL_VERSION)
+REFUSED_HANDSHAKE = frozenset(
+    # -32020 and on: codes that only the newer protocol defines, such as -32020 for headers that the handshake lacks
+    (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
+)
+"""Errors by which a server that speaks only the newer protocol answers `initialize`."""
 
 
 class Connection:
@@ -67,7 +71,7 @@ class Connection:
         *,
         prefix: str,
         cwd: Path,
-        keys: HiddenKeys,
+        keys: KeySource,
         start_timeout_s: float,
         call_timeout_s: float,
         on_change: OnChange | None,
@@ -93,6 +97,7 @@ class Connection:
         self._state: Literal["starting", "ready", "failed"] = "starting"
         self._detail = ""
         self._client: Client | None = None
+        self._greeted = False
         self._transport: StdioTransport | None = None
         self._starting = anyio.CancelScope()
         self._stopping = anyio.Event()
@@ -177,11 +182,12 @@ class Connection:
         if self._options.problem:
             raise ToolServerError(self._options.problem)
         self._ready_at = math.inf
+        self._greeted = False
         deadline = anyio.current_time() + self._start_timeout_s
         try:
             await self._serve("legacy", deadline)
         except Exception as error:
-            if self.settled.is_set() or not refused_handshake(error):
+            if self._greeted or not refused_handshake(error):
                 raise
             await self._serve("auto", deadline)
 
@@ -199,6 +205,7 @@ class Connection:
                     elicitation_callback=self._calls.elicit,
                 )
                 await stack.enter_async_context(client)
+                self._greeted = True
                 self.tools = await self._list(client)
                 self._starting.deadline = math.inf
                 self._client = client
@@ -356,12 +363,14 @@ class Connection:
 
 
 def refused_handshake(error: BaseException) -> bool:
-    """Whether a server speaks only the newer protocol, which has no handshake."""
+    """Whether a server that speaks only the newer protocol may have answered the handshake so."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return any(map(refused_handshake, exceptions))
         case MCPError():
             return error.code in REFUSED_HANDSHAKE
+        case RuntimeError():  # the library's, where a server answers with a version that has no handshake
+            return True
     return False
 
 

@@ -6,7 +6,8 @@ asked is declined. Knows neither connections nor the editor.
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from collections.abc import Mapping
+from typing import Any, TypeAlias, assert_never
 
 import mcp_types as mcp
 
@@ -14,7 +15,9 @@ from crow.domain.elicitation import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.entries import CallRef
 from crow.tools import Asker
 
-__all__ = ["elicited"]
+__all__ = ["elicited", "with_defaults"]
+
+Value: TypeAlias = str | int | float | bool | list[str]
 
 
 async def elicited(
@@ -39,8 +42,38 @@ async def elicited(
     answer = await asker.elicit(question)
     if answer.action != "accept" or isinstance(question, UrlQuestion):
         return mcp.ElicitResult(action=answer.action)
-    content: Any = dict(answer.content)
+    content: Any = with_defaults(question.schema, answer.content)
     return mcp.ElicitResult(action="accept", content=content)
+
+
+def with_defaults(schema: Mapping[str, Any], content: Mapping[str, Value]) -> dict[str, Value]:
+    """The values of an accepted form, with the schema's default for each field that has none.
+
+    A default that does not fit the type of its field is left out.
+    """
+    fields = schema.get("properties")
+    filled = dict(content)
+    for name, field in fields.items() if isinstance(fields, Mapping) else ():
+        if name not in filled and isinstance(field, Mapping) and fits(field, field.get("default")):
+            filled[name] = field["default"]
+    return filled
+
+
+def fits(field: Mapping[str, Any], value: object) -> bool:
+    """Whether a form can hold `value` in this field: a text, a number, a yes or no, or a choice."""
+    match field.get("type", "string" if "enum" in field or "oneOf" in field else None):
+        case "string":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "array":
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        case _:
+            return False
 
 
 def call_ref(call_id: str) -> CallRef | None:

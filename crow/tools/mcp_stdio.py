@@ -20,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from crow.tools import StdioServer
-from crow.tools.process import NO_KEYS, HiddenKeys, Process, child_environment, start
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 
 __all__ = ["StdioTransport"]
 
@@ -48,7 +48,7 @@ class StdioTransport:
     `closed` is set when the child has ended or closed its output, or broke the protocol; `reason` then says why.
     """
 
-    def __init__(self, server: StdioServer, cwd: Path, keys: HiddenKeys = NO_KEYS) -> None:
+    def __init__(self, server: StdioServer, cwd: Path, keys: KeySource = HiddenKeys) -> None:
         self.closed = anyio.Event()
         self.reason = ""
         self._server = server
@@ -82,7 +82,7 @@ class StdioTransport:
         self._process = process = await start(
             [self._server.command, *self._server.args],
             cwd=self._cwd,
-            env=child_environment(self._keys, only=INHERITED, more=dict(self._server.env)),
+            env=child_environment(self._keys(), only=INHERITED, more=dict(self._server.env)),
             on_output=self._take_output,
             on_errors=self._take_errors,
             takes_input=True,

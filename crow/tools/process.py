@@ -14,11 +14,12 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
 
-__all__ = ["NO_KEYS", "HiddenKeys", "Process", "child_environment", "start"]
+__all__ = ["HiddenKeys", "KeySource", "Process", "child_environment", "start"]
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows one way to end a process
 KILL_S = 0.3  # for the loop to hear of a killed child; only an unkillable one takes so long
@@ -48,12 +49,12 @@ class HiddenKeys:
         return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
 
 
-NO_KEYS = HiddenKeys()
-"""What is hidden where nobody said which keys there are."""
+KeySource: TypeAlias = Callable[[], HiddenKeys]
+"""Gives the keys as they are now: the user may change their settings while a session is open."""
 
 
 def child_environment(
-    keys: HiddenKeys = NO_KEYS, *, only: Iterable[str] | None = None, more: Mapping[str, str] | None = None
+    keys: HiddenKeys, *, only: Iterable[str] | None = None, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The environment for a child process: this process's own, without the keys of endpoints.
 

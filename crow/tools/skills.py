@@ -16,6 +16,7 @@ from pathlib import Path
 
 from crow.tools import Skill
 from crow.tools.disk import read_file
+from crow.tools.front_matter import front_matter
 
 __all__ = ["FoundSkill", "SkillText", "find_skills", "read_skill"]
 
@@ -62,7 +63,7 @@ def read_skill(found: FoundSkill) -> SkillText:
     """Read a skill. :raises OSError: it cannot be read any more, or a link leads elsewhere by now."""
     data = read_file(found.path, 0, FILE_BYTES)
     text = data.decode("utf-8", "replace")
-    return SkillText(text=text[front_matter(text)[1] :].strip(), digest=hashlib.sha256(data).hexdigest())
+    return SkillText(text=text[front_matter(text, ())[1] :].strip(), digest=hashlib.sha256(data).hexdigest())
 
 
 def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[FoundSkill]:
@@ -80,7 +81,7 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
             head = read_file(path, 0, HEAD_BYTES).decode("utf-8", "replace")
         except OSError:
             continue
-        fields = front_matter(head)[0]
+        fields, _ = front_matter(head, ("name", "description"))
         called = fields.get("name", name)
         if NAME.fullmatch(called):
             skill = Skill(
@@ -90,31 +91,6 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
                 of_workspace=is_inside is not None,
             )
             yield FoundSkill(skill=skill, path=path)
-
-
-def front_matter(text: str) -> tuple[dict[str, str], int]:
-    """The `key: value` lines between the two `---`, folded values joined, and where the text after them begins."""
-    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
-    if not lines or lines[0].strip() != "---":
-        return {}, 0
-    end = next((index for index, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
-    if end is None:
-        return {}, 0
-    fields: dict[str, str] = {}
-    key = ""
-    for line in lines[1:end]:
-        name, colon, value = line.partition(":")
-        if colon and name.strip() == name and name:
-            key = name
-            fields[key] = "" if value.strip() in ("|", ">", "|-", ">-") else unquoted(value.strip())
-        elif key and line[:1].isspace():
-            fields[key] = f"{fields[key]} {line.strip()}".strip()
-    offset = len(text) - len(text.removeprefix("\ufeff"))
-    return fields, offset + sum(map(len, lines[: end + 1]))
-
-
-def unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
 
 
 def one_line(text: str) -> str:

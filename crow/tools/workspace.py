@@ -20,7 +20,7 @@ import anyio.to_thread
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat, OnOutput, Protection
 from crow.tools.disk import file_stat, read_file, replace_file
-from crow.tools.process import NO_KEYS, HiddenKeys, Process, child_environment, start
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 from crow.tools.programs import found_program
 from crow.tools.truncate import Retained
 
@@ -80,7 +80,7 @@ class DiskWorkspace:
         cwd: str | Path,
         additional_directories: Sequence[str | Path] = (),
         *,
-        keys: HiddenKeys = NO_KEYS,
+        keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
     ) -> None:
         self._cwd = Path(cwd)
@@ -206,7 +206,7 @@ class DiskWorkspace:
         return LEFT_RUNNING
 
     def _environment(self) -> dict[str, str]:
-        return child_environment(self._keys, more={**QUIET, "PWD": str(self._cwd)})
+        return child_environment(self._keys(), more={**QUIET, "PWD": str(self._cwd)})
 
 
 def is_protected(path: Path) -> bool:

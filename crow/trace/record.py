@@ -31,9 +31,13 @@ class Recorder:
 
     def __init__(self, file: Path, secrets: Iterable[str] = ()) -> None:
         self._file = file
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+        self.mask(secrets)
         self._descriptor: int | None = None
         self._is_broken = False
+
+    def mask(self, secrets: Iterable[str]) -> None:
+        """Mask these from now on."""
+        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
 
     def __call__(self, direction: Literal["in", "out"], line: bytes) -> None:
         """Record one line."""

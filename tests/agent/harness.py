@@ -198,7 +198,7 @@ async def opened(
             model=named,
             info=lambda _: model.info,
             open_toolbox=open_tools or open_toolbox,
-            settings=SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionSettings()),
+            settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionSettings()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(20):

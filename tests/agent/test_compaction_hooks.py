@@ -11,12 +11,13 @@ import pytest
 from crow.agent.compaction.hooks import Advice, Done, Hooks, NamedHook, Proposal
 from crow.agent.compaction.outcome import CompactionResult
 from crow.domain.entries import Checkpoint, NewEntry, Prompt, TurnEnd
-from crow.domain.events import SummaryShown
+from crow.domain.events import NoticeShown, SummaryShown
 from crow.llm import ModelInfo
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import result_of, said, user
 
+TALK = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
 INFO = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
 
 
@@ -39,10 +40,12 @@ class Place:
         self.compactor = compactor_on(self.branch, self.model, hooks=hooks)
 
     async def compact(self, *bodies: Any) -> CompactionResult:
-        talk = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
-        for body in (Prompt(system="s", tools=(), cwd="/", model="m"), *(bodies or talk)):
+        for body in (Prompt(system="s", tools=(), cwd="/", model="m"), *(bodies or TALK)):
             await self.branch.record([NewEntry(body=body)])
         return await self.compactor.compact("threshold", "the parser")
+
+    def notices(self) -> list[str]:
+        return [event.title for event in self.client.events if isinstance(event, NoticeShown)]
 
 
 async def compacted_with(hooks: Hooks) -> tuple[CompactionResult, AnsweringModel]:
@@ -135,7 +138,7 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_logged_and_passed_over(
+async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_told_and_passed_over(
     caplog: pytest.LogCaptureFixture, released: threading.Event
 ) -> None:
     def fails(_: object) -> None:
@@ -148,13 +151,31 @@ async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_logged_and_passed_
         return "yes"
 
     good = lambda _: Advice(context="Still heard.")  # noqa: E731
-    hooks = registered((fails, hangs, babbles, good), (fails, hangs))
-    result, model = await compacted_with(hooks)
+    place = Place(registered((fails, hangs, babbles, good), (fails, hangs)))
+    result = await place.compact()
     assert checkpoint(result).summary == SUMMARY
-    assert "Still heard." in repr(model.requests[0].messages[-1])
-    assert "fails failed and is passed over" in caplog.text
-    assert "hangs took longer than 0.2 s and is passed over" in caplog.text
-    assert "babbles of crow.before_compact answered 'yes' instead of Advice" in caplog.text
+    assert "Still heard." in repr(place.model.requests[0].messages[-1])
+    failed = "failed (LookupError: no such ticket) and is passed over."
+    told = [
+        f"The hook fails of crow.before_compact {failed}",
+        "The hook hangs of crow.before_compact took longer than 0.2 s and is passed over.",
+        "The hook babbles of crow.before_compact answered str instead of Advice and is passed over.",
+        f"The hook fails of crow.after_compact {failed}",
+        "The hook hangs of crow.after_compact took longer than 0.2 s and is passed over.",
+    ]
+    assert place.notices() == told
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+async def test_a_failure_of_a_hook_is_told_once_in_a_turn() -> None:
+    def fails(_: object) -> None:
+        raise LookupError("no such ticket")
+
+    place = Place(registered((fails,)))
+    await place.compact()
+    await place.branch.record([NewEntry(body=body) for body in TALK])
+    assert (await place.compactor.compact("command")).outcome == "compacted"
+    assert len(place.notices()) == 1
 
 
 async def test_a_hook_that_cannot_be_loaded_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,7 +184,8 @@ async def test_a_hook_that_cannot_be_loaded_is_passed_over(caplog: pytest.LogCap
 
     result, _ = await compacted_with(Hooks(lambda _: [("ours", load)]))
     assert checkpoint(result).summary == SUMMARY
-    assert "ours failed and is passed over" in caplog.text
+    words = "The hook ours of crow.before_compact failed (ImportError: no module named ours) and is passed over."
+    assert words in caplog.text
 
 
 async def test_a_broken_search_for_hooks_means_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,7 +194,7 @@ async def test_a_broken_search_for_hooks_means_none(caplog: pytest.LogCaptureFix
 
     result, _ = await compacted_with(Hooks(find))
     assert checkpoint(result).summary == SUMMARY
-    assert "the search for hooks failed" in caplog.text
+    assert "The search for hooks of crow.before_compact failed (OSError: unreadable metadata)" in caplog.text
 
 
 async def test_the_summary_is_shown_as_it_comes_and_taken_back_when_it_is_no_good() -> None:

@@ -83,7 +83,9 @@ async def running(
             open_toolbox=lambda workspace, ports, servers, on_change: open_toolbox(
                 workspace, ports, servers, ToolSettings(skill_folders=(root / "skills",))
             ),
-            settings=SessionSettings(steps_per_turn=20, compaction=CompactionSettings(), rules=user_rules([], deny)),
+            settings=lambda: SessionSettings(
+                steps_per_turn=20, compaction=CompactionSettings(), rules=user_rules([], deny)
+            ),
         )
         session = Session(adapters, client, DiskWorkspace(work), (), await store.open_session("s1"))
         with anyio.fail_after(20):

@@ -76,7 +76,7 @@ async def test_an_end_that_cannot_be_stored_is_stored_before_the_next_turn(tmp_p
                 assert await state(run) == "running"
         assert await run.session.prompt(text("second")) == "end_turn"
         assert await ends(run) == [
-            ("shown all of it", "interrupted"),
+            ("shown all of it", "stop"),
             ("end", "error"),
             ("on it goes", "stop"),
             ("end", "end_turn"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Reminder
+from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Remark, Reminder
 from crow.domain.events import TitleChanged
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolMessage, UserMessage
 from crow.store import NewSession
@@ -181,9 +181,13 @@ async def test_a_fresh_start_keeps_the_id_and_everything_that_was_said(tmp_path:
         assert "1 prompt, last “one”" in tree
 
 
-async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["/new", "/clear"])
+async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_given(
+    tmp_path: Path, command: str
+) -> None:
     async with opened(tmp_path, answers("1")) as run:
-        await say(run, "one", "/title  My \n nest", "/new", "/redo")
+        told = await say(run, "one", "/title  My \n nest", command, "/redo")
+        assert told == f"Back where you were before `{command}`, after “one”. The model sees it again."
         assert await path_words(run) == ["one", "1"]
         assert (await run.store.session("s1")).title == "My nest"
 
@@ -253,6 +257,11 @@ async def test_a_summary_that_fails_is_made_by_code(tmp_path: Path) -> None:
         await say(run, "one", "two", "/undo summary")
         (reminder,) = [body for body in run.client.stored(Reminder) if "another line of work" in body.text]
         assert "tried twigs" in reminder.text
+        (shown,) = run.client.stored(Remark)
+        assert shown.text.startswith(
+            "The model gave no summary of the work that you left, so crow took notes. It is told:"
+        )
+        assert "tried twigs" in shown.text
 
 
 async def test_a_title_is_kept_shown_and_told(tmp_path: Path) -> None:

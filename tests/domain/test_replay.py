@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 
@@ -88,6 +89,18 @@ def test_calls_without_result_end_in_the_words_that_the_model_hears() -> None:
         announced(1, 0, "a", seen),
         CallEnded(call=CallRef(assistant=1, index=0), text=EFFECTS_UNKNOWN),
         announced(1, 1, "b", Announcement(title="read_file")),
+        CallEnded(call=CallRef(assistant=1, index=1), text=NOT_RUN),
+    ]
+
+
+def test_calls_without_result_are_announced_as_they_were_shown() -> None:
+    shown = (Announcement(title="Read a", kind="read"), Announcement(title="Write b", kind="edit"))
+    answer = replace(said("", "a", "b"), announcements=shown)
+    _, events = of(answer, Started(call=CallRef(assistant=1, index=0), why="allowed"))
+    assert events == [
+        announced(1, 0, "a", shown[0]),
+        CallEnded(call=CallRef(assistant=1, index=0), text=EFFECTS_UNKNOWN),
+        announced(1, 1, "b", shown[1]),
         CallEnded(call=CallRef(assistant=1, index=1), text=NOT_RUN),
     ]
 

@@ -42,7 +42,7 @@ def test_what_the_session_keeps_is_the_current_value_and_booleans_need_their_gat
 
 @pytest.mark.parametrize(
     ("model", "models", "offered"),
-    [("x", ["a"], ["a", "x"]), ("a", ["a", "a"], ["a"]), ("", ["a"], ["a"]), ("x", [], ["x"])],
+    [("x", ["a"], ["a", "x"]), ("a", ["a", "a"], ["a"]), ("", ["a"], ["none", "a"]), ("x", [], ["x"])],
 )
 def test_the_current_model_is_always_among_those_offered(model: str, models: list[str], offered: list[str]) -> None:
     option = config_options(mode="ask", model=model, models=models, config={}, booleans=False)[1]
@@ -59,6 +59,7 @@ def test_choices_are_checked() -> None:
     assert mode_named("auto") == "auto"
     assert option_chosen("mode", "plan", model="a", models=[]) == Choice(option="mode", value="plan")
     assert option_chosen("model", "b", model="a", models=["b"]) == Choice(option="model", value="b")
+    assert option_chosen("model", "none", model="", models=["b"]) == Choice(option="model", value="")
     assert option_chosen("thought_level", "high", model="", models=[]) == Choice(option="thought_level", value="high")
     assert option_chosen("thought_level", "default", model="", models=[]) == Choice(option="thought_level", value="")
     assert option_chosen("auto_compact", False, model="", models=[]) == Choice(option="auto_compact", value=False)

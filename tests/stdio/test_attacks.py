@@ -124,15 +124,23 @@ async def test_no_command_and_no_server_gets_the_keys_of_any_endpoint(
         *(("srv__env", {"text": name}) for name in (*keys, "TOKEN")),
     ]
     endpoint.script(fake.calls(*steps), fake.calls(("shell_output", {"job": "job1", "wait_s": 30})), fake.text("ok"))
-    async with crow(endpoint=endpoint, env={**keys, "NO_KEY": "is passed on"}) as agent:
+    endpoint.script(fake.calls(("shell", {"command": "env"})), fake.text("ok"))
+    late = {"LATE_KEY": "sk-late-0123456789"}
+    async with crow(endpoint=endpoint, env={**keys, **late, "NO_KEY": "is passed on"}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.prompt(session, "go")
         said = [text for _, text in ended(agent.updates(session))]
+        configured(home, f'{toml}[providers.late]\nbase_url = "http://127.0.0.1:1/v1"\napi_key_env = "LATE_KEY"\n')
+        await agent.new_session(place)  # settings are read again
+        since = len(agent.log)
+        await agent.prompt(session, "go on")
+        assert "LATE_KEY" in "".join(said)
+        assert "LATE_KEY" not in "".join(text for _, text in ended(agent.updates(session, since=since)))
     told = "\n".join(said)
     assert told.count("NO_KEY=is passed on") == 2
     assert [key for key in keys if f"{key}=" in told] == []
-    assert told.count("sk-") == 1, "the one that the user's file gives to the server"
+    assert told.count("sk-") == 3, "a variable that no setting names yet, and the one that the file gives to the server"
     assert "sk-work-0123456789" in said
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.stdio.conftest import StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 
@@ -81,6 +81,56 @@ async def test_another_editor_is_told_in_one_quiet_message(
         quiet = [text for text in said if "Context compacted" in text]
         assert len(quiet) == 1
         assert "tokens" in quiet[0]
+
+
+HOOKS = """
+from crow.agent.compaction import Advice, Done, Proposal
+
+def good(proposal: Proposal) -> Advice:
+    return Advice(context=f"The ticket is 17, the kind {proposal.kind}.")
+
+def broken(proposal: Proposal) -> Advice:
+    raise LookupError("no such ticket")
+
+def after(done: Done) -> None:
+    raise ValueError
+"""
+ENTRY_POINTS = """
+[crow.before_compact]
+broken = ours:broken
+good = ours:good
+[crow.after_compact]
+late = ours:after
+"""
+
+
+def installed(packages: Path) -> Path:
+    """A directory of packages with one that registers hooks, as an installer leaves it."""
+    (packages / "ours-1.dist-info").mkdir(parents=True)
+    (packages / "ours.py").write_text(HOOKS)
+    (packages / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
+    (packages / "ours-1.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    return packages
+
+
+async def test_a_hook_has_its_say_and_one_that_fails_is_named_to_the_user(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, tmp_path: Path
+) -> None:
+    small_window(home)
+    script(endpoint)
+    path = f"{ROOT}:{installed(tmp_path / 'packages')}"
+    async with crow(endpoint=endpoint, env={"PYTHONPATH": path}) as agent:
+        await agent.initialize(session={"compaction": {}, "notices": {}})
+        session = await agent.new_session(place)
+        for _ in range(4):
+            await agent.prompt(session, "q" * 12_000)
+        notices = [update["title"] for update in agent.updates(session, "notice")]
+        assert agent.updates(session, "compaction_update")[-1]["status"] == "completed"
+    assert notices == [
+        "The hook broken (ours:broken) of crow.before_compact failed (LookupError: no such ticket) and is passed over.",
+        "The hook late (ours:after) of crow.after_compact failed (ValueError) and is passed over.",
+    ]
+    assert "The ticket is 17, the kind summary." in str(endpoint.asked[3].body["messages"][-1])
 
 
 async def test_kill_while_the_summary_is_written_leaves_the_conversation_as_it_was(

@@ -68,6 +68,25 @@ async def test_undo_and_redo_hold_in_another_process_and_are_replayed(
         assert said(endpoint.asked[-1].body) == ["one", "first", "two", "second", "three"]
 
 
+async def test_the_summary_of_what_was_left_is_shown_and_replayed(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(fake.text("Tried twigs."), fake.text("Twigs do not hold."), fake.text("String it is."))
+    words = "What came of the line of work that you left, as the model is told:\n\nTwigs do not hold.\n\n"
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "build a nest")
+        await agent.prompt(session, "/undo summary")
+        assert agent.text(session).endswith(words)
+        await agent.prompt(session, "again")
+        assert "Twigs do not hold." in str(endpoint.asked[-1].body["messages"])
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert words in agent.text(session)
+
+
 async def test_retry_asks_again_and_the_tree_keeps_both_answers(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +100,83 @@ async def test_after_a_kill_in_a_tool_client_and_model_are_told_that_its_effects
 async def test_after_a_kill_while_the_user_is_asked_the_call_was_not_run(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.script(fake.calls(("write_file", {"path": "a.txt", "content": "one"}), say="I write."))
+    edit = ("edit_file", {"path": "README.md", "old_text": "Twigs", "new_text": "Moss"})
+    write = ("write_file", {"path": "a.txt", "content": "one"})
+    look = ("read_file", {"path": "README.md", "line": 2})
+    endpoint.script(fake.calls(edit, write, look, ("shell", {"command": "echo hi"}), say="I write."))
     async with crow(endpoint=endpoint, answers={"session/request_permission": never}) as agent:
         session = await opened(agent, place)
         await agent.start_prompt(session, "write it")
         await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
+        announced = agent.updates(session, "tool_call")
         await agent.kill()
     async with crow(endpoint=endpoint) as agent:
         await reloaded(agent, session, place)
+        calls = agent.updates(session, "tool_call")
+        words = {"type": "content", "content": {"type": "text", "text": NOT_RUN}}
+        assert calls == [
+            call | {"status": "failed", "content": [*call.get("content", []), words]} for call in announced
+        ]
+        assert [(call["kind"], len(call["locations"]), len(call["content"])) for call in calls] == [
+            ("edit", 1, 2),
+            ("edit", 1, 2),
+            ("read", 1, 1),
+            ("execute", 0, 1),
+        ]
+        await agent.prompt(session, "go on")
+        assert [message["content"] for message in told(endpoint) if message["role"] == "tool"] == [NOT_RUN] * 4
+        assert not (place / "a.txt").exists()
+
+
+async def test_a_call_that_was_killed_before_it_began_is_replayed_as_it_was_shown_when_the_editor_was_slow(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    edit = ("edit_file", {"path": "README.md", "old_text": "Twigs", "new_text": "Moss"})
+    answer = fake.calls(edit, say="first.")
+    begun = fake.sse(fake.chunk({"role": "assistant", "content": "I look "}), done=False)
+    endpoint.script(replace(answer, steps=(begun, *answer.steps)))
+    gate = asyncio.Event()
+
+    async def slowly(params: dict[str, Any]) -> Any:
+        await gate.wait()
+        return {"content": "Twigs, unsaved\n"}
+
+    answers = {"session/request_permission": never, "fs/read_text_file": slowly}
+    async with crow(endpoint=endpoint, answers=answers) as agent:
+        session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
+        await agent.start_prompt(session, "write it")
+        await agent.wait_for(lambda message: message.get("method") == "fs/read_text_file")
+        await drafted_text(home / "crow.db", "I look first.")
+        gate.set()
+        await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
+        (announced,) = agent.updates(session, "tool_call")
+        await agent.kill()
+    assert announced["content"][0]["oldText"] == "Twigs, unsaved\n"
+    async with crow(endpoint=endpoint) as agent:
+        await reloaded(agent, session, place)
         (call,) = agent.updates(session, "tool_call")
-        assert (call["status"], call["content"][0]["content"]["text"]) == ("failed", NOT_RUN)
+        fields = ("title", "kind", "locations", "rawInput")
+        assert [call[field] for field in fields] == [announced[field] for field in fields]
+        assert call["content"][0] == announced["content"][0]
+        assert agent.text(session).startswith("I look first.")
+
+
+async def test_a_call_of_an_answer_that_is_cancelled_while_the_editor_is_slow_was_not_run(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    edit = ("edit_file", {"path": "README.md", "old_text": "Twigs", "new_text": "Moss"})
+    endpoint.script(fake.calls(edit, say="I look first."))
+    async with crow(endpoint=endpoint, answers={"fs/read_text_file": never}) as agent:
+        session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
+        prompted = await agent.start_prompt(session, "write it")
+        await agent.wait_for(lambda message: message.get("method") == "fs/read_text_file")
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert (await prompted.result())["stopReason"] == "cancelled"
+        assert agent.updates(session, "tool_call") == []
+        (assistant,) = [body for kind, body in stored(home, session) if kind == "assistant"]
+        assert (assistant["text"], assistant["finish"], len(assistant["calls"])) == ("I look first.", "tool_calls", 1)
         await agent.prompt(session, "go on")
         assert [message["content"] for message in told(endpoint) if message["role"] == "tool"] == [NOT_RUN]
-        assert not (place / "a.txt").exists()
 
 
 async def test_after_a_kill_the_prompts_that_waited_are_shown_and_not_run(

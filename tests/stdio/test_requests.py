@@ -224,7 +224,8 @@ async def test_steering_joins_the_running_turn_and_is_refused_when_none_runs(cro
 
 async def test_the_users_own_commands_are_listed_and_sent_as_prompts(crow: StartCrow, place: Path, home: Path) -> None:
     (home / "commands").mkdir(parents=True)
-    (home / "commands" / "greet.md").write_text("---\ndescription: Greet somebody\n---\nsay hello $ARGUMENTS")
+    head = "---\n# mine\ndescription: >  # folded\n  Greet\n  somebody\nargument-hint: [name] [title]\n---\n"
+    (home / "commands" / "greet.md").write_text(f"{head}say hello $ARGUMENTS")
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -232,7 +233,7 @@ async def test_the_users_own_commands_are_listed_and_sent_as_prompts(crow: Start
         listed = agent.log[at].message["params"]["update"]["availableCommands"]
         names = [command["name"] for command in listed]
         assert {"compact", "search", "model", "mode", "usage", "export", "help"} <= set(names)
-        assert listed[-1] == {"name": "greet", "description": "Greet somebody", "input": {"hint": "arguments"}}
+        assert listed[-1] == {"name": "greet", "description": "Greet somebody", "input": {"hint": "[name] [title]"}}
         await agent.prompt(session, "/greet Ada")
         assert agent.text(session) == "hello Ada"
 

@@ -323,6 +323,21 @@ async def test_a_large_output_stays_below_the_bound_of_a_line(crow: StartCrow, p
         assert "not shown here" in done["content"][0]["content"]["text"]
 
 
+async def test_usage_tells_what_the_session_used_so_far(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.script(fake.calls(("read_file", {"path": "README.md"})), fake.text("Twigs."))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "what is in it?")
+        await agent.prompt(session, "/usage")
+        first = agent.text(session)
+        await agent.prompt(session, "again")
+        since = len(agent.log)
+        await agent.prompt(session, "/usage")
+        second = agent.text(session, since=since)
+    assert first == "Twigs.This session so far: 20 tokens read, 10 written, 3 messages."
+    assert second == "This session so far: 30 tokens read, 15 written, 5 messages."
+
+
 @pytest.mark.parametrize(
     ("reply", "code"),
     [

@@ -30,6 +30,18 @@ async def test_moves_are_read_newest_first(store: Store):
     assert all(isinstance(one, Move) and one.created_ms > 0 for one in await store.moves("s1"))
 
 
+async def test_messages_are_counted_on_the_path_alone(store: Store):
+    await store.create_session(new_session())
+    await store.create_session(new_session("empty"))
+    entries = await converse(store, "s1", "one", "two", "three")
+    await store.fork_session("s1", "fork", entry=entries[3].id, cwd="/work", additional_directories=())
+    await move(store, entries[2].id)
+    names = ("fork", "s1", "empty", "unknown")
+    assert await store.count_messages(names) == {"fork": 3, "s1": 2, "empty": 0, "unknown": 0}
+    await converse(store, "fork", "four")
+    assert await store.count_messages(("fork",)) == {"fork": 5}
+
+
 async def test_an_outline_has_the_points_of_every_branch_and_the_ends_that_differ(store: Store):
     await store.create_session(new_session())
     one = await converse(store, "s1", "one", "two")

@@ -50,6 +50,22 @@ async def test_both_protocols_are_spoken(open_box: OpenBox, era: str):
         assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
 
 
+@pytest.mark.parametrize("how", ["-32600", "-32601", "-32602", "-32020", "-32021", "-32022", "greets"])
+async def test_a_server_that_refuses_the_old_handshake_is_spoken_to_in_the_new_way(open_box: OpenBox, how: str):
+    async with open_box(stdio("tiny.py", "modern", how)) as box:
+        await box.toolbox.wait_ready(10)
+        assert [(status.state, status.detail) for status in box.toolbox.servers()] == [("ready", "")]
+        assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
+
+
+async def test_a_server_over_http_that_misses_the_new_headers_in_the_old_handshake_gets_them(open_box: OpenBox):
+    with http_server(ModernHttp) as url:
+        async with open_box(HttpServer(name="web", url=url)) as box:
+            await box.toolbox.wait_ready(10)
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
+            assert await box.run("web__whoami") == Outcome(text="you spoke 2026-07-28")
+
+
 async def test_results_become_text_pictures_and_errors(open_box: OpenBox):
     async with open_box(stdio("tiny.py", "pages")) as box:
         await box.toolbox.wait_ready(10)
@@ -414,9 +430,34 @@ class Http(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+class ModernHttp(Http):
+    """Speaks only the newer protocol: what lacks its headers is refused by 400 and -32020, the handshake too."""
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        version, cache = self.headers.get("MCP-Protocol-Version"), {"ttlMs": 0, "cacheScope": "private"}
+        match message["method"]:
+            case method if self.headers.get("Mcp-Method") != method:
+                answer: dict[str, object] = {"error": {"code": -32020, "message": "Mcp-Method header is missing"}}
+            case "server/discover":
+                answer = {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **cache}}
+            case "tools/list":
+                answer = {"result": {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}], **cache}}
+            case _:
+                answer = {"result": {"content": [{"type": "text", "text": f"you spoke {version}"}]}}
+        if "result" in answer:
+            answer = {"result": {**answer["result"], "resultType": "complete"}}  # type: ignore[dict-item]
+        body = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), **answer}).encode()
+        self.send_response(400 if "error" in answer else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 @contextmanager
-def http_server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Http) as server:
+def http_server(handler: type[Http] = Http) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

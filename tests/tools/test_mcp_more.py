@@ -54,6 +54,29 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
     ]
 
 
+async def test_fields_that_the_user_left_out_come_back_with_their_defaults(open_box: OpenBox):
+    user = User(ElicitationAnswer(action="accept", content={"given": "this"}), "form")
+    async with open_box(stdio("various.py", "asks"), asker=user) as box:
+        form = await box.run("srv__suggest")
+    assert json.loads(form.text)["content"] == {
+        "given": "this",
+        "name": "nightly",
+        "retries": 3,
+        "ratio": 0.5,
+        "verbose": False,
+        "level": "high",
+        "colour": "#f00",
+        "parts": ["a"],
+    }
+
+
+async def test_a_form_that_is_declined_or_dismissed_gets_no_defaults(open_box: OpenBox):
+    for action in ("decline", "cancel"):
+        user = User(ElicitationAnswer(action=action), "form")
+        async with open_box(stdio("various.py", "asks"), asker=user) as box:
+            assert json.loads((await box.run("srv__suggest")).text) == {"action": action}
+
+
 async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox):
     user = User(ElicitationAnswer(action="accept"), "form")
     async with open_box(stdio("various.py", "asks"), asker=user) as box:

@@ -59,7 +59,7 @@ async def test_a_server_gets_a_minimal_environment_the_directory_and_what_was_gi
         "**{k: os.environ.get(k) for k in"
         " ('OPENAI_API_KEY', 'SOME_VARIABLE', 'LANG', 'GIVEN', 'TZ', 'HTTP_PROXY')}}}))"
     )
-    async with StdioTransport(python(program, env=given), root, keys) as (read, _):
+    async with StdioTransport(python(program, env=given), root, lambda: keys) as (read, _):
         with anyio.fail_after(5):
             message = await read.receive()
     assert isinstance(message, SessionMessage)

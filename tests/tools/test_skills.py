@@ -34,7 +34,7 @@ def test_skills_are_found_by_name_and_the_users_come_first(tmp_path: Path):
     found = find_skills((own,), work, inside(work))
     assert [(each.skill.name, each.skill.description, each.skill.of_workspace) for each in found] == [
         ("plain", "", False),
-        ("release", '"How to release."', False),
+        ("release", "How to release.", False),
         ("x", "folded words", True),
     ]
     assert [read_skill(each).text for each in found] == ["No front matter.", "Do it.", "Text"]

@@ -18,7 +18,7 @@ async def model(desk: Desk, argument: str) -> str:
     offered = tuple(dict.fromkeys(name for name in (*desk.models, now) if name))
     if not argument:
         return f"The model is `{now or 'not set'}`. {_choices(offered)}"
-    name = _chosen("model", argument, offered)
+    name = _chosen("model", argument, offered) if offered else argument  # the endpoint knows whether it has it
     await desk.set_model(name)
     return f"The model is `{name}` from the next prompt on."
 

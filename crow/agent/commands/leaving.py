@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from crow.agent import new_message_id
 from crow.agent.commands.desk import Desk
 from crow.agent.compaction.summary import Asking, Head, ask, is_usable, notes, serialised_request
 from crow.agent.cost import cost_of
 from crow.agent.rewind import PutBack, look_at, offer_to_put_back
 from crow.domain.conversation import for_model
-from crow.domain.entries import Entry, NewEntry, Reminder, StopReason
+from crow.domain.entries import Entry, NewEntry, Remark, Reminder, StopReason
 from crow.domain.errors import ArgumentError
 
 __all__ = ["Leaving", "after_leaving", "leaving_from"]
@@ -31,6 +32,8 @@ LEFT_BEHIND = (
     "<reminder>\nThe user went back to this point after another line of work, which you no longer see. This is what "
     "came of it:\n{summary}\n</reminder>"
 )
+SHOWN_SUMMARY = "What came of the line of work that you left, as the model is told:\n\n{summary}"
+SHOWN_NOTES = "The model gave no summary of the work that you left, so crow took notes. It is told:\n\n{summary}"
 STILL_CHANGED = (
     "<reminder>\nThe user went back to this point of the conversation. These files were changed after it and still "
     "are: {names}. Read them again before you rely on what they hold.\n</reminder>"
@@ -70,7 +73,7 @@ async def after_leaving(desk: Desk, command: Entry, leaf: int | None, to: int | 
     if back.dismissed:
         return "cancelled"
     if leaving.summary:
-        await desk.branch.record([await summary_of(desk, leaf, to)])
+        await desk.branch.record(await summary_of(desk, leaf, to))
     return "end_turn"
 
 
@@ -84,8 +87,9 @@ async def see_to_files(desk: Desk, command: Entry, leaf: int | None, to: int | N
     )
 
 
-async def summary_of(desk: Desk, leaf: int | None, to: int | None) -> NewEntry:
-    """What was left, in the model's words or, where it has none, in notes taken by code."""
+async def summary_of(desk: Desk, leaf: int | None, to: int | None) -> tuple[NewEntry, NewEntry]:
+    """What was left, for the model and for the user: in the model's words or, where it has none, in notes taken by
+    code."""
     context = for_model(await desk.store.left_behind(leaf, to, SAID))
     compactor = await desk.compactor()
     model, gauge = compactor.model, compactor.gauge
@@ -93,12 +97,13 @@ async def summary_of(desk: Desk, leaf: int | None, to: int | None) -> NewEntry:
     request = serialised_request(head, INSTRUCTION, gauge.limits(), gauge.measured().scale, desk.branch.row.id)
     answer = await ask(model, request, Asking(deadline_s=DEADLINE_S))
     if answer is not None and is_usable(answer, SUMMARY_TOKENS):
-        text, usage = answer.text.strip(), answer.usage
+        shown, text = SHOWN_SUMMARY, answer.text.strip()
     else:
-        text, usage = notes("", context.messages[1:], SUMMARY_TOKENS), answer.usage if answer else None
-    return NewEntry(
-        body=Reminder(text=LEFT_BEHIND.format(summary=text)),
-        model=model.info.name,
-        usage=usage,
-        cost=cost_of(usage, model.info),
+        shown, text = SHOWN_NOTES, notes("", context.messages[1:], SUMMARY_TOKENS)
+    usage = answer.usage if answer is not None else None
+    reminder = Reminder(text=LEFT_BEHIND.format(summary=text))
+    remark = Remark(text=shown.format(summary=text), message_id=new_message_id())
+    return (
+        NewEntry(body=reminder, model=model.info.name, usage=usage, cost=cost_of(usage, model.info)),
+        NewEntry(body=remark),
     )

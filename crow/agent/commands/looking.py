@@ -34,11 +34,13 @@ async def search(desk: Desk, argument: str) -> str:
 async def usage(desk: Desk, argument: str) -> str:
     if argument:
         raise ArgumentError("`/usage` takes no argument.")
-    row = desk.branch.row
+    row = await desk.store.session(desk.branch.row.id)  # the branch's own row is as old as the last change of it
+    messages = (await desk.store.count_messages((row.id,)))[row.id]
     read = f"{row.tokens_in:,} tokens read"
     cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
     cost = f", {row.cost:.4f} US dollars" if row.cost else ""
-    return f"This session so far: {read}{cached}, {row.tokens_out:,} written{cost}, {row.entries:,} entries."
+    said = f"{messages:,} message{'s' * (messages != 1)}"
+    return f"This session so far: {read}{cached}, {row.tokens_out:,} written{cost}, {said}."
 
 
 async def export(desk: Desk, argument: str) -> str:

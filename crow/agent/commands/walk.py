@@ -23,7 +23,7 @@ from crow.store import Move, NewSession, SessionChanges
 
 __all__ = ["WALK_COMMANDS"]
 
-LEAVES = ("undo", "rewind", "retry", "new")
+LEAVES = ("undo", "rewind", "retry", "new", "clear")
 UNSEEN = "The model no longer sees it, though it is still shown above."
 
 
@@ -77,19 +77,19 @@ async def new(desk: Desk, argument: str) -> str:
     nothing_expected("new", argument)
     if desk.branch.row.alias is not None:
         return await new_for_alias(desk, desk.branch.row.alias)
-    return await begin_anew(desk)
+    return await begin_anew(desk, "new")
 
 
 async def clear(desk: Desk, argument: str) -> str:
     nothing_expected("clear", argument)
-    return await begin_anew(desk)
+    return await begin_anew(desk, "clear")
 
 
-async def begin_anew(desk: Desk) -> str:
+async def begin_anew(desk: Desk, command: str) -> str:
     """Stand before everything: the id stays, the conversation so far is a branch of its own."""
     if await newest_prompt(desk) is None:
         raise ArgumentError("This branch is empty already. Just send a prompt.")
-    await desk.move(None, "new")
+    await desk.move(None, command)
     if not desk.branch.row.title_by_user:
         await desk.branch.change(SessionChanges(title=None))
         await desk.branch.publish(TitleChanged(title=None))

@@ -45,7 +45,7 @@ from crow.agent.cost import cost_of
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import ContextOverflow, TurnError
-from crow.domain.events import CompactionChanged, SummaryShown
+from crow.domain.events import CompactionChanged, NoticeShown, SummaryShown
 from crow.llm import Model
 from crow.store import SessionChanges
 
@@ -94,6 +94,7 @@ class Compactor:
         self._settings = gauge.settings
         self._helpers = helpers or Helpers()
         self._passes: list[int] = []
+        self._told_of_hooks: set[str] = set()
 
     async def make_room(self) -> None:
         """See that the next request fits, before it is made.
@@ -167,7 +168,8 @@ class Compactor:
                 threshold=going.limits.threshold,
                 window=going.limits.window,
                 previous_summary=self._previous_summary(),
-            )
+            ),
+            self._tell_of_hook,
         )
 
     async def _after(self, entry: Entry, reason: Reason) -> None:
@@ -186,7 +188,13 @@ class Compactor:
         if isinstance(body, Checkpoint):
             files = body.files_modified
             done = replace(done, kind="summary", summary=body.summary, method=body.method, files_modified=files)
-        await self._helpers.hooks.after(done)
+        await self._helpers.hooks.after(done, self._tell_of_hook)
+
+    async def _tell_of_hook(self, words: str) -> None:
+        """Tell the user of a hook that was passed over, once a turn: a turn may be compacted often."""
+        if words not in self._told_of_hooks:
+            self._told_of_hooks.add(words)
+            await self._branch.publish(NoticeShown(severity="warning", title=words))
 
     def _previous_summary(self) -> str:
         checkpoint = self._branch.projection.checkpoint

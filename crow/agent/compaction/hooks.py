@@ -2,7 +2,7 @@
 
 Strategy: `crow.before_compact` may veto, add context for the summary, or give the summary itself; `crow.after_compact`
 hears how it ended. Each call gets a thread of its own and ten seconds; one that fails, hangs or answers nonsense is
-logged and passed over, so that no hook can break or hold a turn. Knows not where the functions come from.
+logged, told to the user and passed over, so that no hook can break or hold a turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ __all__ = ["Advice", "Done", "Hooks", "NamedHook", "Proposal"]
 logger = logging.getLogger(__name__)
 
 HOOK_S = 10.0
+REASON_CHARS = 300
 
 NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
 """The name of a hook, and what loads it."""
@@ -77,6 +79,10 @@ class Done:
     files_modified: tuple[str, ...] = ()
 
 
+OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
+"""Told in a sentence of each hook that is passed over."""
+
+
 class Hooks:
     """The hooks of this process; `find` gives those of an entry point group and is asked once for each. Without it
     there are none."""
@@ -86,57 +92,80 @@ class Hooks:
         self._timeout_s = timeout_s
         self._found: dict[str, Sequence[NamedHook]] = {}
 
-    async def before(self, proposal: Proposal) -> Advice:
+    async def before(self, proposal: Proposal, on_failure: OnFailure) -> Advice:
         """What the hooks say together: the first veto, all context, the first summary."""
+        group = "crow.before_compact"
         veto, context, summary = "", [], ""
-        for name, answer in await self._ask("crow.before_compact", proposal):
+        for name, answer in await self._ask(group, proposal, on_failure):
             if not isinstance(answer, Advice):
-                logger.warning("The hook %s of crow.before_compact answered %r instead of Advice.", name, answer)
+                words = f"{hook_named(name, group)} answered {type(answer).__name__} instead of Advice"
+                await self._pass_over(f"{words} and is passed over.", on_failure)
                 continue
             veto = veto or answer.veto
             summary = summary or answer.summary
             context += [answer.context] if answer.context else []
         return Advice(veto=veto, context="\n\n".join(context), summary=summary)
 
-    async def after(self, done: Done) -> None:
+    async def after(self, done: Done, on_failure: OnFailure) -> None:
         """Tell them."""
-        await self._ask("crow.after_compact", done)
+        await self._ask("crow.after_compact", done, on_failure)
 
-    async def _ask(self, group: str, argument: object) -> list[tuple[str, object]]:
+    async def _ask(self, group: str, argument: object, on_failure: OnFailure) -> list[tuple[str, object]]:
         """The answers other than None, in the order of the hooks."""
         find = self._find
         if find is None:
             return []
         if group not in self._found:
-            found = await self._in_thread(group, "the search for hooks", lambda: find(group))
+            found = await self._in_thread(f"The search for hooks of {group}", lambda: find(group), on_failure)
             self._found[group] = found if isinstance(found, (list, tuple)) else ()
         answers = []
         for name, load in self._found[group]:
-            answer = await self._in_thread(group, name, partial(run_hook, load, argument))
+            work = partial(run_hook, load, argument)
+            answer = await self._in_thread(hook_named(name, group), work, on_failure)
             if answer is not None:
                 answers.append((name, answer))
         return answers
 
-    async def _in_thread(self, group: str, name: str, work: Callable[[], object]) -> object:
+    async def _in_thread(self, subject: str, work: Callable[[], object], on_failure: OnFailure) -> object:
         """What `work` returns; None if it fails or takes too long, in which case its thread is left behind."""
-        done, result = anyio.Event(), []
+        done, result, failure = anyio.Event(), list[object](), list[BaseException]()
         loop = asyncio.get_running_loop()
 
         def run() -> None:
             try:
                 result.append(work())
-            except BaseException:
-                logger.exception("%s: %s failed and is passed over", group, name)
+            except BaseException as error:  # noqa: BLE001 - a stranger's code: whatever it raises, it is passed over
+                failure.append(error)
             with suppress(RuntimeError):  # the loop has ended: nobody waits
                 loop.call_soon_threadsafe(done.set)
 
         # a daemon, so that a hook that hangs cannot hold the exit
-        threading.Thread(target=run, name=f"{group} {name}", daemon=True).start()
+        threading.Thread(target=run, name=subject, daemon=True).start()
         with anyio.move_on_after(self._timeout_s):
             await done.wait()
-            return result[0] if result else None
-        logger.warning("%s: %s took longer than %g s and is passed over", group, name, self._timeout_s)
+            if result:
+                return result[0]
+        if failure:
+            (error,) = failure
+            reason = shortened("".join(traceback.format_exception_only(error)))
+            await self._pass_over(f"{subject} failed ({reason}) and is passed over.", on_failure, error)
+        else:
+            await self._pass_over(f"{subject} took longer than {self._timeout_s:g} s and is passed over.", on_failure)
         return None
+
+    async def _pass_over(self, words: str, on_failure: OnFailure, error: BaseException | None = None) -> None:
+        logger.warning("%s", words, exc_info=error)
+        await on_failure(words)
+
+
+def hook_named(name: str, group: str) -> str:
+    return f"The hook {name} of {group}"
+
+
+def shortened(text: str) -> str:
+    """On one line, and bounded."""
+    line = " ".join(text.split())
+    return line if len(line) <= REASON_CHARS else f"{line[:REASON_CHARS]}…"
 
 
 def run_hook(load: Callable[[], Callable[..., object]], argument: object) -> object:

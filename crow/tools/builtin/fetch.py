@@ -49,7 +49,7 @@ async def run(running: Running, args: Arguments) -> Outcome:
         picture = Image(data=base64.b64encode(document.data).decode("ascii"), mime_type=media)
         return Outcome(text="(a picture)", images=(picture,), raw_output=raw)
     check_text(document)
-    text = await converted(document, running.around.keys)
+    text = await converted(document, running.around.keys())
     if document.is_cut:
         text += f"\n[the first {MOST_BYTES:,} bytes end here]"
     if document.status >= 400:

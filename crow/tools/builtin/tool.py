@@ -17,7 +17,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
 from crow.tools.jobs import Jobs
-from crow.tools.process import NO_KEYS, HiddenKeys
+from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.seen import Seen
 from crow.tools.skills import FoundSkill
 
@@ -36,7 +36,7 @@ class Around:
     seen: Seen = field(default_factory=Seen)
     skills: tuple[FoundSkill, ...] = ()
     fetches_private: bool = False
-    keys: HiddenKeys = NO_KEYS
+    keys: KeySource = HiddenKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

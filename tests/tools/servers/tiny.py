@@ -1,6 +1,8 @@
 """A well-behaved MCP server over standard streams, without any library: each tool shows one thing a server may do.
 
-Arguments: `modern` speaks only the newer protocol; `pages` lists its tools one a page; otherwise the classic handshake.
+Arguments: `modern` speaks only the newer protocol; it refuses the old handshake by the error code that follows, by
+-32601 without one, and with `greets` it answers it with the newer version. `pages` lists its tools one a page. Without
+arguments it speaks the classic protocol.
 """
 
 import json
@@ -96,9 +98,9 @@ def answer(message):
     params = message.get("params") or {}
     modern = "modern" in sys.argv
     match message["method"]:
-        case "initialize" if not modern:
+        case "initialize" if not modern or "greets" in sys.argv:
             return {
-                "protocolVersion": params["protocolVersion"],
+                "protocolVersion": "2026-07-28" if modern else params["protocolVersion"],
                 "capabilities": {"tools": {"listChanged": True}},
                 "serverInfo": {"name": "tiny", "version": "1"},
             }
@@ -124,7 +126,8 @@ def answer(message):
 def handle(message):
     result = answer(message)
     if result is None:
-        error = {"code": -32601 if message["method"] == "initialize" else -32603, "message": "out of order"}
+        refusal = int(sys.argv[2]) if len(sys.argv) > 2 else -32601
+        error = {"code": refusal if message["method"] == "initialize" else -32603, "message": "out of order"}
         send({"id": message["id"], "error": error})
     else:
         send({"id": message["id"], "result": result})

@@ -1,6 +1,6 @@
 """An MCP server over standard streams that does what few do; the first argument says what.
 
-`asks`: its tool puts a question to the user. `faulty`: one tool of two cannot be offered. `many`: a hundred tools.
+`asks`: its tools put questions to the user. `faulty`: one tool of two cannot be offered. `many`: a hundred tools.
 `listens`: it speaks only the newer protocol, and its tool adds another one. `prompts`: it has prompts, and filling in
 `more` adds one.
 """
@@ -13,7 +13,7 @@ import threading
 how = sys.argv[1]
 ANY = {"type": "object"}
 TOOLS = {
-    "asks": [{"name": "ask", "inputSchema": ANY}, {"name": "visit", "inputSchema": ANY}],
+    "asks": [{"name": name, "inputSchema": ANY} for name in ("ask", "suggest", "visit")],
     "faulty": [
         {"name": "bad type", "inputSchema": {"type": "object", "properties": {"a": {"type": "strng"}}}},
         {"name": "no schema"},
@@ -43,6 +43,22 @@ PROMPTS = [
 ]
 PICTURE = "iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+SUGGESTED = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "default": "nightly"},
+        "retries": {"type": "integer", "default": 3},
+        "ratio": {"type": "number", "default": 0.5},
+        "verbose": {"type": "boolean", "default": False},
+        "level": {"type": "string", "enum": ["low", "high"], "default": "high"},
+        "colour": {"type": "string", "oneOf": [{"const": "#f00", "title": "Red"}], "default": "#f00"},
+        "parts": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}, "default": ["a"]},
+        "given": {"type": "string", "default": "not this"},
+        "none": {"type": "string"},
+        "wrong": {"type": "integer", "default": "three"},
+        "odd": {"type": "object", "default": {}},
+    },
+}
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 answers = {}
 answered = threading.Event()
@@ -62,6 +78,8 @@ def call(name, arguments):
     match name:
         case "ask":
             question = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
+        case "suggest":
+            question = {"mode": "form", "message": "Which build?", "requestedSchema": SUGGESTED}
         case "visit":
             question = {"mode": "url", "message": "Sign in.", "url": "https://example.com/", "elicitationId": "e7"}
         case "more":

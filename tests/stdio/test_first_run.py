@@ -1,0 +1,186 @@
+"""The first minutes with crow: a session that was opened before anything was set, and settings that come later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stdio.conftest import ROOT, StartCrow
+from tests.support.acp_client import CrowProcess, RpcError
+from tests.support.fake_endpoint import FakeEndpoint
+
+NOTHING = {"CROW_MODEL": None}
+
+
+async def failed(awaitable: Any) -> tuple[int, str]:
+    """Code and message of the error that must come."""
+    with pytest.raises(RpcError) as raised:
+        await awaitable
+    return raised.value.code, raised.value.message
+
+
+async def opened(agent: CrowProcess, place: Path) -> str:
+    await agent.initialize()
+    return await agent.new_session(place)
+
+
+def model_option(options: list[dict[str, Any]]) -> tuple[str, list[str]] | None:
+    """The current model and those offered; None without such an option."""
+    found = next((option for option in options if option["id"] == "model"), None)
+    return None if found is None else (found["currentValue"], [one["value"] for one in found["options"]])
+
+
+def settings(home: Path, text: str) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(text, "utf-8")
+
+
+def with_endpoint(endpoint: FakeEndpoint, text: str = "") -> str:
+    return f'{text}\n[model]\nbase_url = "{endpoint.base_url}"\napi_key = "zz-key-0123456789"\n'
+
+
+async def log_in(home: Path, *answers: str) -> None:
+    """`crow login`, in a process of its own."""
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
+    command = [sys.executable, "-m", "crow", "login"]
+    typed = "".join(f"{answer}\n" for answer in answers)
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=typed, env=env, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def model_told(agent: CrowProcess, model: str) -> int:
+    """Wait until the client is told that this is the current model."""
+
+    def wanted(message: dict[str, Any]) -> bool:
+        update = message.get("params", {}).get("update", {})
+        return (model_option(update.get("configOptions", [])) or ("",))[0] == model
+
+    return await agent.wait_for(wanted)
+
+
+async def test_a_session_from_before_the_login_works_after_it_in_the_same_process(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow(env=NOTHING) as agent:
+        session = await opened(agent, place)
+        code, words = await failed(agent.prompt(session, "hello"))
+        assert (code, "Crow has no model to ask" in words) == (-32000, True)
+        assert (await failed(agent.request("authenticate", {"methodId": "configured"})))[0] == -32000
+        await log_in(home, endpoint.base_url, "sk-login-0123456789", "fake-model")
+        assert await agent.request("authenticate", {"methodId": "configured"}) == {}
+        assert (await agent.prompt(session, "hello"))["stopReason"] == "end_turn"
+        assert agent.text(session).endswith("Hello there.")
+        await model_told(agent, "fake-model")
+        second = await agent.request("session/new", {"cwd": str(place), "mcpServers": []})
+        assert model_option(second["configOptions"]) == ("fake-model", ["fake-model"])
+    asked = endpoint.asked[-1]
+    assert (asked.body["model"], asked.headers["authorization"]) == ("fake-model", "Bearer sk-login-0123456789")
+
+
+async def test_a_session_from_before_the_login_works_after_it_in_another_process(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow(env=NOTHING) as agent:
+        session = await opened(agent, place)
+        await failed(agent.prompt(session, "hello"))
+    await log_in(home, endpoint.base_url, "sk-login-0123456789", "fake-model")
+    async with crow(env=NOTHING) as agent:
+        await agent.initialize()
+        loaded = await agent.load_session(session, place)
+        assert model_option(loaded["configOptions"]) == ("fake-model", ["fake-model"])
+        assert (await agent.prompt(session, "hello"))["stopReason"] == "end_turn"
+    assert endpoint.asked[-1].body["model"] == "fake-model"
+
+
+@pytest.mark.parametrize("how", ["set_config_option", "/model"])
+async def test_a_model_that_is_offered_later_can_be_chosen_in_a_session_from_before(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, how: str
+) -> None:
+    async with crow(env=NOTHING) as agent:
+        session = await opened(agent, place)
+        await failed(agent.prompt(session, "hello"))
+        settings(home, with_endpoint(endpoint, 'models = ["small", "large"]'))
+        if how == "/model":
+            await agent.prompt(session, "/model large")
+            assert agent.text(session).endswith("The model is `large` from the next prompt on.")
+        else:
+            params = {"sessionId": session, "configId": "model", "value": "large"}
+            answer = await agent.request("session/set_config_option", params)
+            assert model_option(answer["configOptions"]) == ("large", ["small", "large"])
+        assert (await agent.prompt(session, "hello"))["stopReason"] == "end_turn"
+    assert endpoint.asked[-1].body["model"] == "large"
+
+
+async def test_without_a_model_those_of_the_endpoint_are_offered_and_none_is_taken_by_itself(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.models = ["first", "second"]
+    async with crow(endpoint=endpoint, env=NOTHING) as agent:
+        session = await opened(agent, place)
+        await model_told(agent, "none")
+        code, words = await failed(agent.prompt(session, "hello"))
+        assert (code, words.startswith("No model is set. Choose one in the editor's menu")) == (-32603, True)
+        params = {"sessionId": session, "configId": "model", "value": "second"}
+        answer = await agent.request("session/set_config_option", params)
+        assert model_option(answer["configOptions"]) == ("second", ["first", "second"])
+        assert (await agent.prompt(session, "hello"))["stopReason"] == "end_turn"
+    assert [request.body["model"] for request in endpoint.asked] == ["second"]
+
+
+async def test_a_model_can_be_typed_while_none_is_offered(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.models = []
+    async with crow(endpoint=endpoint, env=NOTHING) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "/model mine")
+        assert (await agent.prompt(session, "hello"))["stopReason"] == "end_turn"
+    assert endpoint.asked[-1].body["model"] == "mine"
+
+
+async def test_a_file_that_is_mended_holds_as_a_whole_from_the_next_prompt(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    settings(home, "[model\n")
+    async with crow(env={"CROW_MODEL": "offline"}) as agent:
+        session = await opened(agent, place)
+        assert "not valid TOML" in (await failed(agent.prompt(session, "write a.txt: one")))[1]
+        settings(home, '[permissions]\ndeny = ["write_file"]\n')
+        assert (await agent.prompt(session, "write a.txt: one"))["stopReason"] == "end_turn"
+    assert not (place / "a.txt").exists()
+
+
+async def test_a_change_that_cannot_be_read_leaves_the_settings_as_they_were(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    settings(home, with_endpoint(endpoint, 'models = ["small"]'))
+    async with crow(env=NOTHING) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "one")
+        settings(home, "[model\n")
+        assert (await agent.prompt(session, "two"))["stopReason"] == "end_turn"
+        settings(home, with_endpoint(endpoint, 'models = ["small"]').replace("zz-key", "zz-new"))
+        assert (await agent.prompt(session, "three"))["stopReason"] == "end_turn"
+    keys = [request.headers["authorization"] for request in endpoint.asked]
+    assert keys == ["Bearer zz-key-0123456789"] * 2 + ["Bearer zz-new-0123456789"]
+    assert "The settings stay as they were" in (home / "crow.log").read_text()
+
+
+async def test_a_key_that_comes_later_is_in_no_recording(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    async with crow(env={**NOTHING, "CROW_TRACE": str(trace)}) as agent:
+        session = await opened(agent, place)
+        settings(home, with_endpoint(endpoint, 'models = ["small"]'))
+        await agent.prompt(session, "hello")
+        await agent.prompt(session, "my key is zz-key-0123456789")
+    recorded = trace.read_text()
+    assert "my key is …" in recorded
+    assert "zz-key-0123456789" not in recorded

@@ -1,0 +1,98 @@
+"""Front matter: what YAML means by it, what is no YAML as plain text, and that no file can hold a session up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crow.tools.front_matter import MOST_CHARS, front_matter
+
+BODY = "\nText.\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("plain words", "plain words"),
+        ("words # and a comment", "words"),
+        ("C# and a#b", "C# and a#b"),
+        (">\n  folded\n  words\n\n  of two paragraphs", "folded words\nof two paragraphs"),
+        ("|\n  line\n  line", "line\nline"),
+        (">-  # as one line\r\n  folded\r\n  words\r", "folded words"),
+        ("'it''s # quoted: text'", "it's # quoted: text"),
+        ('"a \\"caf\\u00e9\\"" # quoted', 'a "café"'),
+        ("on\n  several\n  lines", "on several lines"),
+        ("", ""),
+        ("yes", "yes"),
+        ("2026-11-01", "2026-11-01"),
+        ("007", "007"),
+        # no text in YAML, or no YAML: as it stands
+        ("Use this: when it fits", "Use this: when it fits"),
+        ("[file] [line]", "[file] [line]"),
+        ("[file]", "[file]"),
+        ("\n  - one\n  - two", "- one - two"),
+        ("@me, `code`", "@me, `code`"),
+        (">\n  a\x07bell\n  rings", "a\x07bell rings"),
+        ("!!python/object/apply:os.system [id]", "!!python/object/apply:os.system [id]"),
+        ("*nowhere", "*nowhere"),
+        ("&a [*a, *a]", "&a [*a, *a]"),
+        ("{<<: &a {<<: [*a, *a]}}", "{<<: &a {<<: [*a, *a]}}"),
+    ],
+)
+def test_a_value_is_what_its_author_meant(written: str, value: str):
+    text = f"---\nname: x\ndescription: {written}\nmodel: [y\n---{BODY}"
+    fields, end = front_matter(text, ("name", "description", "missing"))
+    assert fields == {"name": "x", "description": value}
+    assert text[end:] == BODY[1:]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no front matter", "---\nname: x", "--- x\n---\n", f"---\n{'#' * MOST_CHARS}\n---\n"]
+)
+def test_a_file_without_front_matter_is_text_alone(text: str):
+    assert front_matter(text, ("name",)) == ({}, 0)
+
+
+def test_a_byte_order_mark_an_empty_head_and_quoted_keys_are_fine():
+    assert front_matter("\ufeff---\r\n'name' : x\r\n---\r\nText", ("name",)) == ({"name": "x"}, 23)
+    assert front_matter("---\n---\nText", ("name",)) == ({}, 8)
+    assert front_matter("---\nname: a\nname: b\n---\n", ("name",)) == ({"name": "b"}, 24)
+
+
+SOME = 7_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" * SOME,
+        "{" * SOME,
+        f"x\n? {'[' * SOME}",
+        f"'x'\n  {'[' * SOME}",
+        "\n" + " ? a\n" * (SOME // 5),
+        "\n " + "- " * (SOME // 2),
+        ">\n" + " a\n\n" * (SOME // 4),
+        '"' + "\\u0041" * (SOME // 6),
+        " " * SOME + "x",
+        "# c\n" * (SOME // 4),
+        "[&a x," + "*a," * (SOME // 3) + "]",
+        ">" + " " * SOME + "x",
+        "? a\n " * 900,
+        "\n " + "- " * 1_900,
+    ],
+)
+def test_a_hostile_value_is_read_in_time_that_grows_with_its_length_alone(value: str):
+    """Two hundred of them, as many as there are skills: quadratic reading would take minutes."""
+    text = f"---\ndescription: {value}\n---\n"
+    for _ in range(200):
+        fields, end = front_matter(text, ("name", "description"))
+    assert (list(fields), end) == (["description"], len(text))
+
+
+@given(st.text(alphabet=st.sampled_from("-\n\r :>|'\"#[]{}&*!?ab\t\ufeff\0\u2028\ud800"), max_size=200))
+def test_whatever_a_file_holds_is_read_without_an_error(text: str):
+    for written in (text, f"---\nname: {text}\n---\nBody"):
+        fields, end = front_matter(written, ("name", "a"))
+        assert 0 <= end <= len(written)
+        assert all(isinstance(value, str) for value in fields.values())
