@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
+from crow.agent.compaction.contents import hiding_order
 from crow.agent.compaction.limits import CompactionSettings
 from crow.agent.compaction.planner import Reason
 from crow.domain.conversation import Replay, for_model
@@ -90,10 +91,27 @@ def check_pass(simulation: Simulation) -> None:
         nothing_kept = isinstance(body, Checkpoint) and body.first_kept is None
         assert result.tokens_after < result.tokens_before
         assert result.tokens_after <= (limits.ceiling if nothing_kept else limits.target)
+        if isinstance(body, Mask):
+            check_mask(simulation, result.entry, limits.target)
         if simulation.branch.entries[-1] is result.entry:
             assert simulation.compactor.gauge.used() < limits.threshold
     else:
         assert result.tokens_after == result.tokens_before
+
+
+def check_mask(simulation: Simulation, entry: Entry, target: int) -> None:
+    """Part of law 2: with the output that was chosen last in view again, the target would not have been reached."""
+    mask, path = entry.body, [each for each in simulation.branch.entries if each.id < entry.id]
+    assert isinstance(mask, Mask)
+    before, after = for_model(path), for_model([*path, entry])
+    hidden = {
+        origin
+        for origin, one, other in zip(before.origins, before.messages, after.messages, strict=True)
+        if one != other
+    }
+    last = [each for each in hiding_order(path) if each in hidden][-1]
+    less = replace(entry, body=replace(mask, exceptions=(*mask.exceptions, last)))
+    assert round(for_model([*path, less]).estimate * mask.tokens_after / after.estimate) > target - 2
 
 
 def check_user_messages(simulation: Simulation) -> None:

@@ -201,7 +201,12 @@ class Compactor:
         return checkpoint.body.summary if checkpoint and isinstance(checkpoint.body, Checkpoint) else ""
 
     async def _mask(self, decision: MaskOutputs, going: Pass) -> CompactionResult:
-        body = Mask(before=decision.before, tokens_before=going.found.used, tokens_after=decision.tokens_after)
+        body = Mask(
+            before=decision.before,
+            exceptions=decision.exceptions,
+            tokens_before=going.found.used,
+            tokens_after=decision.tokens_after,
+        )
         (entry,) = await self._store([NewEntry(body=body)], going.found)
         return masked(entry, body)
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from crow.agent.compaction.contents import files_touched, pins_of, skills_of
+from crow.agent.compaction.contents import files_touched, hiding_order, pins_of, skills_of
 from crow.agent.compaction.limits import Limits
 from crow.agent.compaction.measuring import Measure
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, User
+from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, ToolResult, User
 from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
+from crow.domain.rendering import elided_message, is_maskable
+from crow.domain.tokens import estimate_message
 
 __all__ = [
     "Decision",
@@ -47,9 +49,10 @@ class Noop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskOutputs:
-    """Hide the tool outputs of entries before `before`; the request then has `tokens_after`."""
+    """Hide the tool outputs of entries before `before`, but for `exceptions`; the request then has `tokens_after`."""
 
     before: int
+    exceptions: tuple[int, ...]
     tokens_after: int
 
 
@@ -177,16 +180,37 @@ class View:
         return start
 
     def mask(self, limits: Limits, found: Measure) -> MaskOutputs | None:
-        """The mask that reaches the target, if there is one. What was not answered yet stays in view."""
+        """The mask that hides just enough to reach the target, if any. What was not answered yet stays in view."""
         start = min(self.tail(int(limits.keep / found.scale)), self.unanswered())
-        if start <= self.first:
+        gains = self.gains(start)
+        hidden: set[int] = set()
+        estimate = self.context.estimate
+        for entry in hiding_order(self.projection.entries):
+            if hidden and round(estimate * found.scale) <= limits.target:
+                break
+            if entry in gains:
+                hidden.add(entry)
+                estimate -= gains[entry]
+        if not hidden:
             return None
-        before = self.context.origins[start]
-        context = with_bodies(self.projection.entries, Mask(before=before))
+        before = max(hidden) + 1
+        exceptions = tuple(sorted(entry for entry in gains if entry < before and entry not in hidden))
+        context = with_bodies(self.projection.entries, Mask(before=before, exceptions=exceptions))
         after = round(context.estimate * found.scale)
-        if context.estimate < self.context.estimate and after < found.used and after <= limits.target:
-            return MaskOutputs(before=before, tokens_after=after)
+        if after < found.used and after <= limits.target:
+            return MaskOutputs(before=before, exceptions=exceptions, tokens_after=after)
         return None
+
+    def gains(self, start: int) -> dict[int, int]:
+        """Estimated tokens that hiding each output before index `start` would free, by entry."""
+        results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
+        gains: dict[int, int] = {}
+        for index in range(self.first, start):
+            message, entry = self.context.messages[index], self.context.origins[index]
+            if isinstance(message, ToolMessage) and entry in results and is_maskable(results[entry]):
+                hidden = elided_message(results[entry], entry, message.call_id)
+                gains[entry] = self.context.estimates[index] - estimate_message(hidden)
+        return {entry: gain for entry, gain in gains.items() if gain > 0}
 
     def drafts(self, limits: Limits, found: Measure, reason: Reason) -> tuple[Draft, ...]:
         """The cuts that fit with the longest summary allowed, the one that keeps most first."""
