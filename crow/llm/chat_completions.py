@@ -116,8 +116,7 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now: the configured window, else the one that the endpoint lists, bounded by what an overflow
-        said."""
+        """What is known now: the configured window, else the one that the endpoint lists."""
         return self._learned.info
 
     @property
@@ -231,9 +230,7 @@ class ChatCompletions:
             await self.models()
 
     async def failed(self, error: ModelError) -> None:
-        """Keep the window that an overflow told; take secrets out of the words."""
-        if isinstance(error, ContextOverflow) and error.limit is not None:
-            await self._learned.overflowed(error.limit)
+        """Take secrets out of the words."""
         words = str(error)
         for secret in (self._endpoint.api_key, *(value for _, value in self._endpoint.headers)):
             if secret and len(secret) >= 6:

@@ -55,9 +55,9 @@ async def test_a_window_that_the_endpoint_lists_is_read_after_the_first_answer_a
 
 async def test_what_memory_knows_is_known_before_the_first_request() -> None:
     endpoint = Endpoint(base_url="http://localhost:1/v1", model="m")
-    facts = {"listed": {"context_window": 9000, "takes_images": False}, "context_window": 8000}
+    facts = {"listed": {"context_window": 9000, "takes_images": False}}
     info = ChatCompletions(endpoint, learned=facts).info
-    assert (info.context_window, info.takes_images) == (8000, False)
+    assert (info.context_window, info.takes_images) == (9000, False)
     info = ChatCompletions(replace(endpoint, context_window=16000), learned=facts).info
     assert info.context_window == 16000
 

@@ -1,6 +1,6 @@
 """Whether to compact, and how: a pure decision over a projection and its limits.
 
-Strategy: hide old tool outputs if that alone is enough, else choose the cut. Every candidate is rendered as the model
+Old tool outputs are hidden if that alone is enough, else a cut is chosen. Every candidate is rendered as the model
 would see it, with a summary as long as is allowed, and measured; so what is decided here holds whatever the model
 answers. What the model has not answered yet is kept if it fits, then less and less, at last nothing.
 """
@@ -39,6 +39,10 @@ Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
 MIN_HEAD = 400
 """A head of fewer estimated tokens is not worth a summary on command."""
 
+LEAST_SUMMARY = 120
+LEAST_PINS = 240
+"""Tokens of the summary, and of the user's messages, where there is hardly any room."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop:
@@ -59,11 +63,12 @@ class MaskOutputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A checkpoint without its summary, which may have `summary_tokens`. The messages from index `start` on stay;
-    `body.first_kept` is their entry."""
+    `body.first_kept` is their entry. `most_tokens` of the whole request are accepted; None: what the limits say."""
 
     start: int
     summary_tokens: int
     body: Checkpoint
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,7 @@ class Summarise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSmall:
-    """No compaction makes the request fit."""
+    """No compaction makes the request fit, or a shorter one."""
 
 
 Decision: TypeAlias = Noop | MaskOutputs | Summarise | TooSmall
@@ -88,8 +93,10 @@ def plan(projection: Projection, limits: Limits, found: Measure, reason: Reason)
     view = View(projection)
     if reason == "command" and not view.has_news():
         return Noop(why="Nothing is new since the last compaction.")
-    if limits.is_too_small:
+    if limits.is_configured and limits.is_tiny:
         return TooSmall()
+    if reason == "overflow":  # the endpoint decides what fits: half of what it refused, unless the limits ask for less
+        limits = replace(limits, target=min(limits.target, (found.fixed + found.used) // 2))
     if reason != "command":
         mask = view.mask(limits, found)
         if mask is not None:
@@ -113,6 +120,8 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 def acceptable(tokens: int, draft: Draft, limits: Limits, count: int) -> bool:
     """Whether a request of `tokens` after compaction is small enough; `count` is the messages there were before."""
+    if draft.most_tokens is not None:
+        return tokens <= draft.most_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
 
 
@@ -216,11 +225,18 @@ class View:
         """The cuts that fit with the longest summary allowed, the one that keeps most first."""
         if self.first >= self.count:
             return ()
+        rungs, most_tokens = self.rungs(limits, found), None
+        if limits.is_tiny:  # only of a window that was learned: anything shorter is worth a try
+            rungs, most_tokens = (
+                [(start, LEAST_SUMMARY) for start in (self.unanswered(), self.count)],
+                found.used * 9 // 10,
+            )
+            limits = replace(limits, pins=max(limits.pins, LEAST_PINS))
         drafts: list[Draft] = []
-        for start, summary_tokens in self.rungs(limits, found):
+        for start, summary_tokens in rungs:
             if reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
-            draft = self.draft(start, summary_tokens, limits, found, reason)
+            draft = replace(self.draft(start, summary_tokens, limits, found, reason), most_tokens=most_tokens)
             longest = replace(draft.body, summary="word" * int(summary_tokens / found.scale))
             tokens = round(with_bodies(self.projection.entries, longest).estimate * found.scale)
             if acceptable(tokens, draft, limits, self.count) and (reason == "command" or tokens < found.used):
