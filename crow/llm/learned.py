@@ -21,6 +21,9 @@ __all__ = ["Learned"]
 
 logger = logging.getLogger(__name__)
 
+LISTING_EVERY = 50
+"""Answers that fill half of the window, until its size is looked up again."""
+
 
 class Learned:
     """The facts about one model at one endpoint. `facts` is what `memory` knows; when None, `load` asks for it."""
@@ -30,6 +33,7 @@ class Learned:
         self._memory = memory
         self._told: Offered | None = None
         self._most_output: int | None = None
+        self._filled = 0
         self._is_loaded = memory is None
         self._info: ModelInfo | None = None
         self._known: tuple[object, ...] = ()
@@ -38,9 +42,22 @@ class Learned:
             self._take(facts)
 
     @property
-    def wants_listing(self) -> bool:
-        """Whether the endpoint's list of models could tell a window that is not known."""
-        return self._endpoint.context_window is None and self._told is None
+    def is_listed(self) -> bool:
+        """Whether the endpoint's list of models was ever read."""
+        return self._told is not None
+
+    def wants_listing(self, usage: Usage | None) -> bool:
+        """Whether the endpoint's list of models should be read after an answer: it could tell a window that is not
+        known, or the answer fills half of the one that it told, and the server may have another by now."""
+        if self._endpoint.context_window is not None:
+            return False
+        if self._told is None:
+            return True
+        window = self._told.context_window
+        if window is None or usage is None or (usage.input_tokens or 0) * 2 < window:
+            return False
+        self._filled += 1
+        return self._filled % LISTING_EVERY == 1
 
     @property
     def info(self) -> ModelInfo:
