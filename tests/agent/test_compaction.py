@@ -268,6 +268,35 @@ async def test_overflow_that_compaction_cannot_help_says_what_was_sent_and_what_
     assert place.compactor.gauge.window() == 16_000
 
 
+async def test_while_a_larger_window_is_tried_messages_are_cut_for_the_learned_one(place: Place) -> None:
+    await place.talk(2)
+    await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
+    gauge = place.compactor.gauge
+    cuts = gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)
+    for _ in range(4):
+        await gauge.compacted()
+    assert gauge.window() == 16_000
+    assert (gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)) == cuts
+
+
+@pytest.mark.parametrize(
+    ("error", "calibration"),
+    [
+        (ContextOverflow("too long", size=10_000), 2.0),
+        (ContextOverflow("too long", limit=10_000), 2.0),
+        (ContextOverflow("too long", size=4_000), 1.0),
+        (ContextOverflow("too long", limit=1_000_000), 1.0),
+    ],
+    ids=["counted twice as many", "at least twice as many", "counted less", "nonsense"],
+)
+async def test_a_refusal_corrects_the_estimate_within_reason(
+    place: Place, error: ContextOverflow, calibration: float
+) -> None:
+    await place.talk(1)
+    await place.compactor.gauge.refused(error)
+    assert place.branch.row.calibration == pytest.approx(calibration, rel=0.01)
+
+
 async def test_a_request_that_is_refused_again_and_again_is_compacted_twice(place: Place) -> None:
     await place.talk(3)
     for _ in range(2):

@@ -91,6 +91,13 @@ def test_a_cut_message_has_at_most_its_share_of_the_room(text: str, room: int, b
         assert 0 < chars < len(text)
 
 
+def test_a_message_keeps_a_part_worth_reading_in_a_window_without_room() -> None:
+    limits = limits_for(2_000, None, 3_000, DEFAULTS)
+    assert limits.room == 0
+    assert cut_for("x" * 8_000, limits, 1.0) == 2_000
+    assert cut_for("x" * 2_000, limits, 1.0) is None
+
+
 def answered(
     path: PathBuilder, text: str = "done", *, reported: int | None, output: int = 10, endpoint: str = HERE
 ) -> Entry:
