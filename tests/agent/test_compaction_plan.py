@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
-
 from crow.agent.compaction.contents import files_touched, hiding_order, pins_of, skills_of
 from crow.agent.compaction.limits import CompactionSettings, limits_for
 from crow.agent.compaction.measuring import Measure
@@ -208,22 +206,6 @@ def test_in_a_window_that_was_learned_anything_shorter_is_taken() -> None:
     assert (kept.body.first_kept, nothing_kept.body.first_kept) == (projection.entries[-1].id, None)
     assert kept.most_tokens == projection.context().estimate * 9 // 10
     assert decide(user("n" * 400), window=1_200, is_configured=False)[0] == TooSmall()
-
-
-@pytest.mark.parametrize("answer", ["x" * 24_000, ""], ids=["a mask", "a summary"])
-def test_a_refused_request_is_made_half_as_long_however_large_the_window_is_taken(answer: str) -> None:
-    if answer:
-        steps = [body for at in range(4) for body in (said("", "a"), result_of(3 + 2 * at, 0, answer))]
-        bodies: list[Body] = [user("go"), *steps, said("well"), END, user("next")]
-    else:
-        bodies = [body for _ in range(6) for body in exchange("q" * 8_000, "a" * 8_000)] + [user("next")]
-    decision, projection = decide(*bodies, window=128_000, reason="overflow")
-    used, fixed = projection.context().estimate, projection.context().fixed_estimate
-    if isinstance(decision, MaskOutputs):
-        assert decision.tokens_after <= (used + fixed) // 2
-    else:
-        assert isinstance(decision, Summarise)
-        assert all(sum(projection.context().estimates[draft.start :]) < used // 2 for draft in decision.drafts)
 
 
 def test_later_drafts_keep_less_and_the_last_keeps_nothing() -> None:

@@ -132,12 +132,12 @@ class Gauge:
     async def refused(self, error: ContextOverflow) -> int:
         """Learn from a refused request: its window, and how far the estimate was off. Returns the window to compact
         for now."""
-        found, calibration = self.measured(), self.branch.row.calibration
-        window = await self._window.refused(self.info, error, used=found.used, fixed=found.fixed)
+        calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
         if calibration < counted <= clamped(calibration) * BELIEVED[1]:
             await self.branch.change(SessionChanges(calibration=clamped(counted)))
-        return window
+        found = self.measured()
+        return await self._window.refused(self.info, error, used=found.used, fixed=found.fixed)
 
     async def answered(self) -> None:
         """Learn from the answer that was just stored: a window that is larger than was learned, or a server that cuts

@@ -95,8 +95,6 @@ def plan(projection: Projection, limits: Limits, found: Measure, reason: Reason)
         return Noop(why="Nothing is new since the last compaction.")
     if limits.is_configured and limits.is_tiny:
         return TooSmall()
-    if reason == "overflow":  # the endpoint decides what fits: half of what it refused, unless the limits ask for less
-        limits = replace(limits, target=min(limits.target, (found.fixed + found.used) // 2))
     if reason != "command":
         mask = view.mask(limits, found)
         if mask is not None:

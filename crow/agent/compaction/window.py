@@ -136,22 +136,21 @@ class Window:
 
     async def refused(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
         """Learn from a refused request of `used` tokens, `fixed` of them system message and tools. Returns the window
-        to compact for now, which may be lower than what is learned."""
+        to compact for now: smaller than the request, and perhaps than what is learned."""
         await self.look_up(info)
         seen, declared = self._of(info), self.declared(info)
         old, worked, limit = self.learned(info), seen.worked, error.limit
         seen.refusals += 1
         seen.worked = 0
         size = error.size if error.size is not None and used / 4 <= error.size <= used * 4 else used
-        guess = size * 9 // 10
         # A limit that is named again for a shorter request, and still above it, cannot be the reason.
         is_named = limit is not None and fixed < limit < declared and (limit < size or seen.refusals == 1)
         tokens: int | None = None
         if limit is not None and is_named and limit >= worked:
-            tokens, guess = limit, min(guess, limit)
+            tokens = limit
         elif worked < used:
             kept = old is not None and worked <= old.tokens < used
-            tokens = old.tokens if old is not None and kept else max(guess, worked)
+            tokens = old.tokens if old is not None and kept else max(size * 9 // 10, worked)
             if tokens * 4 // 5 - fixed < MIN_ROOM and not seen.was_refused:
                 tokens = None  # one refusal of a short request is no reason to work in so little room
         seen.was_refused = True
@@ -161,7 +160,7 @@ class Window:
         elif seen.trying and old is not None:
             seen.trying = False
             await self._keep(info, waiting_longer(old))
-        return min(declared, guess)
+        return min(declared, used * 9 // 10, tokens or declared)
 
     async def cut(self, info: ModelInfo, tokens: int, *, fixed: int) -> None:
         """The endpoint counts `tokens` whatever is sent: it cuts longer requests without a word."""
