@@ -123,7 +123,7 @@ def installed(packages: Path) -> Path:
 async def test_a_hook_has_its_say_and_one_that_fails_is_named_to_the_user(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, tmp_path: Path
 ) -> None:
-    small_window(home)
+    configure(home)
     script(endpoint)
     path = f"{ROOT}:{installed(tmp_path / 'packages')}"
     async with crow(endpoint=endpoint, env={"PYTHONPATH": path}) as agent:
@@ -287,8 +287,13 @@ async def test_what_was_learned_can_be_forgotten_and_a_configured_window_voids_i
             assert learned(home) is None
             for name in (fresh, session):
                 assert "of 128,000 tokens" in await command(agent, name, "/context")
+            for _ in range(3):
+                await agent.prompt(session, "q" * 8_000)
+            assert "of 12,000 tokens" in await command(agent, session, "/context")
+            configure(home, 128_000)  # as it is taken to be anyway, but now it is the user's word
+            assert "of 128,000 tokens" in await command(agent, session, "/context")
+            assert learned(home) is None
         teach(home, endpoint, window={"tokens": 9_000, "source": "s", "learned_on": "d", "session": "", "times": 2})
-        configure(home, 128_000)
         async with crow(endpoint=endpoint) as agent:
             await agent.initialize()
             session = await agent.new_session(place)

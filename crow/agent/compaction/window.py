@@ -74,12 +74,13 @@ def learned_in(facts: Mapping[str, object]) -> LearnedWindow | None:
 
 @dataclass(slots=True)
 class Seen:
-    """What a session knows of one endpoint.
+    """What a session knows of one endpoint, while a window is `configured` or none is.
 
     `worked`: the most tokens it took since it last refused a request. `refusals`: how many it refused since it last
     answered; `was_refused`: it ever did. `trying`: what was learned is left aside, to see whether it still holds.
     """
 
+    configured: int | None = None
     learned: LearnedWindow | None = None
     listed: int | None = None
     worked: int = 0
@@ -100,6 +101,9 @@ class Window:
     async def look_up(self, info: ModelInfo) -> None:
         """Read what was learned of the model; a configured window makes that void."""
         self._looked_up.add(info.endpoint)
+        seen = self._of(info)
+        if seen.configured != configured_in(info):
+            seen.learned, seen.trying, seen.configured = None, False, configured_in(info)
         if self._memory is None:
             return
         facts = await self._memory.learned(*endpoint_and_model(info))
@@ -107,14 +111,13 @@ class Window:
             if facts.get(FACT) is not None:
                 await self._store(info, None)
             return
-        seen = self._of(info)
         seen.listed = listed_in(facts)
         seen.learned = learned_in(facts)
         seen.trying = seen.trying and seen.learned is not None
 
     def is_of(self, info: ModelInfo) -> bool:
-        """Whether it has looked up this model."""
-        return info.endpoint in self._looked_up
+        """Whether it has looked up this model, configured as it is now."""
+        return info.endpoint in self._looked_up and self._of(info).configured == configured_in(info)
 
     def declared(self, info: ModelInfo) -> int:
         """The window as configured, else as the endpoint lists it, else a guess."""
@@ -259,6 +262,10 @@ class Window:
 def waiting_longer(learned: LearnedWindow) -> LearnedWindow:
     """It was tried, and holds: the next trial comes after twice as many compactions."""
     return replace(learned, compactions=0, patience=min(MOST_PATIENCE, learned.patience * 2))
+
+
+def configured_in(info: ModelInfo) -> int | None:
+    return info.context_window if info.is_window_configured else None
 
 
 def listed_in(facts: Mapping[str, object]) -> int | None:
