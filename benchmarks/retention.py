@@ -3,7 +3,8 @@
 A scripted session plants a fact in every prompt, in the head, middle and tail of every tool output and at the start
 and end of every answer, and is compacted 1, 3 and 10 times by a summariser that only extracts the beginning of each
 message. Then each fact is looked for in the context, and through `recall`. The same session goes through the naive
-algorithm (a summary and the last ten messages) for comparison of cost. Ends with 1 if what must survive did not.
+algorithm (a summary and the last ten messages) for comparison of cost. Another script works on the same few files again
+and again, and counts how many stay in view after a mask. Ends with 1 if what must survive did not.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 import anyio
 
@@ -32,6 +33,7 @@ from crow.domain.entries import (
     Diff,
     Entry,
     Location,
+    Mask,
     NewEntry,
     Prompt,
     ToolResult,
@@ -57,7 +59,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.paths import problems
 from tests.support.scripted_model import Say, call
 
-__all__ = ["Found", "Retention", "retention"]
+__all__ = ["Found", "Retention", "WorkingSet", "retention", "working_set"]
 
 WINDOW = 32_000
 KEPT_BY_NAIVE = 10
@@ -321,6 +323,82 @@ class Session:
         return beyond - huge
 
 
+FILES = 7
+ROUNDS = 10
+COMMANDS = 6
+FILE_BYTES = (4_000, 6_000, 8_000)
+
+
+@dataclass(slots=True)
+class WorkingSet:
+    """How a model fared that needs the same files again and again and reads those that are not whole in view. Sizes in
+    bytes; `whole`: files whole in view right after each mask."""
+
+    file_bytes: int
+    needed: int = 0
+    read_again: int = 0
+    whole: list[int] = field(default_factory=list)
+    checkpoints: int = 0
+
+
+async def working_set(file_bytes: int, seed: int) -> WorkingSet:
+    """`ROUNDS` rounds that need all of `FILES` files, in any order, and then run `COMMANDS` commands."""
+    chance = random.Random(seed)
+    result = WorkingSet(file_bytes)
+    branch = branch_of(MemoryStore(), Notes())
+    await branch.record([NewEntry(body=Prompt(system=SYSTEM, tools=TOOLS, cwd="/work", model="extractive"))])
+    await branch.record([NewEntry(body=User(parts=(Text(text="Make the tests pass."),), message_id="m"))])
+    model = AnsweringModel(lambda _: Say(text=["## Done\nThe tests were run."]), INFO)
+    contents = {
+        f"/work/file_{number}.py": (f"# {number}\n" + FILLER * (file_bytes // len(FILLER) + 1))[:file_bytes]
+        for number in range(FILES)
+    }
+
+    def in_view(path: str) -> bool:
+        return any(contents[path] in message.text for message in branch.context().messages if is_output(message))
+
+    async def run(name: str, text: str, **arguments: str) -> None:
+        compactor = compactor_on(branch, model)
+        await compactor.make_room()
+        match branch.entries[-1].body:
+            case Mask():
+                result.whole.append(sum(map(in_view, contents)))
+            case Checkpoint():
+                result.checkpoints += 1
+        called = call(name, call_id=f"c{branch.leaf}", **arguments)
+        asked = Assistant(text="I go on.", message_id="m", calls=(called,), endpoint=INFO.endpoint)
+        (entry,) = await branch.record([NewEntry(body=asked, estimate=branch.context().estimate)])
+        announcement = Announcement(
+            title=name, kind="read" if name == "read_file" else "execute", locations=locations_of(arguments)
+        )
+        ref = CallRef(assistant=entry.id, index=0)
+        cut = compactor.gauge.cut_result(text)
+        await branch.record(
+            [NewEntry(body=ToolResult(call=ref, name=name, text=text, announcement=announcement, cut=cut))]
+        )
+
+    read: set[str] = set()
+    for _ in range(ROUNDS):
+        for path in chance.sample(sorted(contents), FILES):
+            result.needed += file_bytes
+            if not in_view(path):
+                result.read_again += file_bytes if path in read else 0
+                read.add(path)
+                await run("read_file", contents[path], path=path)
+        for _ in range(COMMANDS):
+            command = f"pytest -k {chance.randrange(40)}"
+            await run("shell", f"{command}\n" + FILLER * chance.randrange(40, 80), command=command)
+    return result
+
+
+def is_output(message: Message) -> TypeGuard[ToolMessage]:
+    return isinstance(message, ToolMessage)
+
+
+def locations_of(arguments: Mapping[str, str]) -> tuple[Location, ...]:
+    return (Location(path=arguments["path"]),) if "path" in arguments else ()
+
+
 def covered_by(checkpoint: Checkpoint, path: Sequence[Entry]) -> Iterator[Entry]:
     """The entries that a checkpoint says it stands for."""
     first, last = checkpoint.first_covered, checkpoint.last_covered
@@ -436,11 +514,25 @@ def rows(results: Sequence[Retention]) -> list[Row]:
     return made
 
 
+def working_rows(results: Sequence[WorkingSet]) -> list[Row]:
+    """How many of the files stay in view, and what is read again."""
+    made = []
+    for size in FILE_BYTES:
+        column = [result for result in results if result.file_bytes == size]
+        whole = [count for result in column for count in result.whole]
+        again = [100 * result.read_again / result.needed for result in column]
+        name = f"{FILES} files of {size / 1000:g} kB"
+        made.append(Row(f"{name}: whole in view after a mask", statistics.mean(whole), min(whole), "files"))
+        made.append(Row(f"{name}: bytes read again, of those needed", statistics.median(again), max(again), "%"))
+    return made
+
+
 async def main(seeds: int, file: Path | None) -> int:
     results = [await retention(count, seed) for count in COMPACTIONS for seed in range(seeds)]
+    sets = [await working_set(size, seed) for size in FILE_BYTES for seed in range(seeds)]
     failures = tables(results)
     print()
-    report(rows(results), file)
+    report([*rows(results), *working_rows(sets)], file)
     print("\n" + ("\n".join(f"FAILED: {failure}" for failure in failures) or "Everything that must survive did."))
     return 1 if failures else 0
 

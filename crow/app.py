@@ -349,7 +349,7 @@ class Wiring:
         from crow.llm.offline import OfflineModel
 
         window = self._settings.model.named(OFFLINE).context_window
-        return OfflineModel() if window is None else OfflineModel(context_window=window)
+        return OfflineModel(context_window=window)
 
 
 def find_hooks(group: str) -> list[NamedHook]:

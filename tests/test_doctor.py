@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,32 @@ def test_what_is_wrong_is_said_with_what_to_do(tmp_path: Path, endpoint: FakeEnd
     assert found["model"]["advice"] == "Did you mean fake-model-2? crow models lists them all."
     assert "tool call parser" in found["tool calling"]["advice"]
     assert done.returncode == 1
+
+
+def test_a_learned_window_is_told_with_its_words_and_date_unless_one_is_configured(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    found = findings(run(tmp_path, "doctor", "--json", **asked(endpoint)))["context window"]
+    assert found["words"] == "not known: 128,000 tokens are assumed"
+    learned = {
+        "tokens": 12_000,
+        "source": 'a refused request of about 13,000 tokens: "at most 12000"',
+        "learned_on": "2026-01-02",
+        "session": "s",
+    }
+    for times, reach in ((1, "for one session only"), (2, "for every session")):
+        with closing(sqlite3.connect(tmp_path / "crow.db")) as connection, connection:
+            facts = json.dumps({"window": learned | {"times": times}})
+            connection.execute("UPDATE endpoints SET learned = ?", (facts,))
+        found = findings(run(tmp_path, "doctor", "--json", **asked(endpoint)))["context window"]
+        assert found["words"] == (
+            f"12,000 tokens {reach}, learned on 2026-01-02 from a refused request of about 13,000 tokens: "
+            '"at most 12000"'
+        )
+        assert "/context forget in a session drops it" in found["advice"]
+    (tmp_path / "config.toml").write_text("model.context_window = 128000\n")
+    found = findings(run(tmp_path, "doctor", "--json", **asked(endpoint)))["context window"]
+    assert found["words"] == "128,000 tokens, as configured"
 
 
 @pytest.mark.parametrize("case", ["key", "server", "configuration", "database", "nothing"])

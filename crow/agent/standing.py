@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from crow.agent import new_message_id
 from crow.agent.choices import set_model
 from crow.agent.compaction.gauge import Gauge, gauge_on
+from crow.agent.compaction.window import Window
 from crow.domain.entries import NewEntry, PlanItem, Remark
 from crow.domain.errors import CrowError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged, TitleChanged
@@ -36,7 +37,8 @@ SMALL_CHARS = 2_000
 
 
 class Standing:
-    """How the session of `branch` stands; `briefing` is what the model was told, once a turn has told it anything."""
+    """How the session of `branch` stands; `briefing` is what the model was told, once a turn has told it anything;
+    `window` is what the session knows of its models' windows."""
 
     def __init__(self, adapters: Adapters, branch: Branch) -> None:
         self.briefing: Briefing | None = None
@@ -44,6 +46,7 @@ class Standing:
         self._branch = branch
         self._place = (branch.row.cwd, branch.row.additional_directories)
         self._has_warned = False
+        self.window = Window(adapters.store, branch.row.id)
 
     async def claim(self, message_id: str | None, parts: Sequence[Part], *, waits: bool) -> bool:
         """Take the turn for a prompt (`message_id` None: for a command); whether others had moved the session.
@@ -123,7 +126,7 @@ class Standing:
             await self._branch.publish(measured)
 
     async def _gauge(self) -> Gauge:
-        return await gauge_on(self._branch, self._info, self._adapters.settings().compaction, self._adapters.store)
+        return await gauge_on(self._branch, self._info, self._adapters.settings().compaction, self.window)
 
     def _info(self) -> ModelInfo:
         return self._adapters.info(self._branch.row.model)

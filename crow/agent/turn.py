@@ -186,25 +186,24 @@ class Turn:
 
     async def _ask(self) -> Step:
         """One model response, stored and shown. A stream that broke after text was shown is continued once, without
-        what it repeats; a request that was too long is sent once more after a compaction."""
-        continued = compacted = False
+        what it repeats; a request that was too long is sent again after a compaction."""
+        continued = False
         before = ""
         while True:
             try:
                 return await self._ask_once(before)
-            except ContextOverflow as error:
-                if compacted or not await self._compactor.overflowed(error):
-                    raise
-                compacted = True
-            except (NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited):
+            except (ContextOverflow, NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited) as error:
                 text = self._draft.text if self._draft is not None else ""
                 shown = self.leftover()
-                if not shown:
+                if shown:
+                    await self._record_draft(*shown)
+                    if continued:
+                        raise
+                    continued = True
+                if isinstance(error, ContextOverflow):
+                    await self._compactor.overflowed(error)
+                elif not shown:
                     raise
-                await self._record_draft(*shown)
-                if continued:
-                    raise
-                continued = True
                 if text.strip():  # of reasoning alone the model has nothing to go on from: it is simply asked again
                     before = text
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
@@ -230,6 +229,7 @@ class Turn:
         self._answer = answer
         offers = await self._look(draft, answer.calls) if answer.calls else ()
         entry = await self._record_draft(self._assistant(draft.message_id, answer, offers))
+        await self._gauge.answered()
         await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
         return Step(entry=entry, answer=entry.body, offers=offers)

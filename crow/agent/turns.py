@@ -26,7 +26,6 @@ from crow.agent.commands.desk import Desk
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.compaction.gauge import gauge_on
 from crow.agent.compaction.hooks import Hooks
-from crow.agent.compaction.window import Window
 from crow.agent.delegate import SubAgents
 from crow.agent.server_prompts import CalledPrompt, filled
 from crow.agent.standing import Standing
@@ -81,7 +80,6 @@ class Turns:
             steps=lambda: adapters.settings().steps_per_turn,
         )
         self._glance: Aside | None = None
-        self._window: Window | None = None
 
     @property
     def sub_agents(self) -> Sequence[str]:
@@ -178,7 +176,7 @@ class Turns:
         await self._seen()
         await self.tools.name_failed(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self._briefing, self._window), toolbox
+        return await self._make_compactor(self._branch, model, self._briefing), toolbox
 
     async def _seen(self) -> None:
         """Wait for what `look` began to look up; look it up now if it did not."""
@@ -191,15 +189,11 @@ class Turns:
     async def _look(self) -> None:
         toolbox = await self.tools.toolbox()
         await toolbox.wait_ready(SERVER_GRACE_S, beside=self._briefing.read)
-        window = Window(self._adapters.store)
-        await window.look_up(self._adapters.info(self._branch.row.model))
-        self._window = window
+        await self._standing.window.look_up(self._adapters.info(self._branch.row.model))
 
-    async def _make_compactor(
-        self, branch: Branch, model: Model, briefing: Briefing, window: Window | None = None
-    ) -> Compactor:
+    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
         settings = self._adapters.settings().compaction
-        gauge = await gauge_on(branch, lambda: model.info, settings, self._adapters.store, window=window)
+        gauge = await gauge_on(branch, lambda: model.info, settings, self._standing.window)
         other = gauge.settings.compact_model if gauge.settings.compact_model != branch.row.model else ""
         helpers = Helpers(
             fresh_prompt=briefing.fresh_prompt,

@@ -18,8 +18,9 @@ from typing import Literal
 
 import anyio
 
+from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
 from crow.app import NOTHING_CONFIGURED, hidden_keys, open_store, server_from
-from crow.domain.errors import AuthError, CrowError, ModelError, ModelNotFound, ModelTimeout, NetworkError
+from crow.domain.errors import AuthError, CrowError, ModelError, ModelNotFound, ModelTimeout, NetworkError, StoreError
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.endpoints import endpoint_of, open_model
 from crow.llm import Model, Request, TextDelta
@@ -43,7 +44,6 @@ _TOOL = ToolSpec(
 )
 _CALL = 'call report_word {"word": "ready"}'
 _COUNT = "say one two three four five six seven eight"
-_DEFAULT_WINDOW = 128_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,8 @@ async def _model_checks(loaded: Loaded, store: SqliteStore | None) -> AsyncGener
             yield Finding(check="answers", state="skipped", words="not tried: there is nobody to ask")
         else:
             has_key = target.key is not None or bool(target.key_command)
-            async with aclosing(_answers(model, has_key=has_key)) as findings:
+            learned = await _learned(store, target)
+            async with aclosing(_answers(model, has_key=has_key, learned=learned)) as findings:
                 async for found in findings:
                     yield found
     finally:
@@ -162,7 +163,9 @@ async def _endpoint(model: ChatCompletions, target: Target) -> tuple[bool, list[
     return True, found
 
 
-async def _answers(model: Model, *, has_key: bool | None = None) -> AsyncGenerator[Finding, None]:
+async def _answers(
+    model: Model, *, has_key: bool | None = None, learned: LearnedWindow | None = None
+) -> AsyncGenerator[Finding, None]:
     """Key (None: there is nobody to give one to), streaming, usage, window, tool calling."""
     question = Request(messages=(_SYSTEM, UserMessage(parts=(Text(text=_COUNT),))), max_output_tokens=_MOST_TOKENS)
     answer, pieces, first_s, failure = await _asked(model, question)
@@ -182,7 +185,7 @@ async def _answers(model: Model, *, has_key: bool | None = None) -> AsyncGenerat
         advice = "Text will appear late. Does a proxy between here and the model hold it back?"
         yield Finding(check="streaming", state="warning", words="the answer came in one piece", advice=advice)
     yield _usage(answer)
-    yield _window(model)
+    yield _window(model, learned)
     offer = Request(
         messages=(_SYSTEM, UserMessage(parts=(Text(text=_CALL),))), tools=(_TOOL,), max_output_tokens=_MOST_TOKENS
     )
@@ -198,16 +201,35 @@ def _usage(answer: Answer) -> Finding:
     return Finding(check="usage", state="ok", words=f"{usage.input_tokens} tokens in, {usage.output_tokens} out")
 
 
-def _window(model: Model) -> Finding:
+def _window(model: Model, learned: LearnedWindow | None) -> Finding:
     window = model.info.context_window
+    if learned is not None and not model.info.is_window_configured:
+        reach = "for every session" if learned.times > 1 else "for one session only"
+        words = f"{learned.tokens:,} tokens {reach}, learned on {learned.learned_on} from {learned.source}"
+        advice = (
+            "It causes earlier compaction, nothing else. /context forget in a session drops it; so does setting "
+            "model.context_window (or that of [models.NAME])."
+        )
+        return Finding(check="context window", state="warning", words=words, advice=advice)
     if window is None:
         advice = "Set model.context_window (or that of [models.NAME]) to what the server was started with."
-        words = f"not known: {_DEFAULT_WINDOW:,} tokens are assumed"
+        words = f"not known: {DEFAULT_WINDOW:,} tokens are assumed"
         return Finding(check="context window", state="warning", words=words, advice=advice)
     if window < 16_000:
         advice = "Compaction will be frequent. Start the server with a larger context, 32,000 or more."
         return Finding(check="context window", state="warning", words=f"{window:,} tokens is small", advice=advice)
-    return Finding(check="context window", state="ok", words=f"{window:,} tokens")
+    source = ", as configured" if model.info.is_window_configured else ""
+    return Finding(check="context window", state="ok", words=f"{window:,} tokens{source}")
+
+
+async def _learned(store: SqliteStore | None, target: Target) -> LearnedWindow | None:
+    """What sessions learned of the window; None too if the database cannot tell."""
+    if store is None:
+        return None
+    try:
+        return learned_in(await store.learned(target.base_url, target.model))
+    except StoreError:
+        return None
 
 
 def _tool_call(answer: Answer | None, failure: CrowError | None) -> Finding:

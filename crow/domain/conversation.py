@@ -136,14 +136,14 @@ class Projection:
         """Find what counts, drop what it covers, and fold the rest."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
-        self._masked_before = 0
+        self._masks: list[tuple[int, frozenset[int]]] = []
         for entry in self._entries:
             if entry.id in restored:
                 continue
             if isinstance(entry.body, Checkpoint):
                 self.checkpoint = entry
             elif isinstance(entry.body, Mask):
-                self._masked_before = max(self._masked_before, min(entry.body.before, entry.id))
+                self._masks.append((min(entry.body.before, entry.id), frozenset(entry.body.exceptions)))
         self.prompt: Prompt | None = None
         self.plan: tuple[PlanItem, ...] = ()
         self.mode = ""
@@ -240,9 +240,12 @@ class Projection:
         if step is None or not step.holds(body.call) or body.call.index in step.results:
             return  # a stray: its call is unknown, answered, or was given up before a later request
         call_id = step.calls[body.call.index].id
-        render = elided_message if entry.id < self._masked_before and is_maskable(body) else tool_message
+        render = elided_message if is_maskable(body) and self._is_masked(entry.id) else tool_message
         step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
         self._settled_rows = None
+
+    def _is_masked(self, entry: int) -> bool:
+        return any(entry < before and entry not in exceptions for before, exceptions in self._masks)
 
     def _unique_calls(self, entry: int, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
         unique: list[ToolCall] = []

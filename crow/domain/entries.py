@@ -244,9 +244,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Tool outputs of entries with an id below `before` are hidden from the model."""
+    """Tool outputs of entries with an id below `before` are hidden from the model, but for those in `exceptions`."""
 
     before: int
+    exceptions: tuple[int, ...] = ()
     tokens_before: int = 0
     tokens_after: int = 0
 

@@ -151,7 +151,7 @@ def fit(text: str, tokens: int, entry: int) -> str:
     """`text` if its estimate is at most `tokens`; else head and tail of it, marker included, in about so many; a bare
     marker when even that is more."""
     whole = estimate_text(text)
-    if whole <= tokens:
+    if whole <= max(0, tokens):
         return text
     chars = len(text) * max(0, tokens) // whole
     while chars > 0:

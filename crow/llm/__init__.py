@@ -76,12 +76,13 @@ class Request:
 class ModelInfo:
     """What is known of a model: `endpoint` is `base_url model`; sizes in tokens; prices in USD per million tokens.
 
-    `context_window` None means unknown: neither configured, nor told by the endpoint, nor learned.
+    `context_window` None means unknown: neither configured (`is_window_configured`) nor listed by the endpoint.
     """
 
     name: str
     endpoint: str
     context_window: int | None = None
+    is_window_configured: bool = False
     max_output_tokens: int | None = None
     takes_images: bool = True
     input_price: float | None = None
@@ -139,7 +140,7 @@ class EndpointMemory(Protocol):
     """What was learned of an endpoint, kept across processes (the store's `endpoints` table)."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts such as `{"context_window": 32768, "refused": ["stream_options"]}`; empty if none."""
+        """Facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`; empty if none."""
         ...
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:

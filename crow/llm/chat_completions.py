@@ -116,8 +116,7 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now: the configured window, else the one that the endpoint lists, bounded by what an overflow
-        said."""
+        """What is known now: the configured window, else the one that the endpoint lists."""
         return self._learned.info
 
     @property
@@ -215,9 +214,10 @@ class ChatCompletions:
         return part is not None
 
     async def heard(self, answer: Answer) -> None:
-        """What the answer teaches; and once, where the window is not known, the endpoint's list of models is read."""
+        """What the answer teaches; where the window is not known, or filling up, the list of models is read."""
         await self._learned.answered(answer.usage)
-        if self._learned.wants_listing and self._looking is None:
+        may_look = self._looking is None or (self._looking.done() and self._learned.is_listed)
+        if may_look and self._learned.wants_listing(answer.usage):
             # A task of its own, ended by `close`: the answer does not wait for what matters to the next request.
             self._looking = asyncio.create_task(self._look())
 
@@ -231,9 +231,7 @@ class ChatCompletions:
             await self.models()
 
     async def failed(self, error: ModelError) -> None:
-        """Keep the window that an overflow told; take secrets out of the words."""
-        if isinstance(error, ContextOverflow) and error.limit is not None:
-            await self._learned.overflowed(error.limit)
+        """Take secrets out of the words."""
         words = str(error)
         for secret in (self._endpoint.api_key, *(value for _, value in self._endpoint.headers)):
             if secret and len(secret) >= 6:

@@ -98,6 +98,7 @@ class Endpoint:
             name=self.model,
             endpoint=self.name,
             context_window=window,
+            is_window_configured=self.context_window is not None,
             max_output_tokens=max_output_tokens,
             takes_images=takes_images,
             input_price=self.input_price,

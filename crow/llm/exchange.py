@@ -83,7 +83,7 @@ class Line(Protocol):
         ...
 
     async def failed(self, error: ModelError) -> None:
-        """An attempt failed; what it teaches is kept, and the words are made fit to be shown."""
+        """An attempt failed; its words are made fit to be shown."""
         ...
 
 

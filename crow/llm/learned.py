@@ -1,8 +1,7 @@
-"""What is known of an endpoint beyond its configuration: told by it, taught by its refusals, kept across processes.
+"""What is known of an endpoint beyond its configuration: listed by it or taught by its refusals.
 
-Strategy: a window that is configured wins over one that the endpoint lists, and either is bounded by what an overflow
-said (one of an earlier process only where nothing is configured); a bound that an answer disproves is forgotten. What
-changes is written to the memory at once. Knows no connection.
+A configured window wins over one that the endpoint lists. What changes is written to the memory at once. What overflow
+errors teach of the window belongs to the agent, which knows what was sent.
 """
 
 from __future__ import annotations
@@ -22,6 +21,9 @@ __all__ = ["Learned"]
 
 logger = logging.getLogger(__name__)
 
+LISTING_EVERY = 50
+"""Answers that fill half of the window, until its size is looked up again."""
+
 
 class Learned:
     """The facts about one model at one endpoint. `facts` is what `memory` knows; when None, `load` asks for it."""
@@ -29,9 +31,9 @@ class Learned:
     def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, facts: Mapping[str, object] | None) -> None:
         self._endpoint = endpoint
         self._memory = memory
-        self._bound: int | None = None
         self._told: Offered | None = None
         self._most_output: int | None = None
+        self._filled = 0
         self._is_loaded = memory is None
         self._info: ModelInfo | None = None
         self._known: tuple[object, ...] = ()
@@ -40,14 +42,27 @@ class Learned:
             self._take(facts)
 
     @property
-    def wants_listing(self) -> bool:
-        """Whether the endpoint's list of models could tell a window that is not known."""
-        return self._endpoint.context_window is None and self._told is None
+    def is_listed(self) -> bool:
+        """Whether the endpoint's list of models was ever read."""
+        return self._told is not None
+
+    def wants_listing(self, usage: Usage | None) -> bool:
+        """Whether the endpoint's list of models should be read after an answer: it could tell a window that is not
+        known, or the answer fills half of the one that it told, and the server may have another by now."""
+        if self._endpoint.context_window is not None:
+            return False
+        if self._told is None:
+            return True
+        window = self._told.context_window
+        if window is None or usage is None or (usage.input_tokens or 0) * 2 < window:
+            return False
+        self._filled += 1
+        return self._filled % LISTING_EVERY == 1
 
     @property
     def info(self) -> ModelInfo:
         """What is known now."""
-        known = (self.dialect, self._told, self._bound, self._most_output)
+        known = (self.dialect, self._told, self._most_output)
         if self._info is None or any(now is not then for now, then in zip(known, self._known, strict=True)):
             self._known, self._info = known, self._make_info()
         return self._info
@@ -56,7 +71,7 @@ class Learned:
         endpoint, told = self._endpoint, self._told or Offered(name=self._endpoint.model)
         takes_images = self.dialect.takes_images and told.takes_images is not False
         info = endpoint.info(
-            window=_least(endpoint.context_window or told.context_window, self._bound),
+            window=endpoint.context_window or told.context_window,
             max_output_tokens=self.output_limit(None),
             takes_images=takes_images,
         )
@@ -87,19 +102,11 @@ class Learned:
         self._most_output = output_tokens
         await self._keep({"max_output_tokens": output_tokens})
 
-    async def overflowed(self, limit: int) -> None:
-        """A request was too long for a window of `limit` tokens."""
-        self._bound = limit
-        await self._keep({"context_window": limit})
-
     async def answered(self, usage: Usage | None) -> None:
-        """A window that an answer disproves is forgotten."""
+        """A listed window that an answer disproves is forgotten."""
         used = usage.input_tokens if usage is not None else None
         if used is None:
             return
-        if self._bound is not None and used > self._bound:
-            self._bound = None
-            await self._keep({"context_window": None})
         if self._told is not None and self._told.context_window is not None and used > self._told.context_window:
             self._told = replace(self._told, context_window=None)
             await self._keep({"listed": _facts(self._told)})
@@ -111,8 +118,6 @@ class Learned:
 
     def _take(self, facts: Mapping[str, object]) -> None:
         self._is_loaded = True
-        if self._endpoint.context_window is None:
-            self._bound = _size(facts.get("context_window"))
         self._most_output = _size(facts.get("max_output_tokens"))
         refused, listed = facts.get("refused"), facts.get("listed")
         if isinstance(refused, (list, tuple)):

@@ -21,6 +21,7 @@ from crow.llm.rules import Reply, reply_to
 
 __all__ = ["OfflineModel"]
 
+_WINDOW = 32_768
 _PIECE = re.compile(r"\s*\S+\s?|\s+")
 
 
@@ -31,13 +32,17 @@ class OfflineModel:
     def __init__(
         self,
         *,
-        context_window: int = 32_768,
+        context_window: int | None = None,
         piece_delay_s: float = 0.005,
         slow_delay_s: float = 0.05,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self._info = ModelInfo(
-            name="offline", endpoint="offline offline", context_window=context_window, takes_images=False
+            name="offline",
+            endpoint="offline offline",
+            context_window=context_window or _WINDOW,
+            is_window_configured=context_window is not None,
+            takes_images=False,
         )
         self._piece_delay_s = piece_delay_s
         self._slow_delay_s = slow_delay_s

@@ -264,7 +264,7 @@ _BODIES: dict[str, tuple[type, Record]] = {
             last_covered=MAYBE_INT,
         ),
     ),
-    "mask": (Mask, record(Mask, before=INT, tokens_before=INT, tokens_after=INT)),
+    "mask": (Mask, record(Mask, before=INT, exceptions=many(INT), tokens_before=INT, tokens_after=INT)),
     "restore": (Restore, record(Restore, entry=INT)),
     "skill": (Skill, record(Skill, name=TEXT, text=TEXT)),
     "reminder": (Reminder, record(Reminder, text=TEXT)),

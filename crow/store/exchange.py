@@ -232,7 +232,7 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
                 pins=tuple(_renumbered_pin(pin, named(pin.entry)) for pin in body.pins),
             )
         case Mask():
-            return replace(body, before=bound(body.before))
+            return replace(body, before=bound(body.before), exceptions=tuple(map(named, body.exceptions)))
         case Restore():
             return replace(body, entry=named(body.entry))
         case _:

@@ -25,6 +25,8 @@ from tests.support.scripted_model import Say
 SYSTEM = Prompt(system="s" * 4_000, tools=(), cwd="/", model="m")
 FRESH = Prompt(system="t" * 4_000, tools=(), cwd="/", model="m")
 INFO = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
+CONFIGURED = replace(INFO, is_window_configured=True)
+TOO_LONG = ContextOverflow("The request is too long.")
 
 
 async def fresh() -> Prompt:
@@ -114,7 +116,8 @@ async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(pla
     await place.talk(3)
     off = compactor_on(place.branch, place.model, CompactionSettings(auto=False), fresh_prompt=fresh)
     await off.make_room()
-    assert not await off.overflowed(ContextOverflow("too long", limit=14_000))
+    with pytest.raises(ContextOverflow, match=r"too long\. About .* were sent.* is off .*: /compact makes room"):
+        await off.overflowed(TOO_LONG)
     assert place.model.requests == []
     assert place.client.compactions() == []
     assert "Compacted to a summary" in await off.on_command()
@@ -185,31 +188,69 @@ async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less(place
 
 
 async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> None:
-    place = Place(summariser("good", info=ModelInfo(name="tiny", endpoint="test tiny", context_window=3_000)))
+    place = Place(summariser("good", info=replace(CONFIGURED, context_window=3_000)))
     await place.branch.record([NewEntry(body=SYSTEM)])
     await place.talk(2)
     before = place.stored()
-    with pytest.raises(TurnError, match=r"3,000 tokens, of which system prompt and tools take 1,004.*larger window"):
+    wanted = (
+        r"context_window is 3,000 tokens in your configuration, .* tools take 1,004.*Raise or remove context_window"
+    )
+    with pytest.raises(TurnError, match=wanted):
         await place.compactor.make_room()
     assert place.stored() == before
     assert place.model.requests == []
 
 
+@pytest.mark.parametrize("window", [None, 900, 1_300, 3_000])
+async def test_a_window_that_nobody_configured_never_refuses(window: int | None) -> None:
+    place = Place(summariser("good", info=replace(INFO, context_window=window)))
+    await place.branch.record([NewEntry(body=SYSTEM), NewEntry(body=user("q" * 700_000))])
+    for _ in range(3):
+        await place.compactor.make_room()
+    assert len(place.stored()) <= 2 + 2  # the prompt entry and the message, perhaps a checkpoint with its prompt
+    place.model.info = replace(CONFIGURED, context_window=900)
+    with pytest.raises(TurnError, match="context_window is 900 tokens in your configuration"):
+        await place.renewed().make_room()
+
+
+async def test_a_tiny_window_that_was_learned_is_made_the_best_of(place: Place) -> None:
+    place.model.info = replace(INFO, context_window=2_000)
+    await place.talk(2)
+    await place.branch.record([NewEntry(body=user("And now?"))])
+    await place.compactor.make_room()
+    assert isinstance(place.stored()[-1].body, Checkpoint)
+    assert place.compactor.gauge.used() < 2_000
+    assert place.branch.context().messages[-1] == UserMessage(parts=(Text(text="And now?"),))
+
+
 async def test_third_pass_in_a_row_ends_the_turn_and_the_next_turn_starts_afresh(place: Place) -> None:
+    await fill_up_too_fast(place)
+    place.model.info = CONFIGURED
+    with pytest.raises(TurnError, match="fills up faster than compaction can empty it"):
+        await place.compactor.make_room()
+    await place.renewed().make_room()
+
+
+async def test_third_pass_in_a_row_is_left_out_where_nobody_configured_the_window(place: Place) -> None:
+    await fill_up_too_fast(place)
+    before = place.stored()
+    await place.compactor.make_room()
+    assert place.stored() == before
+
+
+async def fill_up_too_fast(place: Place) -> None:
+    """Two passes with an answer after each, and as much again."""
     for _ in range(2):
         await place.talk(4)
         await place.compactor.make_room()
         await place.branch.record([NewEntry(body=said("one answer"))])
     for _ in range(4):
         await place.branch.record([NewEntry(body=user("q" * 12_000))])
-    with pytest.raises(TurnError, match="fills up faster than compaction can empty it"):
-        await place.compactor.make_room()
-    await place.renewed().make_room()
 
 
-async def test_overflow_lowers_the_window_for_good_and_compacts(place: Place) -> None:
+async def test_overflow_lowers_the_window_and_compacts(place: Place) -> None:
     await place.talk(2)
-    assert await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
+    await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
     assert place.compactor.gauge.window() == 9_000
     assert place.renewed().gauge.window() == 9_000
     checkpoint = place.stored()[-1].body
@@ -217,10 +258,58 @@ async def test_overflow_lowers_the_window_for_good_and_compacts(place: Place) ->
     assert checkpoint.reason == "overflow"
 
 
-async def test_overflow_that_compaction_cannot_help_is_explained(place: Place) -> None:
+async def test_overflow_that_compaction_cannot_help_says_what_was_sent_and_what_helps(place: Place) -> None:
+    await place.branch.record([NewEntry(body=user("hi"))])
+    before = place.stored()
+    wanted = r"too long\. About 1,009 tokens were sent, 1,004 of them system prompt and tools.*Prompt again.*/model"
+    with pytest.raises(ContextOverflow, match=wanted):
+        await place.compactor.overflowed(TOO_LONG)
+    assert place.stored() == before
+    assert place.compactor.gauge.window() == 16_000
+
+
+async def test_while_a_larger_window_is_tried_messages_are_cut_for_the_learned_one(place: Place) -> None:
+    await place.talk(2)
+    await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
+    gauge = place.compactor.gauge
+    cuts = gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)
+    for _ in range(4):
+        await gauge.compacted()
+    assert gauge.window() == 16_000
+    assert (gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)) == cuts
+
+
+@pytest.mark.parametrize(
+    ("error", "calibration"),
+    [
+        (ContextOverflow("too long", size=10_000), 2.0),
+        (ContextOverflow("too long", limit=10_000), 2.0),
+        (ContextOverflow("too long", size=4_000), 1.0),
+        (ContextOverflow("too long", limit=1_000_000), 1.0),
+    ],
+    ids=["counted twice as many", "at least twice as many", "counted less", "nonsense"],
+)
+async def test_a_refusal_corrects_the_estimate_within_reason(
+    place: Place, error: ContextOverflow, calibration: float
+) -> None:
     await place.talk(1)
-    with pytest.raises(TurnError, match="cannot be compacted further"):
-        await place.compactor.overflowed(ContextOverflow("too long", limit=2_000))
+    await place.compactor.gauge.refused(error)
+    assert place.branch.row.calibration == pytest.approx(calibration, rel=0.01)
+
+
+async def test_a_request_that_is_refused_again_and_again_is_compacted_twice(place: Place) -> None:
+    await place.talk(3)
+    for _ in range(2):
+        await place.compactor.overflowed(TOO_LONG)
+    used = place.compactor.gauge.used()
+    with pytest.raises(ContextOverflow, match=r"after several compactions\. Prompt again .* or begin anew with /clear"):
+        await place.compactor.overflowed(TOO_LONG)
+    assert place.compactor.gauge.used() == used < 12_000 // 3
+    assert len([entry for entry in place.stored() if isinstance(entry.body, Checkpoint)]) == 2
+    await place.branch.record([NewEntry(body=user("Go on."))])
+    await place.renewed().overflowed(TOO_LONG)
+    assert place.compactor.gauge.used() < used - 400
+    assert place.branch.context().messages[-1] == UserMessage(parts=(Text(text="Go on."),))
 
 
 async def test_command_answers_with_numbers_and_a_second_one_finds_nothing_new(place: Place) -> None:

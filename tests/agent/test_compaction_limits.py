@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
 from crow.agent.compaction.measuring import Measure, measure, recalibrated, reports_since_break, silent_cut
-from crow.agent.compaction.window import Window, window_of
+from crow.agent.compaction.window import LearnedWindow, Window, learned_in
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
-from crow.domain.errors import ContextOverflow
+from crow.domain.errors import ContextOverflow, StoreError
 from crow.domain.messages import Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
@@ -27,6 +28,7 @@ HERE = "http://localhost model"
 def test_limits_of_a_large_window() -> None:
     assert limits_for(200_000, 32_000, 10_000, DEFAULTS) == Limits(
         window=200_000,
+        is_configured=False,
         output=32_000,
         fixed=10_000,
         threshold=168_000,
@@ -43,6 +45,7 @@ def test_limits_of_a_large_window() -> None:
 def test_limits_of_a_small_window() -> None:
     assert limits_for(8_000, 4_096, 2_000, DEFAULTS) == Limits(
         window=8_000,
+        is_configured=False,
         output=2_000,
         fixed=2_000,
         threshold=6_000,
@@ -86,6 +89,13 @@ def test_a_cut_message_has_at_most_its_share_of_the_room(text: str, room: int, b
     assert (chars is None) == (estimate_text(text) <= share)
     if chars is not None:
         assert 0 < chars < len(text)
+
+
+def test_a_message_keeps_a_part_worth_reading_in_a_window_without_room() -> None:
+    limits = limits_for(2_000, None, 3_000, DEFAULTS)
+    assert limits.room == 0
+    assert cut_for("x" * 8_000, limits, 1.0) == 2_000
+    assert cut_for("x" * 2_000, limits, 1.0) is None
 
 
 def answered(
@@ -191,61 +201,222 @@ class Memory:
         self.facts[base_url, model] = {**self.facts.get((base_url, model), {}), **facts}
 
 
-async def looked_up(memory: Memory, info: ModelInfo = INFO) -> Window:
-    window = Window(memory)
+async def looked_up(memory: Memory, info: ModelInfo = INFO, *, session: str = "s") -> Window:
+    window = Window(memory, session)
     await window.look_up(info)
     return window
 
 
-def test_window_is_the_declared_one_or_what_the_endpoint_told_or_a_default() -> None:
-    assert window_of(INFO, {}) == 100_000
-    assert window_of(replace(INFO, context_window=None), {}) == 128_000
-    assert window_of(replace(INFO, context_window=None), {"context_window": 8_192}) == 8_192
+def overflow(limit: int | None = None, size: int | None = None) -> ContextOverflow:
+    return ContextOverflow("The request is too long.", limit=limit, size=size)
+
+
+def learned_by(memory: Memory) -> LearnedWindow | None:
+    return learned_in(memory.facts.get(("http://localhost", "model"), {}))
+
+
+async def test_a_window_is_configured_or_listed_or_assumed() -> None:
+    memory = Memory()
+    unknown, configured = replace(INFO, context_window=None), replace(INFO, is_window_configured=True)
+    window = await looked_up(memory, unknown)
+    assert (window.tokens(unknown), window.tokens(INFO)) == (128_000, 100_000)
+    assert window.words(unknown) == "The endpoint has not told its window: 128,000 tokens are assumed."
+    assert window.words(configured) == "You configured this window."
+    await memory.learn("http://localhost", "model", {"listed": {"context_window": 16_384}})
+    await window.look_up(unknown)
+    assert window.tokens(unknown) == 16_384
+    assert window.words(unknown) == "The endpoint gives this window."
 
 
 @pytest.mark.parametrize(
-    ("error", "tokens"),
+    ("error", "tokens", "aim"),
     [
-        (ContextOverflow("too long", limit=32_768), 32_768),
-        (ContextOverflow("too long", size=40_000), 36_000),
-        (ContextOverflow("too long"), 45_000),
-        (ContextOverflow("too long", limit=1_000_000), 100_000),
+        (overflow(limit=32_768), 32_768, 32_768),
+        (overflow(limit=60_000), 60_000, 45_000),
+        (overflow(limit=60_000, size=70_000), 60_000, 45_000),
+        (overflow(size=60_000), 54_000, 45_000),
+        (overflow(), 45_000, 45_000),
+        (overflow(limit=1_000_000), 45_000, 45_000),
+        (overflow(limit=1_800), 45_000, 45_000),
+        (overflow(size=1_000_000), 45_000, 45_000),
     ],
-    ids=["limit told", "size told", "nothing told", "limit above the declared window"],
+    ids=[
+        "limit",
+        "limit above what was sent",
+        "limit and size with an answer",
+        "size",
+        "nothing",
+        "limit above the declared window",
+        "limit below the fixed part",
+        "wild size",
+    ],
 )
-async def test_a_refused_request_lowers_the_window_of_its_endpoint_for_every_session(
-    error: ContextOverflow, tokens: int
+async def test_a_refused_request_lowers_the_window_of_its_session_first_and_of_all_when_it_happens_again(
+    error: ContextOverflow, tokens: int, aim: int
 ) -> None:
     memory = Memory()
-    await (await looked_up(memory)).refused(INFO, error, 50_000)
-    assert (await looked_up(memory)).tokens(INFO) == tokens
+    first = await looked_up(memory, session="one")
+    assert await first.refused(INFO, error, used=50_000, fixed=2_000) == aim
+    assert (await looked_up(memory, session="one")).tokens(INFO) == tokens
+    assert (await looked_up(memory, session="two")).tokens(INFO) == 100_000
+    await (await looked_up(memory, session="two")).refused(INFO, error, used=50_000, fixed=2_000)
+    assert (await looked_up(memory, session="three")).tokens(INFO) == tokens
     elsewhere = replace(INFO, endpoint="http://elsewhere model")
     assert (await looked_up(memory, elsewhere)).tokens(elsewhere) == 100_000
-    larger = replace(INFO, context_window=200_000)
-    assert (await looked_up(memory, larger)).tokens(larger) == 200_000
 
 
-async def test_a_window_that_the_model_lowers_by_itself_stays_learned_for_what_was_declared() -> None:
+async def test_refusals_in_a_row_are_one_event_and_the_last_is_believed() -> None:
     memory = Memory()
     window = await looked_up(memory)
-    bounded = replace(INFO, context_window=32_768)
-    await window.refused(bounded, ContextOverflow("too long", limit=32_768), 50_000)
-    assert window.tokens(bounded) == 32_768
-    assert (await looked_up(memory)).tokens(INFO) == 32_768
+    assert await window.refused(INFO, overflow(limit=90_000), used=50_000, fixed=2_000) == 45_000
+    # Far less was sent, and still it names the same: that is not the reason.
+    assert await window.refused(INFO, overflow(limit=90_000), used=20_000, fixed=2_000) == 18_000
+    assert await window.refused(INFO, overflow(limit=12_000), used=18_000, fixed=2_000) == 12_000
+    learned = learned_by(memory)
+    assert learned is not None
+    assert (learned.tokens, learned.times) == (12_000, 1)
+
+
+async def test_a_number_below_what_has_worked_is_not_learned_until_that_no_longer_works() -> None:
+    memory = Memory()
+    window = await looked_up(memory)
+    await window.answered(INFO, sent=33_000, counted=32_000)
+    assert await window.refused(INFO, overflow(limit=12_000), used=34_000, fixed=2_000) == 30_600
+    assert window.tokens(INFO) == 32_000
+    assert await window.refused(INFO, overflow(limit=12_000), used=15_000, fixed=2_000) == 12_000
+    assert window.tokens(INFO) == 12_000
+    await window.forget(INFO)
+    await window.answered(INFO, sent=33_000, counted=32_000)
+    assert await window.refused(INFO, overflow(limit=12_000), used=20_000, fixed=2_000) == 18_000
+    assert learned_by(memory) is None
+
+
+async def test_a_guess_that_leaves_no_room_is_learned_the_second_time() -> None:
+    window = await looked_up(Memory())
+    assert await window.refused(INFO, overflow(), used=3_000, fixed=2_000) == 2_700
+    assert window.tokens(INFO) == 100_000
+    await window.answered(INFO, sent=2_500, counted=2_500)
+    assert await window.refused(INFO, overflow(), used=3_000, fixed=2_000) == 2_700
+    assert window.tokens(INFO) == 2_700
+
+
+async def test_what_was_learned_says_from_which_words_and_when() -> None:
+    window = await looked_up(Memory())
+    await window.refused(INFO, ContextOverflow("At most 8192\n\x1b[31m tokens."), used=50_000, fixed=2_000)
+    assert re.fullmatch(
+        r"A window of 45,000 tokens was learned on \d{4}-\d\d-\d\d, for this session only, from a refused request of "
+        r'about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only causes compaction\. After 4 more compactions '
+        r"crow tries whether the endpoint takes more\. `/context forget` drops it\.",
+        window.words(INFO),
+    )
+
+
+async def test_a_configured_window_voids_what_was_learned_and_is_bounded_for_the_session_alone() -> None:
+    memory = Memory()
+    for session in ("one", "two"):
+        await (await looked_up(memory, session=session)).refused(INFO, overflow(limit=9_000), used=50_000, fixed=2_000)
+    configured = replace(INFO, is_window_configured=True)
+    window = await looked_up(memory, configured)
+    assert window.tokens(configured) == 100_000
+    assert memory.facts["http://localhost", "model"] == {"window": None}
+    await window.refused(configured, overflow(limit=9_000), used=50_000, fixed=2_000)
+    await window.look_up(configured)
+    assert window.tokens(configured) == 9_000
+    assert (await looked_up(memory, configured)).tokens(configured) == 100_000
+    assert (await looked_up(memory)).tokens(INFO) == 100_000
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        {"declared": 128_000, "tokens": 1_728},
+        {"tokens": "9", "source": "s", "learned_on": "d", "session": "s"},
+        {"tokens": 0, "source": "s", "learned_on": "d", "session": "s"},
+        {"tokens": 9, "source": "s", "learned_on": "d", "session": "s", "times": True},
+        "9000",
+        None,
+    ],
+    ids=["of an older version", "text", "zero", "no count", "a string", "nothing"],
+)
+def test_a_fact_that_cannot_be_used_is_none(fact: object) -> None:
+    assert learned_in({"window": fact}) is None
 
 
 async def test_an_answer_to_a_longer_request_makes_a_learned_window_void() -> None:
     memory = Memory()
     window = await looked_up(memory)
-    await window.lower(INFO, 8_192)
-    await window.answered(INFO, 8_000)
+    await window.refused(INFO, overflow(limit=8_192), used=50_000, fixed=2_000)
+    await window.answered(INFO, sent=20_000, counted=8_000)
     assert window.tokens(INFO) == 8_192
-    await window.answered(INFO, 20_000)
+    await window.answered(INFO, sent=20_000, counted=9_000)
     assert window.tokens(INFO) == 100_000
     assert (await looked_up(memory)).tokens(INFO) == 100_000
+    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    await window.answered(INFO, sent=12_500, counted=None)  # an estimate may be off
+    assert window.tokens(INFO) == 12_000
+    await window.answered(INFO, sent=14_000, counted=None)
+    assert window.tokens(INFO) == 100_000
 
 
-def test_without_a_memory_a_window_is_learned_for_the_turn() -> None:
+async def test_after_four_compactions_a_learned_window_is_left_aside_and_then_for_longer_if_it_still_holds() -> None:
+    memory = Memory()
+    window = await looked_up(memory)
+    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    due = []
+    for patience in (4, 8, 16):
+        for _ in range(patience):
+            due.append(window.tokens(INFO))
+            await window.compacted(INFO)
+        assert (window.tokens(INFO), window.cautious_tokens(INFO)) == (100_000, 12_000)
+        await window.answered(INFO, sent=11_800, counted=11_800)
+        assert window.tokens(INFO) == 100_000
+        await window.refused(INFO, overflow(), used=13_000, fixed=2_000)
+    assert due == [12_000] * 28
+    learned = learned_by(memory)
+    assert learned is not None
+    assert (learned.tokens, learned.times, learned.compactions, learned.patience) == (12_000, 4, 0, 32)
+
+
+async def test_a_window_that_is_cut_silently_is_tried_by_one_answer() -> None:
+    window = await looked_up(Memory())
+    await window.cut(INFO, 1_900, fixed=2_000)
+    assert window.tokens(INFO) == 100_000
+    await window.cut(INFO, 8_192, fixed=2_000)
+    assert window.tokens(INFO) == 8_192
+    for _ in range(4):
+        await window.compacted(INFO)
+    assert window.tokens(INFO) == 100_000
+    await window.answered(INFO, sent=8_500, counted=8_192)
+    assert window.tokens(INFO) == 100_000
+    await window.answered(INFO, sent=10_500, counted=8_200)
+    assert window.tokens(INFO) == 8_192
+    for _ in range(8):
+        await window.compacted(INFO)
+    await window.answered(INFO, sent=10_500, counted=10_400)
+    assert window.words(INFO) == "The endpoint gives this window."
+
+
+async def test_what_was_learned_can_be_forgotten_for_all_sessions() -> None:
+    memory = Memory()
+    window = await looked_up(memory)
+    assert await window.forget(INFO) is None
+    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    other = await looked_up(memory, session="other")
+    learned = await other.forget(INFO)
+    assert learned is not None
+    assert learned.tokens == 12_000
+    await window.look_up(INFO)
+    assert window.tokens(INFO) == 100_000
+
+
+async def test_a_store_that_cannot_keep_what_was_learned_fails_no_turn() -> None:
+    class Full(Memory):
+        async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+            raise StoreError("The disk is full.")
+
+    window = await looked_up(Full())
+    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    assert window.tokens(INFO) == 12_000
     assert Window().tokens(INFO) == 100_000
 
 

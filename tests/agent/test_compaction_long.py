@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.retention import retention
+from benchmarks.retention import retention, working_set
 from crow.agent.asking import Permissions
 from crow.agent.briefing import Briefing
 from crow.agent.turn import Turn
@@ -58,6 +58,14 @@ async def test_a_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost()
     assert 10 < len(made) < STEPS // 10
     assert summaries == sum(isinstance(body, Checkpoint) for body in made)
     assert "RULE-17" in repr(branch.context().messages[1])
+
+
+async def test_after_a_mask_most_of_the_files_that_are_worked_on_are_still_whole_in_view() -> None:
+    results = [await working_set(4_000, seed) for seed in range(3)]
+    whole = [count for result in results for count in result.whole]
+    assert len(whole) > 5
+    assert sum(whole) > 5 * len(whole)
+    assert sum(result.read_again for result in results) < 0.15 * sum(result.needed for result in results)
 
 
 @pytest.mark.parametrize("compactions", [1, 3, 10])

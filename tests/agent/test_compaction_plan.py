@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from crow.agent.compaction.contents import files_touched, pins_of, skills_of
+from crow.agent.compaction.contents import files_touched, hiding_order, pins_of, skills_of
 from crow.agent.compaction.limits import CompactionSettings, limits_for
 from crow.agent.compaction.measuring import Measure
 from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
-from crow.domain.conversation import Projection
+from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -19,6 +19,7 @@ from crow.domain.entries import (
     Diff,
     File,
     Location,
+    Mask,
     Pin,
     Prompt,
     Skill,
@@ -26,7 +27,7 @@ from crow.domain.entries import (
     TurnEnd,
     User,
 )
-from crow.domain.messages import Image, Text, ToolCall
+from crow.domain.messages import Image, Text, ToolCall, ToolMessage
 from crow.domain.rendering import checkpoint_message, parts_text
 from tests.support.paths import PathBuilder, result_of, said, user
 
@@ -36,11 +37,15 @@ END = TurnEnd(stop="end_turn")
 
 
 def decide(
-    *bodies: Body, window: int = 16_000, reason: Reason = "threshold", used: int | None = None
+    *bodies: Body,
+    window: int = 16_000,
+    reason: Reason = "threshold",
+    used: int | None = None,
+    is_configured: bool = True,
 ) -> tuple[Decision, Projection]:
     projection = Projection(PathBuilder(SYSTEM, *bodies).entries)
     context = projection.context()
-    limits = limits_for(window, None, context.fixed_estimate, CompactionSettings())
+    limits = limits_for(window, None, context.fixed_estimate, CompactionSettings(), is_configured=is_configured)
     found = Measure(
         used=context.estimate if used is None else used, fixed=context.fixed_estimate, scale=1.0, is_reported=False
     )
@@ -66,6 +71,76 @@ def test_old_outputs_are_hidden_first_if_that_is_enough() -> None:
 def test_results_that_the_model_has_not_seen_are_never_hidden() -> None:
     bodies = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
     assert not isinstance(decide(*bodies)[0], MaskOutputs)
+
+
+def ran_calls(*calls: tuple[str, str, str]) -> PathBuilder:
+    """A prompt, then steps of one call each: name, path or command, output."""
+    path = PathBuilder(SYSTEM, user("go"))
+    for name, argument, output in calls:
+        key = "command" if name == "shell" else "path"
+        called = ToolCall(id="", name=name, arguments=json.dumps({key: argument}))
+        step = path.add(Assistant(text="", message_id="m", calls=(called,)))
+        locations = () if name == "shell" else (Location(path=argument),)
+        announcement = Announcement(title=name, locations=locations)
+        ref = CallRef(assistant=step.id, index=0)
+        path.add(ToolResult(call=ref, name=name, text=output, announcement=announcement))
+    return path
+
+
+def outputs(path: PathBuilder) -> list[int]:
+    return [entry.id for entry in path.entries if isinstance(entry.body, ToolResult)]
+
+
+def test_replaced_outputs_are_hidden_first_and_the_newest_version_of_each_file_last() -> None:
+    path = ran_calls(
+        ("read_file", "/a", "old a"),
+        ("shell", "make", "first run"),
+        ("read_file", "/b", "b"),
+        ("read_file", "/c", "c, rewritten below"),
+        ("shell", "ls", "same listing"),
+        ("read_file", "/a", "new a"),
+        ("shell", "make", "second run"),
+        ("write_file", "/c", "wrote"),
+        ("shell", "ls -1", "same listing"),
+        ("edit_file", "/b", "edited"),
+    )
+    old_a, make, b, c, ls, new_a, make_again, wrote, ls_again, edited = outputs(path)
+    assert hiding_order(path.entries) == (old_a, make, c, ls, make_again, wrote, ls_again, edited, new_a, b)
+
+
+def test_parts_of_a_file_replace_each_other_only_where_they_are_the_same_or_the_whole() -> None:
+    path = PathBuilder(SYSTEM, user("go"))
+    ranges: list[dict[str, object]] = [{"line": 1, "limit": 9}, {"line": 10, "limit": 9}, {"line": 1, "limit": 9}, {}]
+    for lines in ranges:
+        arguments = json.dumps({"path": "/a", **lines})
+        call = ToolCall(id="", name="read_file", arguments=arguments)
+        step = path.add(Assistant(text="", message_id="m", calls=(call,)))
+        path.add(result_of(step.id, 0, f"{arguments} {step.id}"))
+    first, second, third, whole = outputs(path)
+    assert hiding_order([entry for entry in path.entries if entry.id != whole]) == (first, second, third)
+    assert hiding_order(path.entries) == (first, second, third, whole)
+    failed = replace(path.entries[-1], body=replace(path.entries[-1].body, is_error=True))  # type: ignore[type-var]
+    assert hiding_order([*path.entries[:-1], failed])[0] == first
+    assert hiding_order([*path.entries[:-1], failed])[-1] == third
+
+
+def test_only_as_many_outputs_are_hidden_as_the_target_asks_for() -> None:
+    files = [("read_file", f"/{number}", f"{number} " + "x" * 8_000) for number in range(4)]
+    logs = [("shell", f"make {number}", f"{number} " + "y" * 8_000) for number in range(2)]
+    path = ran_calls(files[0], logs[0], *files[1:], logs[1], ("shell", "end", "z" * 4_000))
+    for body in (said("well"), END, user("n" * 2_000)):
+        path.add(body)
+    decision, projection = decide(*[entry.body for entry in path.entries[1:]])
+    *_, third, fourth, second_log, _ = outputs(path)
+    assert isinstance(decision, MaskOutputs)
+    assert (decision.before, decision.exceptions) == (second_log + 1, (third, fourth))
+    limits = limits_for(16_000, None, projection.context().fixed_estimate, CompactionSettings())
+    assert decision.tokens_after <= limits.target < decision.tokens_after + 1_900
+    masked = PathBuilder(
+        *[entry.body for entry in path.entries], Mask(before=decision.before, exceptions=(third, fourth))
+    )
+    shown = [message.text[:1] for message in for_model(masked.entries).messages if isinstance(message, ToolMessage)]
+    assert shown == ["[", "[", "[", "2", "3", "[", "z"]
 
 
 def test_the_command_summarises_without_hiding_first() -> None:
@@ -121,6 +196,16 @@ def test_a_short_conversation_is_not_summarised_on_command() -> None:
 
 def test_a_window_that_system_message_and_tools_fill_is_too_small() -> None:
     assert decide(user("q" * 8_000), window=3_000)[0] == TooSmall()
+
+
+def test_in_a_window_that_was_learned_anything_shorter_is_taken() -> None:
+    bodies = [*exchange("q" * 8_000, "a" * 8_000), user("n" * 400)]
+    decision, projection = decide(*bodies, window=1_200, is_configured=False)
+    assert isinstance(decision, Summarise)
+    kept, nothing_kept = decision.drafts
+    assert (kept.body.first_kept, nothing_kept.body.first_kept) == (projection.entries[-1].id, None)
+    assert kept.most_tokens == projection.context().estimate * 9 // 10
+    assert decide(user("n" * 400), window=1_200, is_configured=False)[0] == TooSmall()
 
 
 def test_later_drafts_keep_less_and_the_last_keeps_nothing() -> None:

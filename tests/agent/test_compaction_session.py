@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.compaction.window import LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -60,15 +61,46 @@ async def test_a_later_step_of_a_turn_makes_room_for_itself(tmp_path: Path) -> N
         assert kinds[-2:] == ["Assistant", "TurnEnd"]
 
 
-async def test_a_refused_request_is_compacted_and_sent_once_more_and_the_window_kept_for_all_sessions(
-    tmp_path: Path,
-) -> None:
-    refused = Say(error=ContextOverflow("too long", limit=9_000))
+async def learned(run: Opened, base_url: str, model: str) -> LearnedWindow | None:
+    return learned_in(await run.store.learned(base_url, model))
+
+
+async def test_a_refused_request_is_compacted_and_sent_again_and_the_window_learned(tmp_path: Path) -> None:
+    refused = Say(error=ContextOverflow("too long", limit=6_000))
     model = ScriptedModel(LONG, refused, GOOD, Say(text=["done"]), info=TINY)
     async with opened(tmp_path, model) as run:
         await talked(run, 2)
         assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["overflow"]
-        assert await run.store.learned("test", "tiny") == {"window": {"declared": 16_000, "tokens": 9_000}}
+        known = await learned(run, "test", "tiny")
+        assert known is not None
+        assert (known.tokens, known.times, known.session) == (6_000, 1, "s1")
+        await run.session.prompt(text("/context"))
+        shown = run.client.stored(Command)[-1].answer
+        assert "A window of 6,000 tokens was learned on " in shown
+        assert "from a refused request of about 6," in shown
+        assert ': "too long". It only causes compaction.' in shown
+        await run.session.prompt(text("/context forget"))
+        assert run.client.stored(Command)[-1].answer.startswith(
+            f"Forgotten: 6,000 tokens, learned on {known.learned_on}."
+        )
+        assert await learned(run, "test", "tiny") is None
+        await run.session.prompt(text("/context forget"))
+        assert run.client.stored(Command)[-1].answer.startswith("Nothing was learned of the context window of tiny.")
+        await run.session.prompt(text("/context drop"))
+        assert run.client.stored(Command)[-1].answer == '/context takes nothing or "forget"; you typed "drop".'
+
+
+async def test_a_request_that_overflows_in_the_middle_of_its_answer_keeps_what_was_shown_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    broken = Say(text=["The first half"], error=ContextOverflow("the window is full"))
+    model = ScriptedModel(LONG, broken, GOOD, Say(text=[" and the second."]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 2)
+        said = [(entry.body.text, entry.body.finish) for entry in await run.log() if isinstance(entry.body, Assistant)]
+        assert said[1:] == [("The first half", "interrupted"), (" and the second.", "stop")]
+        assert run.client.shown().endswith("The first half and the second.")
+        assert len(await checkpoints(run)) == 1
 
 
 async def test_without_auto_a_refused_request_is_the_prompts_error_and_nothing_is_compacted(tmp_path: Path) -> None:
@@ -103,7 +135,9 @@ async def test_a_server_that_cuts_silently_is_found_out_and_its_window_respected
         assert await checkpoints(run) == []
         await run.session.prompt(text("go on"))
         assert len(await checkpoints(run)) == 1
-        assert await run.store.learned("http://localhost", "m") == {"window": {"declared": 128_000, "tokens": 8_192}}
+        known = await learned(run, "http://localhost", "m")
+        assert known is not None
+        assert (known.tokens, known.is_silent, known.session) == (8_192, True, "s1")
         measured = [event for event in run.client.events if isinstance(event, ContextMeasured)]
         assert measured[-1].size == 8_192
         assert measured[-1].used < 0.85 * 8_192

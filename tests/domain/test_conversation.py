@@ -206,6 +206,18 @@ def test_mask_elides_long_outputs_before_it_but_plan_skills_and_short_ones_stay(
     ]
 
 
+def test_mask_shows_its_exceptions_unless_another_mask_hides_them() -> None:
+    outputs = [result_of(2, index, letter * 5000) for index, letter in enumerate("xyz")]
+    path = [user("go"), said("", "a", "b", "c"), *outputs, said("done"), END]
+
+    def shown(*masks: Mask) -> list[str]:
+        return [message.text[:1] for message in messages(*path, *masks) if isinstance(message, ToolMessage)]
+
+    assert shown(Mask(before=6, exceptions=(4,))) == ["[", "y", "["]
+    assert shown(Mask(before=4), Mask(before=6, exceptions=(3, 4))) == ["[", "y", "["]
+    assert shown(Mask(before=6, exceptions=(4,)), Mask(before=5)) == ["[", "[", "["]
+
+
 def test_mask_hides_nothing_that_comes_after_it() -> None:
     path = [user("go"), Mask(before=99), said("", "a"), result_of(3, 0, "x" * 5000)]
     assert messages(*path)[-1] == ToolMessage(call_id="a", text="x" * 5000)

@@ -92,6 +92,11 @@ def test_utf8_text_is_cut_between_characters() -> None:
     )
 
 
+def test_nothing_fits_into_less_than_nothing() -> None:
+    assert fit("", -4, 12) == ""
+    assert "entry 12" in fit("x", -4, 12)
+
+
 @given(text=st.text(max_size=3_000), tokens=st.integers(0, 500))
 def test_fit_stays_within_its_tokens_unless_only_the_marker_is_left(text: str, tokens: int) -> None:
     fitted = fit(text, tokens, 12)

@@ -5,10 +5,29 @@ Each case runs on so much text that a quadratic step takes many minutes or hours
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import anyio
+
+from crow.agent.command_words import mentions, simple_words
+from crow.agent.overlap import without_overlap
+from crow.domain.errors import ArgumentError, ModelError
+from crow.domain.messages import ToolSpec
+from crow.domain.titles import in_title
+from crow.llm.calls import tool_name
+from crow.llm.endpoint import Timeouts
+from crow.llm.failures import Origin, complaint_of_response, failure
+from crow.tools.builtin.files import similar_names
+from crow.tools.builtin.replace import replace as replaced
+from crow.tools.workspace import DiskWorkspace
+from tests.llm.test_chat_completions import ASK, ask, asking
+from tests.support import fake_endpoint as fake
+from tests.support.fake_endpoint import FakeEndpoint
 
 HANG_S = 300
 ROOT = Path(__file__).parents[2]
@@ -39,45 +58,31 @@ def text_tool_calls() -> None:
         *("<|channel|>commentary to=f", "<|tool_call_begin|>f", "<start_function_call>call:f{a:", "```json\n"),
     )
     pieces = (" ", "\n", "</arg_key><arg_value>", "<parameter=", "<escape>", "f(a=1),", "```\n", "<function=f>", "<|")
-    for opening in openings:
-        for piece in pieces:
-            for end in ("!", "<", "</tool_call>"):
-                answer(opening + piece * (60_000 // len(piece)) + end)
+    ends = ("!", "<", "</tool_call>")
+    texts = [opening + piece * (60_000 // len(piece)) + end for opening in openings for piece in pieces for end in ends]
+    anyio.run(tell, texts)
 
 
 def answers() -> None:
-    from crow.agent.overlap import without_overlap
-    from crow.llm.calls import tool_name
-
-    for piece in ("</think>", "<think></think>", "<|channel|>final<|message|>", "<think>\n", "[think]"):
-        answer(piece * (8_000_000 // len(piece)))
+    pieces = ("</think>", "<think></think>", "<|channel|>final<|message|>", "<think>\n", "[think]")
+    anyio.run(tell, [piece * (8_000_000 // len(piece)) for piece in pieces])
     tool_name("f" + " " * 400_000 + "x", {})
     without_overlap("-" * 64_000, "-" * 64_000)
     without_overlap(" " * 64_000, " " * 64_000)
 
 
-def answer(text: str) -> None:
-    """An answer of a model, as it comes in one piece."""
-    import json
-
-    from crow.domain.errors import ModelError
-    from crow.domain.messages import ToolSpec
-    from crow.llm.parser import StreamParser
-
-    parser = StreamParser(
-        [ToolSpec(name="f", description="", input_schema={"type": "object", "properties": {"a": {}}})]
-    )
-    parser.feed(json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}))
-    parser.feed("[DONE]")
-    with suppress(ModelError):
-        parser.finish()
+async def tell(texts: list[str]) -> None:
+    """Have a model answer with each of the texts, in one piece."""
+    tool = ToolSpec(name="f", description="", input_schema={"type": "object", "properties": {"a": {}}})
+    request = replace(ASK, tools=(tool,))
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=Timeouts()) as model:
+        for text in texts:
+            endpoint.script(fake.text(text))
+            with suppress(ModelError):
+                await ask(model, request)
 
 
 def failures() -> None:
-    import json
-
-    from crow.llm.failures import Origin, complaint_of_response, failure
-
     for piece in ("<title>", "<title", "<h1>", "<", "1,111,", "tokens 5000 ", "max_tokens ", "image ", "try again in "):
         text = piece * (2_000_000 // len(piece))
         for body in (f"<html>{text}", json.dumps({"error": {"message": f"context {text}"}}), text):
@@ -85,9 +90,6 @@ def failures() -> None:
 
 
 def titles_and_rules() -> None:
-    from crow.agent.command_words import mentions, simple_words
-    from crow.domain.titles import in_title
-
     for piece in (" _", "_ ", " _a", "&a", "]", "`"):
         in_title("x" + piece * 200_000 + "y")
     simple_words("git " * 200_000)
@@ -95,15 +97,10 @@ def titles_and_rules() -> None:
 
 
 def edits_and_files() -> None:
-    from crow.domain.errors import ArgumentError
-    from crow.tools.builtin.files import similar_names
-    from crow.tools.builtin.replace import replace
-    from crow.tools.workspace import DiskWorkspace
-
     file = "  }\n" * 400_000
     for old in ("}\n" * 200_000 + "{\n", "{\n" + "}\n" * 200_000, " }\n" * 200_000):
         with suppress(ArgumentError):
-            replace(file, old, "x", every=False, name="a")
+            replaced(file, old, "x", every=False, name="a")
     similar_names("ab" * 100, ["ba" * 99 + f"{number:05}" for number in range(10_000)])
     for path in ("a/" * 8_000, "a/" * 500_000):
         with suppress(ArgumentError):

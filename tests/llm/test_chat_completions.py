@@ -491,22 +491,21 @@ async def test_a_refusal_of_everything_ends_with_the_words() -> None:
     assert "temperature must be 1" in str(error)
 
 
-async def test_an_overflow_teaches_the_window() -> None:
+async def test_an_overflow_says_its_numbers_and_changes_nothing_that_is_known() -> None:
     memory = Memory()
     words = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens."
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
-        assert model.info.context_window is None
         endpoint.script(failing(400, words, code="context_length_exceeded"))
         error, _, _ = await failure_of(model)
         assert len(endpoint.asked) == 1
-        assert model.info.context_window == 8192
+        assert (model.info.context_window, model.info.is_window_configured) == (None, False)
     assert isinstance(error, ContextOverflow)
     assert (error.limit, error.size) == (8192, 9001)
-    assert memory.facts == {"context_window": 8192}
+    assert memory.facts == {}
 
 
-async def test_a_learned_window_is_used_and_forgotten_when_an_answer_disproves_it() -> None:
-    memory = Memory({"context_window": 8})
+async def test_a_listed_window_is_used_and_forgotten_when_an_answer_disproves_it() -> None:
+    memory = Memory({"listed": {"context_window": 8}, "context_window": 5})  # the second is an older version's
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
         async with model.stream(ASK) as stream:
             deltas = aiter(stream)
@@ -516,13 +515,14 @@ async def test_a_learned_window_is_used_and_forgotten_when_an_answer_disproves_i
                 pass
         await model.settled()
         assert model.info.context_window is None
-    assert memory.facts == {"context_window": None, "listed": {}}
+    assert memory.facts["listed"] == {}
 
 
-async def test_a_configured_window_wins_over_a_learned_one() -> None:
-    async with FakeEndpoint() as endpoint, asking(endpoint, memory=Memory({"context_window": 8}), window=9000) as model:
+async def test_a_configured_window_wins_over_a_listed_one() -> None:
+    memory = Memory({"listed": {"context_window": 8}})
+    async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory, window=128_000) as model:
         await ask(model)
-        assert model.info.context_window == 9000
+        assert (model.info.context_window, model.info.is_window_configured) == (128_000, True)
 
 
 async def test_nobody_listening_is_a_network_error_that_asks_for_the_server() -> None:

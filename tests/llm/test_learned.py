@@ -15,7 +15,7 @@ from crow.llm import Retrying
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint
 from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of
-from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, sse, text
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
 
 
 class Listing(FakeEndpoint):
@@ -53,11 +53,31 @@ async def test_a_window_that_the_endpoint_lists_is_read_after_the_first_answer_a
     assert memory.facts == {"listed": {"context_window": 16384}}
 
 
+async def test_a_listed_window_is_read_again_when_it_fills_up_but_not_with_every_answer() -> None:
+    full = Reply(steps=(sse(chunk({"content": "ok"}), chunk(finish="stop"), usage(9_000)),))
+    memory = Memory({"listed": {"context_window": 16_384}})
+    listing = Listing({"id": "fake-model", "max_model_len": 65_536})
+    async with listing as endpoint, asking(endpoint, memory=memory) as model:
+        await ask(model)
+        assert (model.info.context_window, endpoint.looks) == (16_384, 0)
+        endpoint.script(full)
+        await ask(model)
+        assert (model.info.context_window, endpoint.looks) == (65_536, 1)
+        endpoint.items = ({"id": "fake-model", "max_model_len": 10_000},)
+        endpoint.script(
+            *[replace(full, steps=(sse(chunk({"content": "ok"}), chunk(finish="stop"), usage(60_000)),))] * 51
+        )
+        for _ in range(50):
+            await ask(model)
+        assert (model.info.context_window, endpoint.looks) == (10_000, 2)
+    assert memory.facts["listed"] == {"context_window": 10_000}
+
+
 async def test_what_memory_knows_is_known_before_the_first_request() -> None:
     endpoint = Endpoint(base_url="http://localhost:1/v1", model="m")
-    facts = {"listed": {"context_window": 9000, "takes_images": False}, "context_window": 8000}
+    facts = {"listed": {"context_window": 9000, "takes_images": False}}
     info = ChatCompletions(endpoint, learned=facts).info
-    assert (info.context_window, info.takes_images) == (8000, False)
+    assert (info.context_window, info.takes_images) == (9000, False)
     info = ChatCompletions(replace(endpoint, context_window=16000), learned=facts).info
     assert info.context_window == 16000
 

@@ -1,8 +1,8 @@
 """Random sessions, compacted again and again: `python -m tests.soak.compaction [SESSIONS] [SEED]`.
 
-Strategy: what the tests do with two thousand sessions, with more, longer ones and any window: each is a talk of random
-steps with a summariser that fails at will, and the laws of compaction are checked after every pass and before every
-request. A failure prints the seed that makes its session again.
+What the tests do with two thousand sessions, with more, longer ones and any window: each is a talk of random steps with
+a summariser that fails at will, and the laws of compaction are checked after every pass and before every request. Every
+tenth is followed by a talk with an endpoint whose window changes. A failure prints the seed that makes it again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 
 from tests.agent.test_compaction_laws import check_all, described, replayed_differently
+from tests.agent.test_windows import HABITS, Habit, check_phases
 from tests.support.compaction import Simulation, flaky
 
 SESSIONS = 20_000
@@ -26,21 +27,40 @@ OUTPUTS = (None, 1, 500, 4_000, 32_000, 10_000_000)
 def simulation(seed: int, number: int) -> tuple[Simulation, int]:
     """The session number `number`, and how many steps it takes."""
     chance = random.Random(f"{seed} {number}")
-    window = round(4_000 * 2 ** chance.uniform(0, 5))
-    model = flaky(chance.choice(FAILURE_RATES), chance, described(window, chance.choice(OUTPUTS)))
+    is_configured = chance.random() < 0.5
+    window = round(4_000 * 2 ** chance.uniform(0 if is_configured else -4, 5))
+    info = described(window, chance.choice(OUTPUTS), is_configured=is_configured)
+    model = flaky(chance.choice(FAILURE_RATES), chance, info)
     made = Simulation(seed=chance.randrange(2**32), window=window, model=model, ratio=chance.uniform(0.5, 3.5))
     return made, chance.randrange(1, LONGEST)
 
 
+async def talk(seed: int, number: int) -> int:
+    """A talk with an endpoint whose window changes; how many prompts it was."""
+    chance = random.Random(f"{seed} window {number}")
+    phases: list[tuple[int, Habit, int]] = [
+        (round(4_000 * 2 ** chance.uniform(0, 6)), chance.choice(HABITS), chance.randrange(1, 12))
+        for _ in range(chance.randrange(1, 6))
+    ]
+    return await check_phases(
+        phases,
+        seed=chance.randrange(2**32),
+        ratio=chance.uniform(0.5, 2.0),
+        reports=chance.random() < 0.5,
+        burps=chance.random() < 0.5,
+    )
+
+
 async def main(sessions: int, seed: int) -> int:
     """Run them. Returns the exit status."""
-    outcomes, failures, requests = Counter[str](), 0, 0
+    outcomes, failures, requests, prompts = Counter[str](), 0, 0, 0
     began = time.monotonic()
     for number in range(sessions):
         made, steps = simulation(seed, number)
         try:
             await made.run(steps, check_all)
             assert not replayed_differently(list(made.store.path("s"))), "the replay differs"
+            prompts += await talk(seed, number) if number % 10 == 0 else 0
         except Exception:  # noqa: BLE001  that is what is looked for
             failures += 1
             print(f"session {number} of seed {seed}:\n{traceback.format_exc()}")
@@ -49,8 +69,8 @@ async def main(sessions: int, seed: int) -> int:
         outcomes.update(done.result.outcome for done in made.passes)
         requests += len(made.requests)
     print(
-        f"{number + 1:,} sessions with {requests:,} requests in {time.monotonic() - began:.0f} s: "
-        f"{dict(outcomes)}, {failures} failures"
+        f"{number + 1:,} sessions with {requests:,} requests and {prompts:,} prompts to windows that change in "
+        f"{time.monotonic() - began:.0f} s: {dict(outcomes)}, {failures} failures"
     )
     return 1 if failures else 0
 

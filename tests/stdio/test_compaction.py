@@ -1,20 +1,27 @@
-"""Compaction of the real process: what the editor sees of it, live and in replay, and what the endpoint is sent."""
+"""Compaction of the real process: what the editor sees of it, what the endpoint is sent, what is learned of windows."""
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.stdio.conftest import ROOT, StartCrow
 from tests.support import fake_endpoint as fake
-from tests.support.fake_endpoint import FakeEndpoint, Gate
+from tests.support.acp_client import CrowProcess, RpcError
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
 
 SUMMARY = "## Goal\nBuild a nest.\n## Next\nFind twigs."
 ASKS = {"session": {"compaction": {}}}
 
 
-def small_window(home: Path) -> None:
-    home.mkdir()
-    (home / "config.toml").write_text('[model]\nname = "fake-model"\ncontext_window = 24000\n', "utf-8")
+def configure(home: Path, window: int = 24_000) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(f'[model]\nname = "fake-model"\ncontext_window = {window}\n', "utf-8")
 
 
 def script(endpoint: FakeEndpoint) -> None:
@@ -26,7 +33,7 @@ def script(endpoint: FakeEndpoint) -> None:
 async def test_an_editor_that_asks_for_it_follows_a_compaction_and_finds_it_again_after_a_load(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    small_window(home)
+    configure(home)
     script(endpoint)
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize(**ASKS)
@@ -69,7 +76,7 @@ async def test_an_editor_that_asks_for_it_follows_a_compaction_and_finds_it_agai
 async def test_another_editor_is_told_in_one_quiet_message(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    small_window(home)
+    configure(home)
     script(endpoint)
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
@@ -116,7 +123,7 @@ def installed(packages: Path) -> Path:
 async def test_a_hook_has_its_say_and_one_that_fails_is_named_to_the_user(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, tmp_path: Path
 ) -> None:
-    small_window(home)
+    configure(home)
     script(endpoint)
     path = f"{ROOT}:{installed(tmp_path / 'packages')}"
     async with crow(endpoint=endpoint, env={"PYTHONPATH": path}) as agent:
@@ -136,7 +143,7 @@ async def test_a_hook_has_its_say_and_one_that_fails_is_named_to_the_user(
 async def test_kill_while_the_summary_is_written_leaves_the_conversation_as_it_was(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    small_window(home)
+    configure(home)
     long, gate = fake.text("a" * 12_000), Gate()
     endpoint.script(long, long, long, fake.text(SUMMARY * 20, "never", between=[gate]))
     async with crow(endpoint=endpoint) as agent:
@@ -156,3 +163,158 @@ async def test_kill_while_the_summary_is_written_leaves_the_conversation_as_it_w
         assert (await agent.prompt(session, "go on"))["stopReason"] == "end_turn"
         assert agent.updates(session, "compaction_update")[-1]["status"] == "completed"
         assert agent.text(session).endswith("Twigs it is.")
+
+
+class Windowed:
+    """Answers what fits a window and refuses what does not, naming the window."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.refused = 0
+
+    def __call__(self, request: Recorded) -> Reply:
+        tokens = len(request.raw) // 4
+        if tokens > self.window:
+            self.refused += 1
+            return fake.failing(400, f"This model's maximum context length is {self.window} tokens, not {tokens}.")
+        said = fake.chunk({"role": "assistant", "content": "a" * 8_000})
+        return Reply(steps=(fake.sse(said, fake.chunk(finish="stop"), fake.usage(tokens, 2_000)),))
+
+
+def learned(home: Path) -> Any:
+    """What the database holds of the endpoint's window."""
+    with closing(sqlite3.connect(home / "crow.db")) as connection:
+        rows = connection.execute("SELECT learned FROM endpoints").fetchall()
+    return json.loads(rows[0][0]).get("window") if rows else None
+
+
+def teach(home: Path, endpoint: FakeEndpoint, **facts: object) -> None:
+    """Put facts of the endpoint into the database."""
+    with closing(sqlite3.connect(home / "crow.db")) as connection, connection:
+        row = (endpoint.base_url, "fake-model", json.dumps(facts))
+        connection.execute("INSERT OR REPLACE INTO endpoints (base_url, model, learned) VALUES (?, ?, ?)", row)
+
+
+async def command(agent: CrowProcess, session: str, words: str) -> str:
+    """What a slash command answers."""
+    since = len(agent.log)
+    await agent.prompt(session, words)
+    return agent.text(session, since=since)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["context length exceeded", "This model's maximum context length is 1800 tokens."],
+    ids=["without a number", "names less than the system message has"],
+)
+async def test_one_refused_request_stops_nothing_but_its_own_prompt(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, words: str
+) -> None:
+    endpoint.script(fake.failing(400, words))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "hi")
+        assert words.rstrip(".") in raised.value.message
+        assert "and nothing of it can be compacted. Prompt again if" in raised.value.message
+        for name in (session, await agent.new_session(place)):
+            assert (await agent.prompt(name, "hi"))["stopReason"] == "end_turn"
+        assert "The endpoint has not told its window: 128,000 tokens" in await command(agent, session, "/context")
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        assert (await agent.prompt(await agent.new_session(place), "hi"))["stopReason"] == "end_turn"
+    assert len(endpoint.asked) == 4
+    assert learned(home) is None
+
+
+async def test_a_database_that_an_older_version_taught_a_wrong_window_is_usable_again(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.new_session(place)
+    teach(home, endpoint, window={"declared": 128_000, "tokens": 1_728}, context_window=1_800)
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "hi"))["stopReason"] == "end_turn"
+        assert "of 128,000 tokens" in await command(agent, session, "/context")
+
+
+async def test_a_window_that_falls_and_rises_is_learned_told_tried_and_forgotten(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
+    served = Windowed(40_000)
+    async with FakeEndpoint(otherwise=served) as endpoint, crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        for _ in range(6):
+            await agent.prompt(session, "q" * 16_000)
+        served.window = 12_000
+        for _ in range(4):
+            assert (await agent.prompt(session, "q" * 8_000))["stopReason"] == "end_turn"
+        told = await command(agent, session, "/context")
+        assert "of 12,000 tokens" in told
+        assert "A window of 12,000 tokens was learned on " in told
+        assert "This model's maximum context length is 12000 tokens" in told
+        assert learned(home)["tokens"] == 12_000
+        served.window = 100_000
+        largest = 0
+        for _ in range(24):
+            assert (await agent.prompt(session, "q" * 8_000))["stopReason"] == "end_turn"
+            largest = max(largest, len(endpoint.asked[-1].raw) // 4)
+        assert largest > 40_000
+        assert learned(home) is None
+        assert served.refused <= 3
+
+
+async def test_what_was_learned_can_be_forgotten_and_a_configured_window_voids_it(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
+    served = Windowed(12_000)
+    async with FakeEndpoint(otherwise=served) as endpoint:
+        async with crow(endpoint=endpoint) as agent:
+            await agent.initialize()
+            for _ in range(2):
+                session = await agent.new_session(place)
+                for _ in range(4):
+                    await agent.prompt(session, "q" * 8_000)
+            assert learned(home)["times"] == 2
+            fresh = await agent.new_session(place)
+            assert "of 12,000 tokens" in await command(agent, fresh, "/context")
+            assert "Forgotten: 12,000 tokens" in await command(agent, fresh, "/context forget")
+            assert learned(home) is None
+            for name in (fresh, session):
+                assert "of 128,000 tokens" in await command(agent, name, "/context")
+            for _ in range(3):
+                await agent.prompt(session, "q" * 8_000)
+            assert "of 12,000 tokens" in await command(agent, session, "/context")
+            configure(home, 128_000)  # as it is taken to be anyway, but now it is the user's word
+            assert "of 128,000 tokens" in await command(agent, session, "/context")
+            assert learned(home) is None
+        teach(home, endpoint, window={"tokens": 9_000, "source": "s", "learned_on": "d", "session": "", "times": 2})
+        async with crow(endpoint=endpoint) as agent:
+            await agent.initialize()
+            session = await agent.new_session(place)
+            told = await command(agent, session, "/context")
+            assert "of 128,000 tokens" in told
+            assert "You configured this window." in told
+            assert learned(home) is None
+
+
+async def test_only_a_configured_window_refuses_and_says_what_to_change(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    configure(home, 3_000)
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        with pytest.raises(RpcError, match=r"context_window is 3,000 tokens in your configuration.*Raise or remove"):
+            await agent.prompt(session, "q" * 8_000)
+    assert endpoint.asked == []
+    (home / "config.toml").unlink()
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert (await agent.prompt(session, "go on"))["stopReason"] == "end_turn"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain import entries as domain
-from crow.domain.entries import Attachment, Body, File, Note, Prompt, ToolResult, TurnEnd, User
+from crow.domain.entries import Attachment, Body, File, Mask, Note, Prompt, ToolResult, TurnEnd, User
 from crow.domain.messages import Image, Text, ToolSpec
 from crow.store import codec
 from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts
@@ -97,6 +97,11 @@ def test_there_is_one_kind_for_each_body_and_its_name_is_the_format():
         "note",
         "turn_end",
     ]
+
+
+def test_a_mask_of_an_older_version_hides_everything_before_it() -> None:
+    stored = '{"before":7,"tokens_before":9000,"tokens_after":4000}'
+    assert decode("mask", stored, lambda _: None) == Mask(before=7, tokens_before=9_000, tokens_after=4_000)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text": 1}', '{"text": "x"}', "[" * 100_000, b"\xff\xfe{"])

@@ -70,7 +70,8 @@ def bodies(draw: st.DrawFn) -> Body:
             pins = tuple(Pin(entry=draw(SMALL), text=pin.text) for pin in body.pins)
             return dataclasses.replace(body, first_kept=draw(st.none() | SMALL), pins=pins)
         case Mask():
-            return dataclasses.replace(body, before=draw(SMALL))
+            exceptions = tuple(draw(st.lists(SMALL, max_size=3)))
+            return dataclasses.replace(body, before=draw(SMALL), exceptions=exceptions)
         case Restore():
             return Restore(entry=draw(SMALL))
         case _:
@@ -314,7 +315,8 @@ async def test_numbers_of_entries_in_a_checkpoint_follow_its_entries(
     entries = await converse(sqlite_store, "s1", "one", "two")
     pin = Pin(entry=entries[3].id, text=f"tw\n[... recall with entry {entries[3].id} gives all of it ...]")
     checkpoint = Checkpoint(compaction_id="k", summary="s", first_kept=entries[3].id, pins=(pin,))
-    await add(sqlite_store, "s1", checkpoint, Mask(before=entries[4].id), Restore(entry=entries[-1].id + 1))
+    mask = Mask(before=entries[4].id, exceptions=(entries[2].id,))
+    await add(sqlite_store, "s1", checkpoint, mask, Restore(entry=entries[-1].id + 1))
     await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
     there = await history(other, "s1")
     assert [e.body for e in there[-3:]] == [
@@ -323,7 +325,7 @@ async def test_numbers_of_entries_in_a_checkpoint_follow_its_entries(
             first_kept=there[3].id,
             pins=(Pin(entry=there[3].id, text=f"tw\n[... recall with entry {there[3].id} gives all of it ...]"),),
         ),
-        Mask(before=there[4].id),
+        Mask(before=there[4].id, exceptions=(there[2].id,)),
         Restore(entry=there[-3].id),
     ]
     assert ids((await other.tail("s1")).entries) == ids(there)

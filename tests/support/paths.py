@@ -186,7 +186,8 @@ def plain_histories(draw: st.DrawFn, *, operations: Sequence[str] = OPERATIONS, 
                 first = draw(st.sampled_from([None, *kept[-8:]]))
                 path.add(Checkpoint(compaction_id=f"k{len(path.entries)}", summary="What was done.", first_kept=first))
             case "mask":
-                path.add(Mask(before=draw(st.integers(1, len(path.entries) + 1))))
+                ids = st.integers(1, len(path.entries) + 1)
+                path.add(Mask(before=draw(ids), exceptions=tuple(draw(st.lists(ids, max_size=3)))))
             case "restore":
                 hidden = [e.id for e in path.entries if isinstance(e.body, (Checkpoint, Mask))]
                 path.add(Restore(entry=draw(st.sampled_from(hidden)) if hidden else 1))

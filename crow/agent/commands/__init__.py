@@ -64,7 +64,11 @@ COMMANDS = (
         description="Replace older messages by a summary to make room; nothing is deleted",
         hint='what the summary should keep in particular, or "undo"',
     ),
-    CommandSpec(name="context", description="Show what fills the context window"),
+    CommandSpec(
+        name="context",
+        description="Show what fills the context window, or forget what was learned of its size",
+        hint="forget",
+    ),
     CommandSpec(
         name="mcp", description="Show the MCP servers and how they are, or start them again", hint="restart [server]"
     ),

@@ -1,8 +1,8 @@
 """Keeps the context of one turn small enough: decides by the plan, writes a mask or a checkpoint.
 
-Strategy: everything is decided and written on the branch as it stands; nothing is replaced before a valid checkpoint
-exists, and that is one append. A cancelled pass leaves nothing behind. Automatic passes that do not help for long end
-the turn with words instead of burning tokens. Knows the model and the branch as protocols only.
+Everything is decided and written on the branch as it stands; nothing is replaced before a valid checkpoint exists, and
+that is one append. A cancelled pass leaves nothing behind. Passes that do not help for long stop instead of burning
+tokens: under a window that the user configured the turn ends with words, else the endpoint decides.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from crow.agent.compaction.outcome import (
     masked,
     nothing_done,
     too_fast,
+    too_long,
     too_small,
     undone_not,
     vetoed,
@@ -55,6 +56,8 @@ DEADLINE_S = 120.0
 PUBLISH_S = 2.0
 ANSWERS_BETWEEN = 4
 """Three passes in a row need at least so many answers between the first and the third."""
+PASSES_BETWEEN = 2
+"""At most so many passes for one request that is refused again and again."""
 
 
 async def no_fresh_prompt() -> Prompt | None:
@@ -75,7 +78,7 @@ class Helpers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Why and how a pass is made: what was found, what is allowed, what hooks said."""
+    """Why and how a pass is made: what was found, what is allowed in which window, what hooks said."""
 
     reason: Reason
     focus: str
@@ -101,27 +104,35 @@ class Compactor:
 
         :raises ~crow.domain.errors.TurnError: it cannot be made to fit, or compaction does not help for long.
         """
-        await self.gauge.heard()
         if not self._settings.auto or not self.gauge.is_full():
             return
-        self._guard()
+        limits = self.gauge.limits()
+        answers = self._answers_since(2)
+        if answers is not None and answers < ANSWERS_BETWEEN:
+            if limits.is_configured:
+                raise TurnError(too_fast(self.model.info.name, limits, answers))
+            return
         result = await self.compact("model" if self.gauge.is_switched() else "threshold")
-        if result.outcome == "too_small":
+        if result.entry is not None:
+            await self.gauge.compacted()
+        elif result.outcome == "too_small" and limits.is_configured:
             raise TurnError(result.words)
 
-    async def overflowed(self, error: ContextOverflow) -> bool:
-        """Learn from a request that was refused as too long, and compact; false if that changes nothing.
+    async def overflowed(self, error: ContextOverflow) -> None:
+        """Learn from a request that was refused as too long, and make it shorter.
 
-        :raises ~crow.domain.errors.TurnError: it cannot be made to fit, or compaction does not help for long.
+        :raises ~crow.domain.errors.ContextOverflow: it is as short as it can be, or was refused too often; the words
+            say what the user can do.
         """
-        await self.gauge.refused(error)
+        window = await self.gauge.refused(error)
+        found = self.gauge.measured()
         if not self._settings.auto:
-            return False
-        self._guard()
-        result = await self.compact("overflow")
-        if result.outcome == "too_small":
-            raise TurnError(result.words) from error
-        return result.outcome in ("masked", "compacted")
+            raise too_long(error, found, "off") from error
+        if self._is_refused_too_often():
+            raise too_long(error, found, "often") from error
+        result = await self.compact("overflow", window=window)
+        if result.entry is None:
+            raise too_long(error, found, "nothing") from error
 
     async def on_command(self, focus: str = "") -> str:
         """Compact because the user asks, with room for `focus` in the summary, or `undo` it; the answer for them."""
@@ -129,13 +140,13 @@ class Compactor:
             return await self._undo()
         return (await self.compact("command", focus)).words
 
-    async def compact(self, reason: Reason, focus: str = "") -> CompactionResult:
-        """One pass, and the hooks around it.
+    async def compact(self, reason: Reason, focus: str = "", *, window: int | None = None) -> CompactionResult:
+        """One pass, and the hooks around it; for another `window` than the model is taken to have.
 
         :raises ~crow.domain.errors.StoreError: it could not be stored; nothing has changed.
         """
         found = self.gauge.measured()
-        limits = self.gauge.limits(found.fixed)
+        limits = self.gauge.limits(found.fixed, window=window)
         going = Pass(reason=reason, focus=focus, found=found, limits=limits)
         match plan(self._branch.projection, limits, found, reason):
             case Noop(why=why):
@@ -201,7 +212,12 @@ class Compactor:
         return checkpoint.body.summary if checkpoint and isinstance(checkpoint.body, Checkpoint) else ""
 
     async def _mask(self, decision: MaskOutputs, going: Pass) -> CompactionResult:
-        body = Mask(before=decision.before, tokens_before=going.found.used, tokens_after=decision.tokens_after)
+        body = Mask(
+            before=decision.before,
+            exceptions=decision.exceptions,
+            tokens_before=going.found.used,
+            tokens_after=decision.tokens_after,
+        )
         (entry,) = await self._store([NewEntry(body=body)], going.found)
         return masked(entry, body)
 
@@ -230,7 +246,7 @@ class Compactor:
         context, leaf = self._branch.context(), self._branch.entries[-1].id
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt()
-        checkpoint = self._verified(compaction_id, context, leaf, drafts, summary, prompt, going.found)
+        checkpoint = self._verified(compaction_id, context, leaf, drafts, summary, prompt, going)
         if checkpoint is None:
             return self._gave_nothing(going)
         return await self._commit(checkpoint, summary, prompt, going.found)
@@ -271,10 +287,10 @@ class Compactor:
         drafts: tuple[Draft, ...],
         summary: Summary,
         prompt: Prompt | None,
-        found: Measure,
+        going: Pass,
     ) -> Checkpoint | None:
         """The first draft that, rendered with what will really be stored, is small enough and less than before."""
-        entries = self._branch.entries
+        entries, found = self._branch.entries, going.found
         newer = next((entry.id for entry in entries if entry.id > leaf), None)
         for draft in drafts:
             text = summary.text
@@ -294,7 +310,7 @@ class Compactor:
             bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
             after = with_bodies(entries, *bodies)
             tokens = round(after.estimate * found.scale)
-            limits = self.gauge.limits(round(after.fixed_estimate * found.scale))
+            limits = self.gauge.limits(round(after.fixed_estimate * found.scale), window=going.limits.window)
             if tokens < found.used and acceptable(tokens, draft, limits, len(context.messages)):
                 return replace(body, tokens_after=tokens)
         return None
@@ -335,16 +351,20 @@ class Compactor:
         await self.gauge.tell()
         return f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before."
 
-    def _guard(self) -> None:
-        """End the turn when the third automatic pass in a row is due too soon."""
-        if len(self._passes) < 2:
-            return
-        since = self._passes[-2]
-        answers = sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
-        if answers < ANSWERS_BETWEEN:
-            raise TurnError(too_fast(self.model.info.name, self.gauge.limits(), answers))
+    def _is_refused_too_often(self) -> bool:
+        """Whether one request was refused after so many passes, or twice as many brought hardly any answers."""
+        newest, all_of_them = self._answers_since(PASSES_BETWEEN), self._answers_since(2 * PASSES_BETWEEN)
+        return newest == 0 or (all_of_them is not None and all_of_them < ANSWERS_BETWEEN)
+
+    def _answers_since(self, passes: int) -> int | None:
+        """How many answers came since the first of the last so many passes of this turn; None if there were fewer."""
+        if len(self._passes) < passes:
+            return None
+        since = self._passes[-passes]
+        return sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
 
     def _gave_nothing(self, going: Pass) -> CompactionResult:
         if going.reason == "command":
             return nothing_done(going.found, "The conversation is already so short that a summary would be longer.")
+        self._passes.append(self._branch.entries[-1].id)
         return too_small(self.model.info.name, going.limits, going.found)

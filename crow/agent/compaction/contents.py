@@ -1,7 +1,7 @@
-"""What a checkpoint keeps beside the summary, without a model: the user's messages and skills word for word, and files.
+"""What a compaction keeps of messages, skills, files and tool outputs, decided without a model.
 
-Strategy: whatever the checkpoint before kept is carried on, so that nothing depends on how many compactions there
-were. Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
+A checkpoint carries on what the one before it kept, so nothing depends on how many compactions there were. Files come
+from the arguments of the built-in file tools and from what calls announced, never from a summary.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from crow.domain.entries import (
 from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
-__all__ = ["files_touched", "pins_of", "skills_of"]
+__all__ = ["files_touched", "hiding_order", "pins_of", "skills_of"]
 
 READERS = frozenset({"read_file"})
 WRITERS = frozenset({"write_file", "edit_file"})
+REWRITERS = frozenset({"write_file"})
+"""Tools whose arguments hold the whole new file."""
+
 PIN_FRAME = 14
 """Tokens of the lines around a pinned message."""
 
@@ -124,6 +127,55 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
             case _:
                 pass
     return tuple(path for path in read if path not in modified), tuple(modified)
+
+
+def hiding_order(entries: Sequence[Entry]) -> tuple[int, ...]:
+    """The tool results among `entries` (oldest first), in the order in which to hide them.
+
+    First those that a later result replaces: the same call again, the same output, a file read or written whole since.
+    Then other outputs. Last the newest version of each file that was read, the file touched last at the very end.
+    """
+    calls = {
+        CallRef(assistant=entry.id, index=index): call
+        for entry in entries
+        if isinstance(entry.body, Assistant)
+        for index, call in enumerate(entry.body.calls)
+    }
+    later: set[tuple[str, str, str]] = set()
+    whole: set[str] = set()
+    touched: dict[str, int] = {}
+    ranked: list[tuple[int, int, int]] = []
+    for entry in reversed(entries):
+        result = entry.body
+        if not isinstance(result, ToolResult):
+            continue
+        arguments = calls[result.call].arguments if result.call in calls else "{}"
+        read, changed = seen(result, arguments), written(result, arguments)
+        for path in (*read, *changed):
+            touched.setdefault(path, entry.id)
+        same = {(result.name, "call", arguments), (result.name, "output", result.text)}
+        if same & later or (read and whole.issuperset(read)):
+            ranked.append((0, entry.id, entry.id))
+        elif read:
+            ranked.append((2, max(touched[path] for path in read), entry.id))
+        else:
+            ranked.append((1, entry.id, entry.id))
+        if result.name not in READERS or read:  # a failed read replaces nothing
+            later |= same
+        if read and is_whole(arguments):
+            whole.update(read)
+        elif result.name in REWRITERS:
+            whole.update(changed)
+    return tuple(entry for _, _, entry in sorted(ranked))
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether a call reads a file from its beginning, without a limit."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and value.get("line") in (None, 1) and value.get("limit") is None
 
 
 def touch(files: dict[str, None], paths: Iterable[str]) -> None:

@@ -1,8 +1,7 @@
-"""How full the context of one branch is for one model, and how full it may be: what a turn asks before it sends.
+"""How full the context of one branch is for one model, and how full it may be.
 
-Strategy: the branch, the model and the window are looked at anew each time; only what was measured of one and the same
-context is kept, since a step asks for it often. Decides nothing and changes nothing of the conversation; what the
-endpoint shows of its window is kept with the endpoint.
+Branch, model and window are read anew each time; only the measure of one and the same context is kept, since a step
+asks for it often.
 """
 
 from __future__ import annotations
@@ -12,8 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
-from crow.agent.compaction.measuring import Measure, believed_input, measure, reports_since_break, silent_cut
-from crow.agent.compaction.window import Window
+from crow.agent.compaction.measuring import (
+    BELIEVED,
+    Measure,
+    believed_input,
+    clamped,
+    measure,
+    reports_since_break,
+    silent_cut,
+)
+from crow.agent.compaction.window import LearnedWindow, Window
 from crow.domain.entries import Assistant
 from crow.domain.events import ContextMeasured
 from crow.store import SessionChanges
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from crow.agent.branch import Branch
     from crow.domain.conversation import Context
     from crow.domain.errors import ContextOverflow
-    from crow.llm import EndpointMemory, ModelInfo
+    from crow.llm import ModelInfo
 
 __all__ = ["Gauge", "gauge_on"]
 
@@ -31,7 +38,7 @@ UNKNOWN_FIXED = 6_000
 
 
 class Gauge:
-    """Sizes in tokens. `info` gives what is known of the model now; `window` has looked it up."""
+    """Sizes in tokens. `info` gives what is known of the model now; `window` knows what its endpoint has shown."""
 
     def __init__(
         self, branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, window: Window
@@ -51,6 +58,10 @@ class Gauge:
         """The model's context window: as declared, lowered by what its endpoint has shown."""
         return self._window.tokens(self.info)
 
+    def window_words(self) -> str:
+        """Where that number comes from, for the user."""
+        return self._window.words(self.info)
+
     def used(self) -> int:
         """What the next request would have."""
         return self.measured().used
@@ -68,14 +79,21 @@ class Gauge:
             known = self._measured = (context, endpoint, calibration, found)
         return known[3]
 
-    def limits(self, fixed: int | None = None) -> Limits:
-        """How full it may be; with another system message and tools than now, of `fixed` tokens."""
+    def limits(self, fixed: int | None = None, *, window: int | None = None) -> Limits:
+        """How full it may be; with another system message and tools than now, of `fixed` tokens, or another window."""
+        info = self.info
         fixed = self.measured().fixed if fixed is None else fixed
-        return limits_for(self.window(), self.info.max_output_tokens, fixed, self.settings)
+        window = self.window() if window is None else window
+        is_configured = info.is_window_configured and window >= self._window.declared(info)
+        return limits_for(window, info.max_output_tokens, fixed, self.settings, is_configured=is_configured)
 
     def max_output_tokens(self) -> int | None:
         """The limit to send with a request; None leaves it to the endpoint."""
-        return self.limits().output
+        return self._cautious_limits(self.measured().fixed).output
+
+    def _cautious_limits(self, fixed: int) -> Limits:
+        """For what is better too small while a larger window is tried."""
+        return self.limits(fixed, window=self._window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
         """Whether compaction is due."""
@@ -92,7 +110,7 @@ class Gauge:
     def cut_result(self, text: str, *, beside: int = 1) -> int | None:
         """How many characters of `text`, one of `beside` results of a step, the model may see; None: all of them."""
         found = self.measured()
-        return cut_for(text, self.limits(found.fixed), found.scale, beside=beside)
+        return cut_for(text, self._cautious_limits(found.fixed), found.scale, beside=beside)
 
     def cut_prompt(self, text: str) -> int | None:
         """The same for a prompt of the user, which may come before anything else is there."""
@@ -100,7 +118,7 @@ class Gauge:
         fixed = found.fixed
         if self.branch.prompt is None:
             fixed = min(UNKNOWN_FIXED, self.window() // 6)
-        return cut_for(text, self.limits(fixed), found.scale)
+        return cut_for(text, self._cautious_limits(fixed), found.scale)
 
     def reading(self) -> ContextMeasured:
         """How full the context is, and what the session cost if prices are known."""
@@ -111,39 +129,46 @@ class Gauge:
         """Tell the client."""
         await self.branch.publish(self.reading())
 
-    async def refused(self, error: ContextOverflow) -> None:
-        """Lower the window to what a refusal shows, and raise the calibration to what it counted."""
-        found, row = self.measured(), self.branch.row
-        await self._window.refused(self.info, error, found.used)
+    async def refused(self, error: ContextOverflow) -> int:
+        """Learn from a refused request: its window, and how far the estimate was off. Returns the window to compact
+        for now."""
+        calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
-        await self.branch.change(SessionChanges(calibration=min(4.0, max(row.calibration, counted))))
+        if calibration < counted <= clamped(calibration) * BELIEVED[1]:
+            await self.branch.change(SessionChanges(calibration=clamped(counted)))
+        found = self.measured()
+        return await self._window.refused(self.info, error, used=found.used, fixed=found.fixed)
 
-    async def heard(self) -> None:
-        """Learn from what the newest answers reported: a server that cuts silently, a window that is larger than
-        was learned."""
+    async def answered(self) -> None:
+        """Learn from the answer that was just stored: a window that is larger than was learned, or a server that cuts
+        without a word."""
         entries, calibration, info = self.branch.entries, self.branch.row.calibration, self.info
+        newest = next((entry for entry in reversed(entries) if isinstance(entry.body, Assistant)), None)
+        if newest is None or newest.estimate is None:
+            return
+        counted = believed_input(newest, info.endpoint, calibration)
+        sent = round(newest.estimate * clamped(calibration))
+        if counted is None and newest.usage is not None and newest.usage.input_tokens:
+            sent = 0  # a count that cannot be believed says nothing, and makes the estimate doubtful
+        await self._window.answered(info, sent=sent, counted=counted)
         tokens = silent_cut(reports_since_break(entries, info.endpoint), calibration)
         if tokens is not None and tokens < self.window():
-            await self._window.lower(info, tokens)
-            return
-        newest = next((entry for entry in reversed(entries) if isinstance(entry.body, Assistant)), None)
-        reported = believed_input(newest, info.endpoint, calibration) if newest else None
-        if reported is not None:
-            await self._window.answered(info, reported)
+            await self._window.cut(info, tokens, fixed=self.measured().fixed)
+
+    async def compacted(self) -> None:
+        """A compaction was made because the context was full."""
+        await self._window.compacted(self.info)
+
+    async def forget_window(self) -> LearnedWindow | None:
+        """Drop what was learned of the window; what that was."""
+        return await self._window.forget(self.info)
 
 
 async def gauge_on(
-    branch: Branch,
-    info: Callable[[], ModelInfo],
-    settings: CompactionSettings,
-    memory: EndpointMemory,
-    *,
-    window: Window | None = None,
+    branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, window: Window
 ) -> Gauge:
-    """The gauge of a session's branch; `settings` hold unless the session was told otherwise. `window` serves if it has
-    looked up the same model."""
-    if window is None or not window.is_of(info()):
-        window = Window(memory)
+    """The gauge of a session's branch; `settings` hold unless the session was told otherwise."""
+    if not window.is_of(info()):
         await window.look_up(info())
     auto = branch.row.config.get("auto_compact")
     return Gauge(branch, info, replace(settings, auto=auto) if isinstance(auto, bool) else settings, window)

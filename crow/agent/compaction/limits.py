@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from crow.domain.tokens import estimate_text
 
-__all__ = ["CompactionSettings", "Limits", "cut_for", "limits_for"]
+__all__ = ["MIN_ROOM", "CompactionSettings", "Limits", "cut_for", "limits_for"]
 
 MIN_ROOM = 2_000
 """With less room than this between the fixed part and the threshold, compaction cannot help."""
@@ -39,10 +39,11 @@ class Limits:
     """Tokens. `window` is the whole; `fixed` is system message and tool specs; from `threshold` on there is
     compaction, which aims at `target`; `room` is threshold less fixed. `keep`, `pins`, `summary`, `lists` and `skills`
     bound the verbatim tail, the pinned messages, the summary, plan and files, and the skills in use. `output` is sent
-    as the limit; None: unknown.
+    as the limit; None: unknown. `is_configured`: the user set this window, so a request that cannot fit is refused.
     """
 
     window: int
+    is_configured: bool
     output: int | None
     fixed: int
     threshold: int
@@ -60,12 +61,14 @@ class Limits:
         return self.fixed + self.room * 4 // 5
 
     @property
-    def is_too_small(self) -> bool:
+    def is_tiny(self) -> bool:
         """Whether the fixed part leaves too little room to work in."""
         return self.room < MIN_ROOM
 
 
-def limits_for(window: int, max_output: int | None, fixed: int, settings: CompactionSettings) -> Limits:
+def limits_for(
+    window: int, max_output: int | None, fixed: int, settings: CompactionSettings, *, is_configured: bool = False
+) -> Limits:
     """The limits for a window and a fixed part, in tokens. `max_output` None: the endpoint has not told."""
     output = None if max_output is None else min(max_output, window // 4)
     share = 0.85 if settings.threshold is None else settings.threshold
@@ -75,6 +78,7 @@ def limits_for(window: int, max_output: int | None, fixed: int, settings: Compac
     keep = 20_000 if settings.keep_tokens is None else settings.keep_tokens
     return Limits(
         window=window,
+        is_configured=is_configured,
         output=output,
         fixed=fixed,
         threshold=threshold,
@@ -91,7 +95,8 @@ def limits_for(window: int, max_output: int | None, fixed: int, settings: Compac
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
     """How many characters of `text` the model may see as one message: a quarter of the room, less when it is one of
     `beside` results of a step that share half of it. None: all of them."""
-    tokens = min(limits.room // 4, limits.room // 2 // max(1, beside)) / scale
+    room = max(limits.room, MIN_ROOM)  # a cut is for good, the window may be wrong
+    tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
     whole = estimate_text(sample) * len(text) / max(1, len(sample))
     if whole <= tokens:

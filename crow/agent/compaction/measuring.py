@@ -16,10 +16,21 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.messages import AssistantMessage
 
-__all__ = ["Measure", "Report", "believed_input", "measure", "recalibrated", "reports_since_break", "silent_cut"]
+__all__ = [
+    "BELIEVED",
+    "Measure",
+    "Report",
+    "believed_input",
+    "clamped",
+    "measure",
+    "recalibrated",
+    "reports_since_break",
+    "silent_cut",
+]
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
+"""A count is believed between so many times the calibrated estimate."""
 
 LOOK_BACK = 16
 """So many answers are compared with each other."""
@@ -190,5 +201,6 @@ def answer_index(context: Context, entry: int) -> int | None:
 
 
 def clamped(calibration: float) -> float:
+    """A calibration within its bounds."""
     low, high = CALIBRATION
     return min(high, max(low, calibration))

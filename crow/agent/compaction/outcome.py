@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from crow.agent.compaction.limits import Limits
 from crow.agent.compaction.measuring import Measure
 from crow.domain.entries import Checkpoint, Entry, Mask
+from crow.domain.errors import ContextOverflow
 
 __all__ = [
     "CompactionResult",
@@ -15,6 +16,7 @@ __all__ = [
     "masked",
     "nothing_done",
     "too_fast",
+    "too_long",
     "too_small",
     "undone_not",
     "vetoed",
@@ -64,11 +66,12 @@ def compacted(entry: Entry, body: Checkpoint) -> CompactionResult:
 
 
 def too_small(model: str, limits: Limits, found: Measure) -> CompactionResult:
+    """Stops a turn only where the user configured the window."""
     words = (
-        f"The request does not fit {model} and cannot be compacted further: its context window is taken as "
-        f"{limits.window:,} tokens, of which system prompt and tools take {limits.fixed:,}; {found.used:,} would be "
-        f"sent, {limits.threshold:,} are possible. Use a model with a larger window, set model.context_window if the "
-        f"endpoint serves more, or disable MCP servers that are not needed."
+        f"The request does not fit {model} and cannot be compacted further: context_window is {limits.window:,} tokens "
+        f"in your configuration, of which system prompt and tools take {limits.fixed:,}; {found.used:,} would be sent, "
+        f"{limits.threshold:,} are possible. Raise or remove context_window (in [model] or [models.NAME] of "
+        f"config.toml), choose a model with a larger window, or disable MCP servers that are not needed."
     )
     return CompactionResult(outcome="too_small", words=words, tokens_before=found.used, tokens_after=found.used)
 
@@ -79,6 +82,25 @@ def too_fast(model: str, limits: Limits, answers: int) -> str:
         f"The window of {model} is taken as {limits.window:,} tokens, of which system prompt and tools take "
         f"{limits.fixed:,}. Ask for smaller steps, or use a model with a larger window."
     )
+
+
+def too_long(error: ContextOverflow, found: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
+    """The endpoint's error with what the user can do: compaction is `off`, came too `often`, or `nothing` is left."""
+    sent = f"About {found.used:,} tokens were sent, {found.fixed:,} of them system prompt and tools"
+    match why:
+        case "off":
+            advice = f"{sent}. Automatic compaction is off (compaction.auto): /compact makes room."
+        case "often":
+            advice = f"{sent}, after several compactions. Prompt again to compact further, or begin anew with /clear."
+        case "nothing":
+            advice = (
+                f"{sent}, and nothing of it can be compacted. Prompt again if the endpoint may have been wrong. Else "
+                "send a shorter prompt, choose a model with a larger window (/model), start the server with a larger "
+                "one, or disable MCP servers that are not needed."
+            )
+        case _ as never:
+            assert_never(never)
+    return ContextOverflow(f"{error} {advice}", limit=error.limit, size=error.size)
 
 
 def undone_not(tokens: int, limits: Limits) -> str:

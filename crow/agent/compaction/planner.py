@@ -1,6 +1,6 @@
 """Whether to compact, and how: a pure decision over a projection and its limits.
 
-Strategy: hide old tool outputs if that alone is enough, else choose the cut. Every candidate is rendered as the model
+Old tool outputs are hidden if that alone is enough, else a cut is chosen. Every candidate is rendered as the model
 would see it, with a summary as long as is allowed, and measured; so what is decided here holds whatever the model
 answers. What the model has not answered yet is kept if it fits, then less and less, at last nothing.
 """
@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from crow.agent.compaction.contents import files_touched, pins_of, skills_of
+from crow.agent.compaction.contents import files_touched, hiding_order, pins_of, skills_of
 from crow.agent.compaction.limits import Limits
 from crow.agent.compaction.measuring import Measure
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, User
+from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, ToolResult, User
 from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
+from crow.domain.rendering import elided_message, is_maskable
+from crow.domain.tokens import estimate_message
 
 __all__ = [
     "Decision",
@@ -37,6 +39,10 @@ Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
 MIN_HEAD = 400
 """A head of fewer estimated tokens is not worth a summary on command."""
 
+LEAST_SUMMARY = 120
+LEAST_PINS = 240
+"""Tokens of the summary, and of the user's messages, where there is hardly any room."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop:
@@ -47,20 +53,22 @@ class Noop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskOutputs:
-    """Hide the tool outputs of entries before `before`; the request then has `tokens_after`."""
+    """Hide the tool outputs of entries before `before`, but for `exceptions`; the request then has `tokens_after`."""
 
     before: int
+    exceptions: tuple[int, ...]
     tokens_after: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A checkpoint without its summary, which may have `summary_tokens`. The messages from index `start` on stay;
-    `body.first_kept` is their entry."""
+    `body.first_kept` is their entry. `most_tokens` of the whole request are accepted; None: what the limits say."""
 
     start: int
     summary_tokens: int
     body: Checkpoint
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class Summarise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSmall:
-    """No compaction makes the request fit."""
+    """No compaction makes the request fit, or a shorter one."""
 
 
 Decision: TypeAlias = Noop | MaskOutputs | Summarise | TooSmall
@@ -85,7 +93,7 @@ def plan(projection: Projection, limits: Limits, found: Measure, reason: Reason)
     view = View(projection)
     if reason == "command" and not view.has_news():
         return Noop(why="Nothing is new since the last compaction.")
-    if limits.is_too_small:
+    if limits.is_configured and limits.is_tiny:
         return TooSmall()
     if reason != "command":
         mask = view.mask(limits, found)
@@ -110,6 +118,8 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 def acceptable(tokens: int, draft: Draft, limits: Limits, count: int) -> bool:
     """Whether a request of `tokens` after compaction is small enough; `count` is the messages there were before."""
+    if draft.most_tokens is not None:
+        return tokens <= draft.most_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
 
 
@@ -177,26 +187,54 @@ class View:
         return start
 
     def mask(self, limits: Limits, found: Measure) -> MaskOutputs | None:
-        """The mask that reaches the target, if there is one. What was not answered yet stays in view."""
+        """The mask that hides just enough to reach the target, if any. What was not answered yet stays in view."""
         start = min(self.tail(int(limits.keep / found.scale)), self.unanswered())
-        if start <= self.first:
+        gains = self.gains(start)
+        hidden: set[int] = set()
+        estimate = self.context.estimate
+        for entry in hiding_order(self.projection.entries):
+            if hidden and round(estimate * found.scale) <= limits.target:
+                break
+            if entry in gains:
+                hidden.add(entry)
+                estimate -= gains[entry]
+        if not hidden:
             return None
-        before = self.context.origins[start]
-        context = with_bodies(self.projection.entries, Mask(before=before))
+        before = max(hidden) + 1
+        exceptions = tuple(sorted(entry for entry in gains if entry < before and entry not in hidden))
+        context = with_bodies(self.projection.entries, Mask(before=before, exceptions=exceptions))
         after = round(context.estimate * found.scale)
-        if context.estimate < self.context.estimate and after < found.used and after <= limits.target:
-            return MaskOutputs(before=before, tokens_after=after)
+        if after < found.used and after <= limits.target:
+            return MaskOutputs(before=before, exceptions=exceptions, tokens_after=after)
         return None
+
+    def gains(self, start: int) -> dict[int, int]:
+        """Estimated tokens that hiding each output before index `start` would free, by entry."""
+        results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
+        gains: dict[int, int] = {}
+        for index in range(self.first, start):
+            message, entry = self.context.messages[index], self.context.origins[index]
+            if isinstance(message, ToolMessage) and entry in results and is_maskable(results[entry]):
+                hidden = elided_message(results[entry], entry, message.call_id)
+                gains[entry] = self.context.estimates[index] - estimate_message(hidden)
+        return {entry: gain for entry, gain in gains.items() if gain > 0}
 
     def drafts(self, limits: Limits, found: Measure, reason: Reason) -> tuple[Draft, ...]:
         """The cuts that fit with the longest summary allowed, the one that keeps most first."""
         if self.first >= self.count:
             return ()
+        rungs, most_tokens = self.rungs(limits, found), None
+        if limits.is_tiny:  # only of a window that was learned: anything shorter is worth a try
+            rungs, most_tokens = (
+                [(start, LEAST_SUMMARY) for start in (self.unanswered(), self.count)],
+                found.used * 9 // 10,
+            )
+            limits = replace(limits, pins=max(limits.pins, LEAST_PINS))
         drafts: list[Draft] = []
-        for start, summary_tokens in self.rungs(limits, found):
+        for start, summary_tokens in rungs:
             if reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
-            draft = self.draft(start, summary_tokens, limits, found, reason)
+            draft = replace(self.draft(start, summary_tokens, limits, found, reason), most_tokens=most_tokens)
             longest = replace(draft.body, summary="word" * int(summary_tokens / found.scale))
             tokens = round(with_bodies(self.projection.entries, longest).estimate * found.scale)
             if acceptable(tokens, draft, limits, self.count) and (reason == "command" or tokens < found.used):

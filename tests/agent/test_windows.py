@@ -1,0 +1,300 @@
+"""Endpoints whose window changes, and that tell the truth about it, lie or say nothing: no session becomes unusable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.agent.asking import Permissions
+from crow.agent.branch import Branch
+from crow.agent.briefing import Briefing
+from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.gauge import gauge_on
+from crow.agent.compaction.limits import MIN_ROOM, CompactionSettings
+from crow.agent.compaction.window import LearnedWindow, Window, learned_in
+from crow.agent.turn import Turn
+from crow.domain.entries import NewEntry, TurnEnd
+from crow.domain.errors import ContextOverflow
+from crow.domain.messages import Usage
+from crow.domain.tokens import estimate_message, estimate_tools
+from crow.llm import ModelInfo, Request
+from tests.agent.harness import NoteTaker, Tool, Tools
+from tests.support.compaction import SUMMARY, Notes, branch_of
+from tests.support.memory_store import MemoryStore
+from tests.support.paths import problems, user
+from tests.support.scripted_model import Say, ScriptedStream, call
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Habit = Literal["names", "counts", "says nothing", "names too little", "names too much", "cuts"]
+HABITS: tuple[Habit, ...] = get_args(Habit)
+INFO = ModelInfo(name="m", endpoint="http://localhost m")
+MARGIN = 900
+"""Estimated tokens of a checkpoint that is as small as can be, and of the threshold's distance from the window."""
+
+
+class Memory:
+    """Facts of one endpoint."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, object] = {}
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        return self.facts
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        self.facts = {**self.facts, **facts}
+
+    @property
+    def window(self) -> LearnedWindow | None:
+        return learned_in(self.facts)
+
+
+@dataclass(kw_only=True)
+class Endpoint:
+    """A server with a `window`. It counts `ratio` tokens for each that crow estimates, and refuses `burps` requests
+    whatever their size. `steps` says how many answers of a turn call a tool."""
+
+    window: int
+    habit: Habit
+    ratio: float = 1.0
+    reports: bool = True
+    burps: int = 0
+    steps: int = 0
+    info: ModelInfo = INFO
+    sizes: list[int] = field(default_factory=list)
+    refused: int = 0
+    summaries: int = 0
+
+    def check(self) -> None:
+        """Always ready."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[ScriptedStream]:
+        assert problems(request.messages) == []
+        yield ScriptedStream(self.answer(request))
+
+    def answer(self, request: Request) -> Say:
+        is_summary = request.tool_choice == "none" or not request.tools
+        size = round(self.ratio * (estimate_tools(request.tools) + sum(map(estimate_message, request.messages))))
+        if not is_summary:
+            self.sizes.append(size)
+        if self.burps and not is_summary:
+            self.burps -= 1
+            return Say(error=ContextOverflow("context length exceeded"))
+        if size > self.window and self.habit != "cuts":
+            self.refused += not is_summary
+            return Say(error=self.refusal(size))
+        usage = Usage(input_tokens=min(size, self.window), output_tokens=50) if self.reports else None
+        if is_summary:
+            self.summaries += 1
+            return Say(text=[SUMMARY], usage=usage)
+        if self.steps:
+            self.steps -= 1
+            calls = (call("read", f"c{len(self.sizes)}", path=f"/{len(self.sizes)}"),)
+            return Say(text=["I read on."], calls=calls, usage=usage)
+        return Say(text=["Done. " * 100], usage=usage)
+
+    def refusal(self, size: int) -> ContextOverflow:
+        match self.habit:
+            case "names":
+                return ContextOverflow(f"maximum context length is {self.window}", limit=self.window, size=size)
+            case "counts":
+                return ContextOverflow(f"the request has {size} tokens", size=size)
+            case "names too little":
+                return ContextOverflow("limit 1800", limit=1_800)
+            case "names too much":
+                return ContextOverflow("limit 400000", limit=400_000)
+            case _:
+                return ContextOverflow("context length exceeded")
+
+
+class Talk:
+    """Sessions that talk to one endpoint, one after the other."""
+
+    def __init__(self, endpoint: Endpoint, seed: int = 0) -> None:
+        self.endpoint, self.memory, self.random = endpoint, Memory(), random.Random(seed)
+        self.output = 0
+        self.sessions = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A session of its own."""
+        self.sessions += 1
+        self.store = MemoryStore()
+        self.branch: Branch = branch_of(self.store, Notes())
+        self.window = Window(self.memory, f"s{self.sessions}")
+        self.briefing = Briefing(self.branch)
+
+    async def prompt(self, text: str) -> ContextOverflow | None:
+        """One turn; the error it ended with. Any other error than the endpoint's own is raised."""
+
+        async def read(**_: Any) -> str:
+            return "x" * self.output
+
+        tools, branch = Tools({"read": Tool("read", read)}), self.branch
+        branch.turn += 1
+        await self.window.look_up(self.endpoint.info)
+        gauge = await gauge_on(branch, lambda: self.endpoint.info, CompactionSettings(), self.window)
+        cut = gauge.cut_prompt(text)
+        await branch.record([NewEntry(body=user(text, cut=cut))])
+        await self.briefing.begin_turn(tools.specs(), (), ())
+        compactor = Compactor(gauge, self.endpoint, Helpers(fresh_prompt=self.briefing.fresh_prompt))
+        permissions = Permissions(branch, NoteTaker())
+        turn = Turn(branch, compactor, tools, steps=50, briefing=self.briefing, permissions=permissions)
+        try:
+            await turn.run()
+        except ContextOverflow as error:
+            await branch.record([*turn.leftover(), NewEntry(body=TurnEnd(stop="error", detail=str(error)))])
+            return error
+        await branch.record([NewEntry(body=TurnEnd(stop="end_turn"))])
+        return None
+
+    def fixed(self) -> float:
+        """Estimated tokens of system message and tools."""
+        prompt = self.branch.prompt
+        assert prompt is not None
+        return estimate_tools(prompt.tools) + len(prompt.system) / 4
+
+    def least(self, text: str) -> int:
+        """Tokens, as the endpoint counts, of a request with this prompt and hardly anything else."""
+        return round(self.endpoint.ratio * (self.fixed() + len(text) / 4 + MARGIN))
+
+    def is_tiny(self) -> bool:
+        """Whether the endpoint leaves so little room that a turn of some steps has no place in it."""
+        return 0.8 * self.endpoint.window / self.endpoint.ratio - self.fixed() < MIN_ROOM
+
+
+@st.composite
+def phases(draw: st.DrawFn) -> list[tuple[int, Habit, int]]:
+    """Windows, what the endpoint says of them, and for how many prompts."""
+    phase = st.tuples(
+        st.sampled_from([3_000, 6_000, 12_000, 40_000, 100_000, 300_000]), st.sampled_from(HABITS), st.integers(1, 8)
+    )
+    return draw(st.lists(phase, min_size=1, max_size=5))
+
+
+async def check_phases(
+    phases: Sequence[tuple[int, Habit, int]], *, seed: int, ratio: float, reports: bool, burps: bool
+) -> int:
+    """Talk to an endpoint that changes from phase to phase; how many prompts it was."""
+    endpoint = Endpoint(window=phases[0][0], habit=phases[0][1], ratio=ratio, reports=reports)
+    talk = Talk(endpoint, seed)
+    chance = talk.random
+    for window, habit, prompts in phases:
+        endpoint.window, endpoint.habit = window, habit
+        may_fail = True  # once after a change, which may be a fall to a tenth without a number
+        for _ in range(prompts):
+            if chance.random() < 0.1:
+                talk.begin()
+            endpoint.steps, talk.output = chance.choice([0, 0, 1, 3, 8]), chance.choice([100, 3_000, 30_000])
+            endpoint.burps = chance.choice([0, 0, 0, 1, 3]) if burps else 0
+            burped = endpoint.burps > 0
+            asked, text = len(endpoint.sizes), "q" * chance.choice([20, 400, 4_000, 20_000])
+            error = await talk.prompt(text)
+            assert len(endpoint.sizes) > asked, "nobody asked the endpoint"
+            if error is not None and not burped and not talk.is_tiny() and talk.least(text) <= window:
+                assert may_fail, f"{error} with {window}"
+                may_fail = False
+    return sum(prompts for _, _, prompts in phases)
+
+
+@given(
+    phases=phases(),
+    seed=st.integers(0, 2**32),
+    ratio=st.sampled_from([0.6, 1.0, 1.7]),
+    reports=st.booleans(),
+    burps=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+async def test_no_prompt_is_refused_without_asking_and_none_fails_that_the_endpoint_would_have_answered(
+    phases: list[tuple[int, Habit, int]], seed: int, ratio: float, reports: bool, burps: bool
+) -> None:
+    await check_phases(phases, seed=seed, ratio=ratio, reports=reports, burps=burps)
+
+
+async def test_a_window_that_falls_and_rises_again_is_followed_both_ways() -> None:
+    endpoint = Endpoint(window=40_000, habit="names")
+    talk = Talk(endpoint)
+    for window, prompts in ((40_000, 12), (12_000, 12), (100_000, 60)):
+        endpoint.window = window
+        for _ in range(prompts):
+            assert await talk.prompt("q" * 8_000) is None
+        if window == 12_000:
+            assert talk.memory.window is not None
+            assert talk.memory.window.tokens == 12_000
+            assert max(endpoint.sizes[-6:]) < 12_000
+    assert max(endpoint.sizes) > 80_000
+
+
+@pytest.mark.parametrize("habit", ["names", "counts", "says nothing"])
+async def test_while_a_learned_window_holds_larger_requests_are_tried_less_and_less(habit: Habit) -> None:
+    endpoint = Endpoint(window=12_000, habit=habit)
+    talk = Talk(endpoint)
+    for _ in range(150):
+        assert await talk.prompt("q" * 8_000) is None
+    learned = talk.memory.window
+    assert learned is not None
+    assert 10_000 < learned.tokens <= 12_000
+    assert learned.patience >= 32
+    assert endpoint.refused <= 6
+    assert endpoint.summaries < 90
+
+
+async def test_a_server_that_cuts_silently_is_believed_and_tried_again() -> None:
+    endpoint = Endpoint(window=8_192, habit="cuts")
+    talk = Talk(endpoint)
+    for _ in range(20):
+        assert await talk.prompt("q" * 8_000) is None
+    assert talk.memory.window is not None
+    assert (talk.memory.window.tokens, talk.memory.window.is_silent) == (8_192, True)
+    assert sum(size > 8_192 for size in endpoint.sizes) < 8
+    endpoint.window = 100_000
+    for _ in range(40):
+        assert await talk.prompt("q" * 8_000) is None
+    assert talk.memory.window is None
+    assert max(endpoint.sizes) > 60_000
+
+
+async def test_what_happened_twice_holds_for_the_next_session() -> None:
+    endpoint = Endpoint(window=12_000, habit="names")
+    talk = Talk(endpoint)
+    refused = []
+    for _ in range(4):
+        for _ in range(6):
+            assert await talk.prompt("q" * 8_000) is None
+        refused.append(endpoint.refused)
+        talk.begin()
+    assert refused == [1, 2, 2, 2]
+
+
+async def test_a_configured_window_that_is_too_large_only_costs_a_refused_request_a_session() -> None:
+    endpoint = Endpoint(window=12_000, habit="names")
+    endpoint.info = replace(INFO, context_window=128_000, is_window_configured=True)
+    talk = Talk(endpoint)
+    for _ in range(8):
+        assert await talk.prompt("q" * 8_000) is None
+    assert endpoint.refused == 1
+    assert talk.memory.facts == {}
+
+
+async def test_one_wrong_refusal_leaves_nothing_behind() -> None:
+    endpoint = Endpoint(window=100_000, habit="names", burps=1)
+    talk = Talk(endpoint)
+    error = await talk.prompt("hi")
+    assert str(error).startswith("context length exceeded About ")
+    for _ in range(2):
+        talk.begin()
+        assert await talk.prompt("hi") is None
+    assert talk.memory.facts == {}
