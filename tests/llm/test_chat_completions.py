@@ -401,6 +401,16 @@ async def test_usage_after_the_finish_reason_is_waited_for() -> None:
         assert (await ask(model))[1] == Answer(text="All", usage=USAGE)
 
 
+async def test_chunks_that_arrived_together_are_one_delta() -> None:
+    pieces = [f"t{number} " for number in range(1000)]
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        chunks = tuple(sse(chunk({"content": piece}), done=False) for piece in pieces)
+        endpoint.script(Reply(steps=(chunks, sse(chunk(finish="stop")))))
+        deltas, answer = await ask(model)
+    assert words(deltas) == answer.text == "".join(pieces)
+    assert len(deltas) <= 100
+
+
 async def test_a_stream_that_breaks_after_text_gives_out_what_was_held_back() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half of a <"}), done=False), CUT)))
