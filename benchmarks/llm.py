@@ -52,8 +52,7 @@ def chunk(delta: dict[str, object]) -> bytes:
 def read(stream: list[bytes]) -> None:
     decoder, parser = SseDecoder(), StreamParser((TOOL,))
     for piece in stream:
-        for event in decoder.feed(piece):
-            parser.feed(event)
+        parser.feed(decoder.feed(piece))
 
 
 def floor(events: list[str]) -> None:

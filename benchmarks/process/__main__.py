@@ -25,6 +25,7 @@ SCENES: Mapping[str, Callable[[Bench], list[Row]]] = {
     "history": turns.history,
     "first": turns.first_chunks,
     "stream": streams.stream,
+    "chunks": streams.chunks,
     "steps": turns.steps,
     "output": turns.outputs,
     "many": streams.many,

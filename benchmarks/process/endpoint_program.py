@@ -20,7 +20,7 @@ __all__ = ["Script", "token"]
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 BLOCK = 80
-"""Deltas in one write at full speed, about 16 KB."""
+"""Deltas in one chunk at full speed unless a script says otherwise, about 16 KB."""
 
 FIRST_AFTER_S = 0.002
 """Between the head and the first delta, so that the first one leaves by itself."""
@@ -29,10 +29,12 @@ FIRST_AFTER_S = 0.002
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """What one prompt wants: first `calls` calls of `tool`, one a request, `{i}` in `arguments` being its number; then
-    `tokens` deltas of one token, `rate` a second (0: as fast as it goes). `hang`: nothing after the head."""
+    `tokens` deltas of one token, `rate` a second, each in a chunk of its own (0: as fast as it goes, `block` deltas in
+    a chunk). `hang`: nothing after the head."""
 
     tokens: int = 3
     rate: float = 0
+    block: int = BLOCK
     calls: int = 0
     tool: str = ""
     arguments: str = ""
@@ -171,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     async def _stream(self, script: Script, noted: Noted) -> None:
         noted.first = before = time.monotonic()
-        step = 1 if script.rate else BLOCK
+        step = 1 if script.rate else script.block
         for at in range(0, script.tokens, step):
             if script.rate:
                 await asyncio.sleep(noted.first + at / script.rate - time.monotonic())

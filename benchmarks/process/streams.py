@@ -10,7 +10,7 @@ from benchmarks.process.endpoint import Served, prompt
 from benchmarks.process.endpoint_program import token
 from benchmarks.rows import Row, of_times
 
-__all__ = ["many", "paced", "stream"]
+__all__ = ["chunks", "many", "paced", "stream"]
 
 TOKENS = 20_000
 SESSIONS = 64
@@ -73,6 +73,31 @@ def stream(bench: Bench) -> list[Row]:
         Row("  updates", statistics.median(counts), max(counts), ""),
         Row("  rounds with text that is not exact", wrong, wrong, "", 0),
     ]
+
+
+def chunks(bench: Bench) -> list[Row]:
+    """20,000 tokens, each in an HTTP chunk of its own, as servers send them; crow and the client library take turns."""
+    wall: dict[str | None, list[float]] = {None: [], "library": []}
+    cpu: dict[str | None, list[float]] = {None: [], "library": []}
+    wrong = 0
+    with bench.session() as (crow, session), bench.session(floor="library") as (library, other):
+        for _ in range(7):
+            for floor, agent, where in ((None, crow, session), ("library", library, other)):
+                agent.settle(0.05)
+                before = agent.cpu_s()
+                turn = agent.prompt(where, prompt(tokens=TOKENS, block=1))
+                wall[floor].append(turn.answered - turn.sent)
+                cpu[floor].append(agent.cpu_s() - before)
+                bench.endpoint.wait()
+                wrong += floor is None and not exact(turn, TOKENS)
+    what = f"{TOKENS:,} tokens, an HTTP chunk each"
+    rows = []
+    for name, taken in ((f"{what}, wall", wall), ("  CPU", cpu)):
+        median, floor_s = statistics.median(taken[None]), statistics.median(taken["library"])
+        rows.append(Row(name, median, max(taken[None]), "s", floor=floor_s))
+        ratios = [ours / theirs for ours, theirs in zip(taken[None], taken["library"], strict=True)]
+        rows.append(Row("  of the client library alone", statistics.median(ratios), max(ratios), "×", 1.5))
+    return [*rows, Row("  rounds with text that is not exact", wrong, wrong, "", 0)]
 
 
 def together(bench: Bench, agent: Agent, sessions: list[str], **script: object) -> tuple[list[Turn], list[Served]]:

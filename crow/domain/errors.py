@@ -17,6 +17,7 @@
     │   │   ├── BadRequest          the endpoint does not take the request
     │   │   ├── NetworkError        no connection, or one that broke
     │   │   ├── ModelTimeout        connected, but silent for too long
+    │   │   ├── AnswerTooLong       an answer that does not end
     │   │   └── ProtocolError       an answer that is no chat completion, or only part of one
     │   ├── ToolServerError         an MCP server
     │   └── EditorError             the ACP client
@@ -34,6 +35,7 @@ exception is a bug.
 from __future__ import annotations
 
 __all__ = [
+    "AnswerTooLong",
     "ArgumentError",
     "AuthError",
     "BadRequest",
@@ -146,6 +148,10 @@ class NetworkError(ModelError):
 
 class ModelTimeout(ModelError):
     """Connected, but silent for too long."""
+
+
+class AnswerTooLong(ModelError):
+    """More came than crow takes of one answer. Asking again would bring the same."""
 
 
 class ProtocolError(ModelError):

@@ -1,8 +1,8 @@
 """Tool calls, put together from the fragments of a stream.
 
-Strategy: fragments are sorted to calls by what they carry (a new id with a name opens a call; else the index; else the
-call opened last), because no single key can be relied on; nothing is decided about arguments before the end. At the end
-each call gets a name, an id of its own and either an object or a fault. Pure.
+Fragments are sorted to calls by what they carry (a new id with a name opens a call; else the index; else the call
+opened last), because no single key can be relied on; nothing is decided about arguments before the end. At the end
+each call gets a name, an id of its own and either an object or a fault.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _PREFIX = re.compile(
 _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
 _MOST_CALLS = 1000
+_MOST_KEYS = 100_000
+"""Some servers send a new id or index with each fragment; so many of them are remembered."""
+_MOST_PIECES = 10_000
 
 
 def new_call_id() -> str:
@@ -80,9 +83,16 @@ class _Call:
         self.extra: dict[str, object] = {}
         self.function_extra: dict[str, object] = {}
 
+    def add(self, arguments: str) -> None:
+        """Take the next piece of the arguments."""
+        if len(self.pieces) >= _MOST_PIECES:
+            # More pieces than this are no snapshots of a growing whole, so they need not be kept apart.
+            self.pieces = ["".join(self.pieces)]
+        self.pieces.append(arguments)
+
 
 class CallAssembler:
-    """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`."""
+    """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`. `size`: characters that were kept."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, mint: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
@@ -90,6 +100,7 @@ class CallAssembler:
         self._calls: list[_Call] = []
         self._by_index: dict[object, _Call] = {}
         self._by_id: dict[str, _Call] = {}
+        self.size = 0
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -122,19 +133,23 @@ class CallAssembler:
                 return
             call = _Call()
             self._calls.append(call)
-        if index is not None:
+        if index is not None and len(self._by_index) < _MOST_KEYS:
             self._by_index[index] = call
         if call_id:
             call.id = call.id or call_id
-            self._by_id.setdefault(call_id, call)
+            if len(self._by_id) < _MOST_KEYS:
+                self._by_id.setdefault(call_id, call)
         if name.strip() and not (call.name and call.pieces):
             call.name = _joined_name(call.name, name)
+            self.size += len(name)
         if arguments:
-            call.pieces.append(arguments)
-        call.extra.update({key: fragment[key] for key in fragment.keys() - _KNOWN_KEYS if fragment[key] is not None})
-        call.function_extra.update(
-            {key: function[key] for key in function.keys() - _KNOWN_KEYS if function[key] is not None}
-        )
+            call.add(arguments)
+            self.size += len(arguments)
+        for known, members in ((call.extra, fragment), (call.function_extra, function)):
+            for key in members.keys() - _KNOWN_KEYS:
+                if members[key] is not None:
+                    known[key] = members[key]
+                    self.size += len(key) + len(str(members[key]))
 
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
         """The calls in order of arrival. `is_cut`: the output limit ended the stream, so the last one is not to run."""
@@ -154,7 +169,8 @@ class CallAssembler:
         if call is None or type(arguments) is not str:
             return False
         if arguments:
-            call.pieces.append(arguments)
+            call.add(arguments)
+            self.size += len(arguments)
         return True
 
     def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _Call | None:

@@ -14,8 +14,8 @@ import json
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit, urlunsplit
 
@@ -57,6 +57,8 @@ _MODELS_WAIT_S = 3.0
 _LISTING_WAIT_S = 1.5
 _CLOSE_S = 1.0
 _KEEPALIVE_S = 30.0
+_MOST_ARRIVED = 256 * 1024
+"""Bytes that wait to be read; beyond them the server has to wait."""
 _TELLTALES = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async", "Retry-Count")
 _UNTOLD: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit for about in _TELLTALES}}
 """Without what the client library would tell the endpoint of this machine and Python."""
@@ -341,27 +343,60 @@ def _certificates(file: str) -> ssl.SSLContext:
 
 
 class _HttpBody:
-    """The body of an open response."""
+    """The body of an open response. A task reads it, so that all that has arrived is given out together.
+
+    Servers send each token as a chunk of its own; what is done for each read is then done for many of them at once.
+    """
 
     def __init__(self, response: httpx2.Response, origin: Origin) -> None:
         self._response = response
         self._origin = origin
-        self._pieces: AsyncIterator[bytes] = response.aiter_bytes()
+        self._arrived: list[bytes] = []
+        self._arrived_bytes = 0
+        self._has_news = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._reader = asyncio.create_task(self._read_all())
 
     async def read(self) -> bytes:
-        try:
-            while True:
-                piece = await anext(self._pieces, None)
-                if piece is None:
-                    return b""
-                if piece:
-                    return piece
-        except httpx2.DecodingError as error:
-            raise ProtocolError(f"{self._origin.endpoint} sent a body that cannot be decompressed: {error}") from None
-        except (httpx2.RequestError, httpx2.StreamError, OSError, anyio.EndOfStream) as error:
-            raise NetworkError(
-                f"The connection to {self._origin.endpoint} broke: {error or type(error).__name__}."
-            ) from None
+        """See :class:`crow.llm.exchange.Response`."""
+        while not self._arrived and not self._reader.done():
+            self._has_news.clear()
+            await self._has_news.wait()
+        if not self._arrived:
+            self._reader.result()  # raises what ended the reading
+        data = b"".join(self._arrived)
+        self._arrived.clear()
+        self._arrived_bytes = 0
+        self._has_room.set()
+        return data
 
     async def close(self) -> None:
+        """See :class:`crow.llm.exchange.Response`."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
         await self._response.aclose()
+
+    async def _read_all(self) -> None:
+        """Read to the end. :raises ~crow.domain.errors.ModelError: the connection broke."""
+        who, arrived = self._origin.endpoint, self._arrived
+        try:
+            async with aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    if not arrived:
+                        self._has_news.set()
+                    arrived.append(piece)
+                    self._arrived_bytes += len(piece)
+                    if self._arrived_bytes > _MOST_ARRIVED:
+                        self._has_room.clear()
+                        await self._has_room.wait()
+        except httpx2.DecodingError as error:
+            raise ProtocolError(f"{who} sent a body that cannot be decompressed: {error}") from None
+        except (httpx2.RequestError, httpx2.StreamError, OSError, anyio.EndOfStream) as error:
+            raise NetworkError(f"The connection to {who} broke: {error or type(error).__name__}.") from None
+        finally:
+            self._has_news.set()
+
+    def _pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes; only one that is compressed has to pass the library's decoders."""
+        is_plain = "Content-Encoding" not in self._response.headers
+        return self._response.aiter_raw() if is_plain else self._response.aiter_bytes()

@@ -1,40 +1,47 @@
-"""One request to an endpoint, from its sending to its whole answer: the stream that the agent reads.
+"""One request to an endpoint, from its sending to its whole answer.
 
-Strategy: an attempt reads bytes, and only single reads are timed; deltas of one read are handed on together. What is
-transient is tried again, with jitter, as long as nothing of the answer was given out; afterwards it is raised, and
-`partial` keeps what was shown. Knows timing and retries; neither the client library nor the wording of errors.
+An attempt reads bytes, and only single reads are timed; deltas of one read are handed on together. What is transient
+is tried again, with jitter, as long as nothing of the answer was given out; afterwards it is raised, and `partial`
+keeps what was shown.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import anyio
 
-from crow.domain.errors import ModelError, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
+from crow.domain.errors import (
+    AnswerTooLong,
+    ModelError,
+    ModelTimeout,
+    NetworkError,
+    Overloaded,
+    ProtocolError,
+    RateLimited,
+)
 from crow.domain.messages import Answer
-from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
+from crow.llm import Delta, Request, Retrying
 from crow.llm.endpoint import Timeouts
 from crow.llm.failures import Complaint, Origin, page_title
-from crow.llm.parser import StreamParser
-from crow.llm.sse import SseDecoder
+from crow.llm.parser import Piece, StreamParser
+from crow.llm.sse import MAX_EVENT_BYTES, EventTooLarge, SseDecoder
 
 __all__ = ["MOST_ADAPTATIONS", "Exchange", "Line", "Pace", "Response", "retry_wait_s"]
 
 MOST_TRIES = 4
 MOST_ADAPTATIONS = 8
 LONGEST_WAIT_S = 60.0
-_HEAD_BYTES = 16 * 1024 * 1024
+MOST_BYTES = 1_000_000_000
+"""How much is read for one answer, whatever it holds: a server may send empty events for ever."""
 _DRAIN_S = 0.02
 _CLOSE_S = 1.0
-
-_Piece: TypeAlias = TextDelta | ThoughtDelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +146,8 @@ class Exchange:
                 await self._line.failed(error)
                 wait_s = retry_wait_s(error, tries, chance=self._pace.chance())
                 if wait_s is None or shown.text or shown.thought:
+                    for piece in parser.flush():
+                        yield piece
                     raise
                 reason = str(error)
             else:
@@ -155,25 +164,29 @@ class Exchange:
         self._adaptations += 1
         return await self._line.adapted(self._request, parser.complaint)
 
-    async def _attempt(self, parser: StreamParser) -> AsyncGenerator[_Piece, None]:
+    async def _attempt(self, parser: StreamParser) -> AsyncGenerator[Piece, None]:
         response = await self._send()
         try:
             decoder = SseDecoder()
             head: bytearray | None = bytearray()
+            received = 0
             while not parser.is_done:
-                piece = await self._read(response, parser, is_first=head is not None)
-                if not piece:
+                data = await self._read(response, parser, is_first=head is not None)
+                if not data:
                     break
-                events = decoder.feed(piece)
+                received += len(data)
+                if received > MOST_BYTES:
+                    raise AnswerTooLong(
+                        f"{self._line.origin.endpoint} sent more than {MOST_BYTES:,} bytes for one answer, so it was "
+                        "stopped there. Look at its log: it may be sending the same thing again and again."
+                    )
+                events = decoder.feed(data)
                 if head is not None:
-                    head = _longer(head, piece) if not events else None
-                pieces, error = _parsed(parser, events)
-                for delta in pieces:
-                    yield delta
-                if error is not None:
-                    raise error
-            for delta in self._last(parser, decoder, head):
-                yield delta
+                    head = _longer(head, data) if not events else None
+                for piece in parser.feed(events):
+                    yield piece
+            for piece in self._last(parser, decoder, head):
+                yield piece
             if parser.is_done:
                 await _drain(response)
         finally:
@@ -204,20 +217,15 @@ class Exchange:
             return b""
         raise ModelTimeout(f"{self._line.origin.endpoint} sent nothing for {wait_s:g} s; the answer was given up.")
 
-    def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> Iterable[_Piece]:
+    def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
         """The end of the bytes: an event without its blank line, or a body that was no stream at all."""
         events = decoder.finish()
         if head is not None and not events:
-            events = _unframed(bytes(head), self._line.origin)
-            deltas, error = _parsed(parser, events)
-        else:
-            deltas, error = _parsed(parser, events)
-            if isinstance(error, ProtocolError):
-                # Half an event: that the answer broke off is said by `finish`.
-                error = None
-        if error is not None:
-            raise error
-        return _merged([*deltas, *parser.flush()])
+            return [*parser.feed(_unframed(bytes(head), self._line.origin)), *parser.flush()]
+        # Half an event is no JSON: that the answer broke off is said by `finish`.
+        with suppress(ProtocolError):
+            return [*parser.feed(events), *parser.flush()]
+        return parser.flush()
 
 
 def retry_wait_s(error: ModelError, tries: int, *, chance: float) -> float | None:
@@ -238,35 +246,13 @@ def retry_wait_s(error: ModelError, tries: int, *, chance: float) -> float | Non
     return backoff_s if asked_s is None else asked_s + 0.25 * chance
 
 
-def _parsed(parser: StreamParser, events: Iterable[str]) -> tuple[list[_Piece], ModelError | None]:
-    """The deltas of `events` up to an error, and that error: what came before it is shown first."""
-    pieces: list[_Piece] = []
-    for event in events:
-        try:
-            pieces.extend(parser.feed(event))
-        except ModelError as error:
-            return _merged(pieces), error
-    return _merged(pieces), None
-
-
-def _merged(pieces: list[_Piece]) -> list[_Piece]:
-    """Neighbours of one kind as one: they arrived together."""
-    if len(pieces) < 2:
-        return pieces
-    merged: list[_Piece] = []
-    texts: list[str] = []
-    for position, piece in enumerate(pieces):
-        texts.append(piece.text)
-        if position + 1 == len(pieces) or type(pieces[position + 1]) is not type(piece):
-            merged.append(type(piece)(text="".join(texts)))
-            texts = []
-    return merged
-
-
-def _longer(head: bytearray, piece: bytes) -> bytearray:
-    if len(head) + len(piece) > _HEAD_BYTES:
-        raise ProtocolError(f"The endpoint sent {_HEAD_BYTES:,} bytes without one event; that is no chat completion.")
-    head += piece
+def _longer(head: bytearray, data: bytes) -> bytearray:
+    if len(head) + len(data) > MAX_EVENT_BYTES:
+        raise EventTooLarge(
+            f"The endpoint sent more than {MAX_EVENT_BYTES:,} bytes without one event, which is no chat completion. "
+            "Check the base URL and the server's log."
+        )
+    head += data
     return head
 
 

@@ -1,9 +1,8 @@
-"""The forms in which models write tool calls when nobody reads them for them: text in, names and arguments out.
+"""The forms in which models write tool calls as text: names and arguments out of them.
 
-Strategy: a block is a row of calls with brackets (opening and closing tokens of the formats) between them, read from
-left to right; what opens a call tells which reader it gets. JSON is read by a JSON decoder and not by its closing tag,
-since tags may stand within its strings. Whatever is not read to its end is no call. Pure; knows no tools but the schema
-that says which written values are texts.
+A block is a row of calls with brackets (opening and closing tokens of the formats) between them, read from left to
+right; what opens a call tells which reader it gets. JSON is read by a JSON decoder and not by its closing tag, since
+tags may stand within its strings. Whatever is not read to its end is no call.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from crow.domain.messages import JsonObject
 
-__all__ = ["STARTS", "Found", "read_bare", "read_marked"]
+__all__ = ["END_TOKENS", "STARTS", "Found", "may_be_bare", "may_be_marked", "read_bare", "read_marked"]
 
 Found: TypeAlias = list[tuple[str, str]]
 """Names and arguments (JSON text), in order."""
@@ -30,24 +29,42 @@ _MOST_CALLS = 100
 _MOST_PYTHON = 50_000
 """Python reads longer texts too, with hundreds of times the memory."""
 
-_WRAPS = (
-    r"<(?:seed:|minimax:|longcat_)?tool_calls?>|<function_calls?>|<｜DSML｜(?:function|tool)_calls>|<TOOLCALL>"
-    r"|<\|tool_calls?\|>|<\|python_(?:tag|start)\|>|<\|START_ACTION\|>|<\|action_start\|>\s*<\|plugin\|>"
-    r"|<\|tools_prefix\|>|<\|tool_calls_section_begin\|>|<｜tool[▁_]calls[▁_]begin｜>|\[TOOL_CALLS\]"
+_OPENING = (
+    *(f"<{family}tool_call{plural}>" for family in ("", "seed:", "minimax:", "longcat_") for plural in ("", "s")),
+    *("<function_call>", "<function_calls>", "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<TOOLCALL>"),
+    *("<|tool_call|>", "<|tool_calls|>", "<|python_tag|>", "<|python_start|>", "<|START_ACTION|>", "<|action_start|>"),
+    *("<|tools_prefix|>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>", "<｜tool_calls_begin｜>"),
+    "[TOOL_CALLS]",
 )
-STARTS = re.compile(
-    rf"{_WRAPS}|<function=|<(?:｜DSML｜|antml:)?invoke name=|<\|tool_call_begin\|>|<｜tool[▁_]call[▁_]begin｜>"
-    r"|(?:<\|start\|>assistant\s*)?(?:<\|channel\|>(?:commentary|analysis) |\bto=[\w.-]+<\|channel\|>)"
-    r"|<start_function_call>"
+_CLOSING = (
+    *(f"</{family}tool_call{plural}>" for family in ("", "seed:", "minimax:", "longcat_") for plural in ("", "s")),
+    *("</function_call>", "</function_calls>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "</TOOLCALL>"),
+    *("<|/tool_call|>", "<|/tool_calls|>", "<|python_end|>", "<|END_ACTION|>", "<|action_end|>", "<|tools_suffix|>"),
+    *("<|tool_calls_section_end|>", "<｜tool▁calls▁end｜>", "<｜tool_calls_end｜>", "<｜end▁of▁sentence｜>"),
+    *("<｜end_of_sentence｜>", "[/TOOL_CALLS]", "</s>", "<eos>", "<end_of_turn>", "<|im_end|>", "<|eot_id|>"),
+    *("<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|observation|>", "<|user|>", "<|END_OF_TURN_TOKEN|>"),
+    *("<|call|>", "<|plugin|>"),
 )
-"""Where a block may begin."""
+_TURN = ("<|end|>", "<|start|>assistant")
+"""What ends a message and begins the next one of the same answer, in Harmony."""
 
-_BRACKETS = re.compile(
-    rf"(?:\s|[,;]|{_WRAPS}|</(?:seed:|minimax:|longcat_)?tool_calls?>|</function_calls?>|</｜DSML｜(?:function|tool)_calls>"
-    r"|</TOOLCALL>|<\|/tool_calls?\|>|<\|python_end\|>|<\|END_ACTION\|>|<\|action_end\|>|<\|tools_suffix\|>|\[/TOOL_CALLS\]"
-    r"|<\|tool_calls_section_end\|>|<｜tool[▁_]calls[▁_]end｜>|<｜end[▁_]of[▁_]sentence｜>|</s>|<eos>|<end_of_turn>"
-    r"|<\|(?:im_end|eot_id|eom_id|end_of_text|endoftext|observation|user|END_OF_TURN_TOKEN|call|end)\|>)+"
+_BEGINNING = (
+    *(f"<{family}invoke name=" for family in ("", "antml:", "｜DSML｜")),
+    *("<function=", "<|tool_call_begin|>", "<｜tool▁call▁begin｜>", "<｜tool_call_begin｜>", "<start_function_call>"),
+    *("<|channel|>commentary ", "<|channel|>analysis "),
 )
+"""What begins a single call."""
+
+_MARKERS = (*_OPENING, *_BEGINNING, "to=")
+STARTS = (*_OPENING, *_BEGINNING, *_TURN)
+"""What a block may begin with."""
+
+END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
+"""What ends an answer in the formats that have something before it as well."""
+
+_BRACKETS = re.compile(rf"(?:\s|[,;]|{'|'.join(map(re.escape, (*_OPENING, *_CLOSING, '<|end|>')))})+")
+_TURNS = re.compile(rf"(?:\s|{'|'.join(map(re.escape, _TURN))})*")
+_TOKENS = (*_OPENING, *_CLOSING, *_TURN, *_BEGINNING)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>(?=\s*(?:<|\Z))", re.DOTALL)
 _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed:)?tool_call>\s*)?\Z", re.DOTALL)
 _KEYED = re.compile(r"([\w.:-]++)\s*+(?:<tool_sep>\s*+)?(?=<arg_key>|</tool_call>)")
@@ -77,12 +94,49 @@ _GEMMA_ARGUMENT = re.compile(r"\s*+(\w++):(?:<escape>(.*?)<escape>\s*+|([^,<>]*+
 _BARE = re.compile(r"(?:<\|start_header_id\|>assistant<\|end_header_id\|>)?\s*(?:functools\s*(?=\[))?")
 _FENCED = re.compile(r"(`{3,}|~{3,})(json|tool_call|tool_code)?[ \t]*\n(.*)\n\1", re.DOTALL)
 _SEPARATORS = re.compile(r"[\s;]*")
+_BARE_OPENINGS = ("<|start_header_id|>assistant<|end_header_id|>", "functools", "```", "~~~")
+_LABELS = ("json", "tool_call", "tool_code")
+_FENCE = re.compile(r"(`{3,}|~{3,})(\w*)[ \t]*(\n?)")
+_PYTHON_HEAD = re.compile(r"\[?\s*([\w.]*)\s*(\(?)")
+_BETWEEN_BARE = re.compile(r"[\s;,\]]*")
+_BLANKS_OR_COMMA = re.compile(r"[\s,]*")
+_MEMBER = re.compile(r"\"([^\"\\]*)(\"?)\s*(:?)\s*")
+_STRING = re.compile(r"\"([^\"\\]*)(\"?)")
+_NAME = re.compile(r"[\w.:=-]+\s*(?:[<(\[{]|\Z)")
+_WORD = re.compile(r"[\w-]+")
+_ARGUMENTS_FIRST = re.compile(r"\[?\s*\{\s*\"(?:arguments|parameters)\"")
+_LIST_OF_CALLS = re.compile(r"\[\s*(?:[\w.]+\s*(?:\(|\Z)|\Z)")
+_HEAD_CHARS = 200
+"""Within so many characters of its beginning a call names its tool."""
+_JSON_MARGIN = 12
+"""A fault so close to the end of a text may be a word or an escape that is not whole yet."""
 _BARE_ARGUMENTS = frozenset({"arguments", "parameters", "function"})
 _BARE_KEYS = _BARE_ARGUMENTS | {"name", "type", "id"}
 
 
 def read_marked(block: str, schema_of: SchemaOf) -> Found:
     """The calls of a block that begins with a marker, none if anything in it is something else."""
+    block = _after_turn(block)
+    found, end = _read_row(block, schema_of)
+    return found if end >= len(block) and block.startswith(_MARKERS) else []
+
+
+def may_be_marked(block: str, schema_of: SchemaOf, is_offered: Callable[[str], bool]) -> bool:
+    """Whether `block`, which begins with a marker and may go on, can still become calls of offered tools."""
+    block = _after_turn(block)
+    if not any(token.startswith(block[: len(token)]) for token in (*_MARKERS, *_TURN)):
+        return False
+    found, end = _read_row(block, schema_of, is_partial=True)
+    return all(is_offered(name) for name, _ in found) and (end >= len(block) or _may_be_call(block[end:], is_offered))
+
+
+def _after_turn(block: str) -> str:
+    """`block` without the end of the message before it, which says nothing of what follows."""
+    return block[_end_of(_TURNS, block) :] if block.startswith(_TURN) else block
+
+
+def _read_row(block: str, schema_of: SchemaOf, *, is_partial: bool = False) -> tuple[Found, int]:
+    """The calls of a row, and where it ends or something else begins. `is_partial`: the block may go on."""
     found: Found = []
     at = 0
     opened = ""
@@ -91,12 +145,43 @@ def read_marked(block: str, schema_of: SchemaOf) -> Found:
         if brackets is not None:
             opened, at = brackets.group(), brackets.end()
             continue
+        if is_partial and _is_open_json(block, at):
+            break
         read = _one(block, at, schema_of, is_listed="function_calls>" in opened or "<|python_" in opened)
         if read is None:
-            return []
+            break
         calls, at = read
         found.extend(calls)
-    return found if at >= len(block) else []
+    return found, at
+
+
+def _may_be_call(text: str, is_offered: Callable[[str], bool]) -> bool:
+    """Whether `text`, which is no whole call, can be the beginning of one."""
+    if text.startswith("<"):
+        if not any(token.startswith(text[: len(token)]) for token in _TOKENS):
+            return False
+    elif text[0] in "{[":
+        if not _is_open_json(text, 0) and not _LIST_OF_CALLS.match(text):
+            return False
+    elif not _NAME.match(text):
+        return False
+    # What begins a call names its tool soon, unless its arguments come first.
+    if len(text) <= _HEAD_CHARS or _ARGUMENTS_FIRST.match(text):
+        return True
+    return any(map(is_offered, _WORD.findall(text[:_HEAD_CHARS])))
+
+
+def _is_open_json(text: str, at: int) -> bool:
+    """Whether an object or a list begins at `at` whose end may be still to come."""
+    if text[at] not in "{[":
+        return False
+    try:
+        _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated") or error.pos > len(text) - _JSON_MARGIN
+    except RecursionError:
+        return False
+    return False
 
 
 def read_bare(text: str) -> Found:
@@ -121,6 +206,72 @@ def read_bare(text: str) -> Found:
             found.append(named)
         at = _end_of(_SEPARATORS, body, at)
     return found
+
+
+def may_be_bare(text: str, names: Collection[str]) -> bool:
+    """Whether an answer that begins with `text` can be nothing but calls without a marker."""
+    text = text.strip()
+    if any(opening.startswith(text) for opening in _BARE_OPENINGS):
+        return True
+    fence = _FENCE.match(text)
+    if fence is None:
+        return _may_be_bare_calls(text[_end_of(_BARE, text) :], names)
+    mark, label, line_end = fence.groups()
+    if not line_end:
+        return fence.end() == len(text) and any(known.startswith(label) for known in _LABELS)
+    if label and label not in _LABELS:
+        return False
+    code, closing, after = text[fence.end() :].partition(f"\n{mark}")
+    code = code if closing else code.rstrip().rstrip(mark[0])
+    return not after.strip() and _may_be_bare_calls(code, names, is_python=label == "tool_code")
+
+
+def _may_be_bare_calls(text: str, names: Collection[str], *, is_python: bool = False) -> bool:
+    text = text.strip()
+    if is_python or text.startswith("["):
+        head = _PYTHON_HEAD.match(text)
+        name = head.group(1) if head is not None else ""
+        if head is not None and head.group(2):
+            return name.removesuffix(".call") in names
+        if head is not None and head.end() == len(text):
+            return any(f"{known}.call".startswith(name) for known in names)
+    at = int(text.startswith("["))
+    while (at := _end_of(_BETWEEN_BARE, text, at)) < len(text):
+        end = _end_of_bare_call(text, at, names)
+        if end is None:
+            return False
+        at = end
+    return True
+
+
+def _end_of_bare_call(text: str, at: int, names: Collection[str]) -> int | None:
+    """Where the object at `at` ends, or `text` if that comes first; None if it is no call."""
+    if text[at] != "{":
+        return None
+    at += 1
+    while (at := _end_of(_BLANKS_OR_COMMA, text, at)) < len(text):
+        if text[at] == "}":
+            return at + 1
+        member = _MEMBER.match(text, at)
+        if member is None:
+            return None
+        key, is_whole, colon = member.groups()
+        at = member.end()
+        if not (key in _BARE_KEYS if is_whole else any(known.startswith(key) for known in _BARE_KEYS)):
+            return None
+        if at == len(text):
+            return at
+        name = _STRING.match(text, at) if key == "name" else None
+        if not colon or (key == "name" and (name is None or not _may_name(name, names))):
+            return None
+        at = _json_at(text, at)[1]
+    return at
+
+
+def _may_name(written: re.Match[str], names: Collection[str]) -> bool:
+    """Whether a string, which may not be whole yet, is one of `names`."""
+    name, is_whole = written.groups()
+    return name in names if is_whole else any(known.startswith(name) for known in names)
 
 
 def _one(block: str, at: int, schema_of: SchemaOf, *, is_listed: bool) -> tuple[Found, int] | None:

@@ -1,41 +1,45 @@
 """One streamed chat completion: event data in, deltas and one whole answer out.
 
-Strategy: nothing from the wire is trusted to have its declared type; what a chunk says in a known way is taken, the
-rest is passed over. The common chunk (one piece of text) takes a short way. Calls are read and emptiness is judged at
-the end, so that any split of the same bytes gives the same answer. Pure: knows no connection, no clock.
+Nothing from the wire is trusted to have its declared type: what a chunk says in a known way is taken, the rest is
+passed over. What may turn out to be reasoning or a tool call is held back until it is decided, so that the text that
+was given out is the answer's text; any split of the same bytes gives the same answer.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from crow.domain.errors import ContextOverflow, ModelError, Overloaded, ProtocolError
+from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.calls import CallAssembler, new_call_id
 from crow.llm.endings import ending_of, finish_word
 from crow.llm.failures import Complaint, Origin, complaint_in, failure, page_title
 from crow.llm.framing import chunks_in, is_end, is_filler
-from crow.llm.leaked import recovered_calls
+from crow.llm.leaked import CallDetector
 from crow.llm.reasoning import ReasoningDetails, content_pieces, details_text, thought_of
 from crow.llm.surrogates import Joiner, mended, mended_members
-from crow.llm.thinking import ThinkSplitter, split_headless, without_end_tokens
+from crow.llm.thinking import ThinkSplitter
 from crow.llm.usage import newer_usage, read_usage
 
-__all__ = ["StreamParser"]
+__all__ = ["MOST_CHARS", "Piece", "StreamParser"]
+
+MOST_CHARS = 4_000_000
+"""How much is taken of one answer: text, reasoning and tool arguments together."""
+
+Piece: TypeAlias = TextDelta | ThoughtDelta
 
 _DECODER = json.JSONDecoder(strict=False)
 
-_NO_DELTAS: list[TextDelta | ThoughtDelta] = []
-
 
 class StreamParser:
-    """Feed the data of each event; then `flush`, then `finish`.
+    """Feed the data of events as they come; then `flush`, then `finish`.
 
-    The text of all `TextDelta` is `partial().text`; so it is for thoughts. The answer's text is shorter than what was
-    given out where reasoning or a call could be told from text at the end only. `complaint`: the endpoint's own words,
-    where an event carried an error.
+    The text of all `TextDelta`, joined, is the text of the answer, and of `partial()`; so it is for thoughts.
+    `complaint`: the endpoint's own words, where an event carried an error.
     """
 
     def __init__(
@@ -43,15 +47,18 @@ class StreamParser:
     ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._origin = origin or Origin()
-        self._mint = mint
         self._calls = CallAssembler(tools, mint=mint)
         self._legacy_calls = CallAssembler(tools, mint=mint)
+        self._detector = CallDetector(self._tools, mint=mint)
         self._has_deltas = False
         self._splitter = ThinkSplitter()
         self._text_joiner = Joiner()
         self._thought_joiner = Joiner()
-        self._text: list[str] = []
-        self._thought: list[str] = []
+        self._content: list[str] = []
+        self._given: list[tuple[type[Piece], list[str]]] = []
+        self._text = io.StringIO()
+        self._thought = io.StringIO()
+        self._chars = 0
         self._blank_thought = ""
         self._details = ReasoningDetails()
         self._reasoning_field: str | None = None
@@ -59,7 +66,9 @@ class StreamParser:
         self._finish_word: str | None = None
         self._done = False
         self._error: ModelError | None = None
-        self._flushed = False
+        self._has_thought = False
+        self._is_ended = False
+        self._ending: tuple[FinishReason, tuple[ToolCall, ...]] | None = None
         self._usage: Usage | None = None
         self.complaint: Complaint | None = None
 
@@ -78,36 +87,25 @@ class StreamParser:
         """What was reported so far."""
         return self._usage
 
-    def feed(self, event_data: str) -> list[TextDelta | ThoughtDelta]:
-        """The deltas of one event, in the order to be shown.
+    def feed(self, events: Iterable[str]) -> list[Piece]:
+        """The deltas of these events, in the order to be shown; neighbours of one kind are one delta.
 
-        :raises ~crow.domain.errors.ModelError: the event carries an error, or is no JSON.
+        :raises ~crow.domain.errors.ModelError: an event carries an error, is no JSON, or the answer is too long. What
+            came before it is given by `flush`.
         """
-        if self._done:
-            return _NO_DELTAS
         try:
-            chunk = _DECODER.decode(event_data)
-        except (ValueError, RecursionError):
-            return self._feed_other(event_data)
-        if type(chunk) is not dict:
-            if isinstance(chunk, list):
-                self._raise_complaint(chunk)
-            return self._feed_other(chunk) if isinstance(chunk, str) and is_end(chunk) else _NO_DELTAS
-        return self._feed_chunk(chunk)
+            for event_data in events:
+                if not self._done:
+                    self._read(event_data)
+        finally:
+            self._read_content()
+        self._check_size()
+        return self._take()
 
-    def flush(self) -> list[TextDelta | ThoughtDelta]:
-        """The stream has ended: what was held back. Called twice it gives nothing more."""
-        if self._flushed:
-            return _NO_DELTAS
-        self._flushed = True
-        deltas: list[TextDelta | ThoughtDelta] = []
-        # An unfinished pair belongs to the text before an unfinished tag does.
-        self._add_content(self._text_joiner.finish(), deltas)
-        thought, text = self._splitter.finish()
-        self._add_thought(thought, deltas)
-        self._add_thought(self._thought_joiner.finish(), deltas, joined=True)
-        self._add_text(text, deltas)
-        return deltas
+    def flush(self) -> list[Piece]:
+        """The stream has ended: what was held back and is text. Called twice it gives nothing more."""
+        self._end()
+        return self._take()
 
     def finish(self) -> Answer:
         """The whole answer.
@@ -115,24 +113,11 @@ class StreamParser:
         :raises ~crow.domain.errors.ModelError: the endpoint said that it failed.
         :raises ~crow.domain.errors.ProtocolError: the answer is incomplete or empty.
         """
-        self.flush()
-        if self._error is not None:
-            raise self._error
-        finish = self._finish()
-        text, thought = "".join(self._text), "".join(self._thought)
-        self._text, self._thought = [text], [thought]  # a long answer need not be here twice
-        calls = (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
-        if not calls and self._tools:
-            text, calls = recovered_calls(text, self._tools, mint=self._mint)
-        if not thought and (parts := split_headless(text)) is not None:
-            thought, text = parts
-            self._reasoning_field = "content"
-        if self._splitter.is_dressed:
-            text = without_end_tokens(text)
-        if text.isspace():
-            text = ""
-        if finish == "refusal":
-            calls = ()
+        self._end()
+        if self._error is not None or self._ending is None:
+            raise self._error or ProtocolError("The answer broke off.")
+        finish, calls = self._ending
+        text, thought = self._text.getvalue(), self._thought.getvalue()
         self._check_whole(finish, text=text, thought=thought, calls=calls)
         return Answer(
             text=text,
@@ -147,14 +132,33 @@ class StreamParser:
     def partial(self) -> Answer:
         """What was given out so far, without calls."""
         return Answer(
-            text="".join(self._text),
-            thought="".join(self._thought),
+            text=self._text.getvalue(),
+            thought=self._thought.getvalue(),
             finish="interrupted",
             usage=self._usage,
             reasoning_field=self._reasoning_field,
         )
 
-    def _feed_chunk(self, chunk: dict[str, object]) -> list[TextDelta | ThoughtDelta]:
+    def _take(self) -> list[Piece]:
+        given, self._given = self._given, []
+        return [kind(text="".join(pieces)) for kind, pieces in given]
+
+    def _read(self, event_data: str) -> None:
+        try:
+            # Quicker than `decode`, which looks for blanks around the value.
+            chunk, end = _DECODER.raw_decode(event_data)
+        except (ValueError, RecursionError):
+            chunk, end = None, -1
+        if end != len(event_data):
+            self._read_other(event_data)
+        elif type(chunk) is dict:
+            self._read_chunk(chunk)
+        elif isinstance(chunk, list):
+            self._raise_complaint(chunk)
+        elif isinstance(chunk, str) and is_end(chunk):
+            self._read_other(chunk)
+
+    def _read_chunk(self, chunk: dict[str, object]) -> None:
         choices = chunk.get("choices")
         if "error" in chunk or not choices:
             self._raise_complaint(chunk)
@@ -163,41 +167,33 @@ class StreamParser:
         if type(choices) is dict:
             choices = [choices]
         if type(choices) is not list:
-            return _NO_DELTAS
+            return
         for choice in choices:
             if type(choice) is dict and (not (index := choice.get("index")) or index == "0"):
-                deltas = self._feed_choice(choice)
+                self._read_choice(choice)
                 if "finish_reason" in chunk:
                     self._note_finish(chunk["finish_reason"])
-                return deltas
-        return _NO_DELTAS
+                return
 
-    def _feed_other(self, event_data: str) -> list[TextDelta | ThoughtDelta]:
+    def _read_other(self, event_data: str) -> None:
         """Data that is no JSON object: the end, nothing, or several chunks whose framing is amiss."""
         data = event_data.strip()
+        if len(data) < len(event_data):
+            self._read(data)
+            return
         if is_end(data):
             self._done = True
-            return self.flush()
+            return
         if not data or self.is_finished or is_filler(data):
-            return _NO_DELTAS
+            return
         chunks, is_done = chunks_in(data)
-        if chunks:
-            deltas: list[TextDelta | ThoughtDelta] = []
-            try:
-                for chunk in chunks:
-                    deltas.extend(self._feed_chunk(chunk))
-            except ModelError as error:
-                if not deltas:
-                    raise
-                # What came before it is given out first.
-                self._error, is_done = error, True
-            if is_done:
-                self._done = True
-                deltas.extend(self.flush())
-            return deltas
-        title = page_title(data)
-        shown = title if title is not None else data[:200]
-        raise ProtocolError(f"{self._origin.endpoint} sent an event that is no JSON: {mended(shown)}")
+        if not chunks:
+            title = page_title(data)
+            shown = title if title is not None else data[:200]
+            raise ProtocolError(f"{self._origin.endpoint} sent an event that is no JSON: {mended(shown)}")
+        for chunk in chunks:
+            self._read_chunk(chunk)
+        self._done = is_done
 
     def _raise_complaint(self, chunk: object) -> None:
         if self._done or (self._finish_word is not None and ending_of(self._finish_word) != "failed"):
@@ -213,7 +209,7 @@ class StreamParser:
         for report in reports:
             self._usage = newer_usage(self._usage, read_usage(report))
 
-    def _feed_choice(self, choice: dict[str, object]) -> list[TextDelta | ThoughtDelta]:
+    def _read_choice(self, choice: dict[str, object]) -> None:
         word = choice.get("finish_reason")
         if word is not None:
             self._note_finish(word)
@@ -224,15 +220,14 @@ class StreamParser:
         delta = choice.get("delta")
         if type(delta) is not dict:
             instead = self._delta_instead(choice)
-            return _NO_DELTAS if instead is None else self._feed_delta(instead)
-        content = delta.get("content")
-        if len(delta) == 1 and type(content) is str and self._splitter.in_text and content.isascii():
-            if not content or self._text_joiner.is_waiting:
-                return self._feed_delta(delta)
-            self._text.append(content)
-            return [TextDelta(text=content)]
+            if instead is not None:
+                self._read_delta(instead)
+            return
         self._has_deltas = True
-        return self._feed_delta(delta)
+        if len(delta) == 1 and type(content := delta.get("content")) is str:
+            self._content.append(content)
+        else:
+            self._read_delta(delta)
 
     def _delta_instead(self, choice: dict[str, object]) -> dict[str, object] | None:
         """What a choice without a delta adds: a message, or mere text."""
@@ -240,7 +235,8 @@ class StreamParser:
         if type(message) is dict:
             if self._has_deltas:
                 # The whole once more at its end: only what no delta brought is new.
-                text, so_far = message.get("content"), "".join(self._text)
+                self._read_content()
+                text, so_far = message.get("content"), self._text.getvalue() + self._detector.held + self._splitter.held
                 rest = text[len(so_far) :] if isinstance(text, str) and text.startswith(so_far) else ""
                 calls = None if self._calls else message.get("tool_calls")
                 return {"content": rest, "tool_calls": calls}
@@ -248,8 +244,7 @@ class StreamParser:
         text = choice.get("delta") or choice.get("text")
         return {"content": text} if type(text) is str else None
 
-    def _feed_delta(self, delta: dict[str, object]) -> list[TextDelta | ThoughtDelta]:
-        deltas: list[TextDelta | ThoughtDelta] = []
+    def _read_delta(self, delta: dict[str, object]) -> None:
         field, thought = thought_of(delta)
         if field is not None and self._reasoning_field is None:
             self._reasoning_field = field
@@ -260,21 +255,23 @@ class StreamParser:
                 thought = details_text(details)
                 self._reasoning_field = self._reasoning_field or "reasoning_details"
         if thought:
-            self._add_thought(thought, deltas)
+            self._read_content()
+            self._add_thought(self._thought_joiner.feed(self._taken(thought)))
         content = delta.get("content")
         if type(content) is str:
-            self._add_content(content, deltas)
+            self._content.append(content)
         elif content is not None:
             for kind, piece in content_pieces(content):
                 if kind == "thought":
                     self._reasoning_field = self._reasoning_field or "content"
-                    self._add_thought(piece, deltas)
+                    self._read_content()
+                    self._add_thought(self._thought_joiner.feed(self._taken(piece)))
                 else:
-                    self._add_content(piece, deltas)
+                    self._content.append(piece)
         refusal = delta.get("refusal")
         if type(refusal) is str and refusal:
             self._refused = True
-            self._add_content(refusal, deltas)
+            self._content.append(refusal)
         calls = delta.get("tool_calls")
         if calls:
             self._calls.add_all(calls)
@@ -283,39 +280,90 @@ class StreamParser:
             self._legacy_calls.add({"index": 0, "function": legacy})
         if "finish_reason" in delta:
             self._note_finish(delta["finish_reason"])
-        return deltas
 
-    def _add_content(self, piece: str, deltas: list[TextDelta | ThoughtDelta]) -> None:
-        piece = self._text_joiner.feed(piece)
-        if not piece:
-            return
-        if self._splitter.in_text:
-            self._add_text(piece, deltas)
-            return
-        thought, text = self._splitter.feed(piece)
+    def _read_content(self) -> None:
+        """Tell thought, text and what waits in the content that came."""
+        if self._content:
+            content, self._content = "".join(self._content), []
+            self._add_content(self._text_joiner.feed(self._taken(content)))
+
+    def _add_content(self, content: str) -> None:
+        thought, text = self._splitter.feed(content)
         if self._splitter.found and self._reasoning_field is None:
             self._reasoning_field = "content"
-        self._add_thought(thought, deltas)
-        self._add_text(text, deltas)
+        self._add_thought(self._thought_joiner.feed(thought) if thought else "")
+        self._detector.drop_end_tokens = self._splitter.is_dressed
+        self._add_text(self._detector.feed(text) if text else "")
 
-    def _add_text(self, text: str, deltas: list[TextDelta | ThoughtDelta]) -> None:
+    def _add_text(self, text: str) -> None:
         if text:
-            self._text.append(text)
-            deltas.append(TextDelta(text=text))
+            self._text.write(text)
+            self._give(TextDelta, text)
 
-    def _add_thought(self, thought: str, deltas: list[TextDelta | ThoughtDelta], *, joined: bool = False) -> None:
-        if not joined:
-            thought = self._thought_joiner.feed(thought)
-        if not thought:
-            return
-        if not self._thought:
+    def _add_thought(self, thought: str) -> None:
+        if not self._has_thought:
             # Blanks alone are no thought; they wait for the first word.
             thought, self._blank_thought = self._blank_thought + thought, ""
             if thought.isspace():
                 self._blank_thought = thought[-1000:]
                 return
-        self._thought.append(thought)
-        deltas.append(ThoughtDelta(text=thought))
+        if thought:
+            self._has_thought = True
+            self._thought.write(thought)
+            self._give(ThoughtDelta, thought)
+
+    def _give(self, kind: type[Piece], text: str) -> None:
+        if self._given and self._given[-1][0] is kind:
+            self._given[-1][1].append(text)
+        else:
+            self._given.append((kind, [text]))
+
+    def _taken(self, piece: str) -> str:
+        """As much of `piece` as there is room for."""
+        room = max(0, MOST_CHARS - self._size)
+        self._chars += len(piece)
+        return piece[:room]
+
+    @property
+    def _size(self) -> int:
+        """Characters that came, also those that were not taken."""
+        return self._chars + self._calls.size + self._legacy_calls.size + self._details.size
+
+    def _check_size(self) -> None:
+        """:raises ~crow.domain.errors.AnswerTooLong: more came than is taken."""
+        if self._size > MOST_CHARS:
+            self._error = AnswerTooLong(
+                f"The answer of {self._origin.endpoint} was stopped at {MOST_CHARS:,} characters of text, reasoning "
+                "and tool arguments; the model may be repeating itself. What was shown is kept; none of its tool calls "
+                "ran. Prompt again, or limit answers with max_output_tokens."
+            )
+            raise self._error
+
+    def _end(self) -> None:
+        """Decide what was held back."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        # An unfinished pair belongs to the text before an unfinished tag does.
+        self._read_content()
+        self._add_content(self._text_joiner.finish())
+        thought, text = self._splitter.finish()
+        self._add_thought(self._thought_joiner.feed(thought) + self._thought_joiner.finish())
+        self._add_text(self._detector.feed(text) if text else "")
+        try:
+            if self._error is not None:
+                raise self._error
+            finish = self._finish()
+        except ModelError as error:
+            self._error = error
+            self._add_text(self._detector.interrupt())
+            return
+        calls: tuple[ToolCall, ...] = ()
+        if finish != "refusal":
+            calls = (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
+        text, written = self._detector.finish(may_call=not calls and finish != "refusal")
+        self._add_text(text)
+        self._ending = finish, calls or written
 
     def _note_finish(self, value: object) -> None:
         if self._finish_word is None:
@@ -341,7 +389,7 @@ class StreamParser:
 
     def _check_whole(self, finish: FinishReason, *, text: str, thought: str, calls: tuple[ToolCall, ...]) -> None:
         """An answer with nothing in it is an error, unless it says itself why."""
-        if text or calls or finish == "refusal":
+        if text.strip() or calls or finish == "refusal":
             return
         who = self._origin.endpoint
         if finish == "length":

@@ -1,4 +1,4 @@
-"""Reasoning beside the answer, in every field it is known to come in, and content that comes in parts. Pure."""
+"""Reasoning beside the answer, in every field that it comes in, and content in parts."""
 
 from __future__ import annotations
 
@@ -53,10 +53,12 @@ def details_text(details: object) -> str:
 
 
 class ReasoningDetails:
-    """`reasoning_details` of a stream, put together as they are to be sent back."""
+    """`reasoning_details` of a stream, put together as they are to be sent back. `size`: characters in them."""
 
     def __init__(self) -> None:
         self._items: list[dict[str, object]] = []
+        self._growing: dict[str, list[str]] = {}
+        self.size = 0
 
     def add(self, details: object) -> None:
         """Take the list of one delta: an item goes on where the last one has its index and type."""
@@ -65,18 +67,26 @@ class ReasoningDetails:
                 continue
             last = self._items[-1] if self._items else None
             if last is None or any(last.get(key) != item.get(key) for key in ("index", "type")) or "index" not in item:
-                self._items.append(dict(item))
-                continue
+                self._join()
+                self._items.append(last := {})
             for key, value in item.items():
-                before = last.get(key)
-                if key in _GROWING and isinstance(value, str) and isinstance(before, str):
-                    last[key] = before + value
-                elif value is not None:
+                self.size += len(key) + len(str(value))
+                if key in _GROWING and isinstance(value, str):
+                    last.setdefault(key, "")
+                    self._growing.setdefault(key, []).append(value)
+                elif value is not None or key not in last:
                     last[key] = value
 
     def opaque(self) -> dict[str, object]:
         """The field to send back, empty if there was none."""
+        self._join()
         return {"reasoning_details": self._items} if self._items else {}
+
+    def _join(self) -> None:
+        """Put the pieces of the last item together."""
+        for key, pieces in self._growing.items():
+            self._items[-1][key] = "".join(pieces)
+        self._growing = {}
 
 
 def _text_of(value: object) -> str:

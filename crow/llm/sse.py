@@ -1,21 +1,22 @@
 """Server-sent events: response bytes in, the `data` of each event out.
 
-Strategy: the decoding rules of WHATWG HTML 9.2.6, incrementally: whole lines are cut out of what arrived (C speed,
-linear time), a rest without its line end waits. Bytes are decoded per event, invalid UTF-8 becomes U+FFFD. Event
-names, ids and retry times carry nothing for chat completions and are dropped. Knows nothing of JSON or of models.
+The decoding rules of WHATWG HTML 9.2.6, incrementally: whole lines are cut out of what arrived, a rest without its
+line end waits. Bytes are decoded per event, invalid UTF-8 becomes U+FFFD. Event names, ids and retry times carry
+nothing for chat completions and are dropped.
 """
 
 from __future__ import annotations
 
-from crow.domain.errors import ProtocolError
+from crow.domain.errors import AnswerTooLong
 
-__all__ = ["EventTooLarge", "SseDecoder"]
+__all__ = ["MAX_EVENT_BYTES", "EventTooLarge", "SseDecoder"]
 
-MAX_EVENT_BYTES = 64 * 1024 * 1024
+MAX_EVENT_BYTES = 8 * 1024 * 1024
+"""Twice the characters that are taken of one answer; a line without end is held up to this."""
 _BOM = b"\xef\xbb\xbf"
 
 
-class EventTooLarge(ProtocolError):
+class EventTooLarge(AnswerTooLong):
     """One event (or one line) is larger than the decoder's bound."""
 
 
@@ -25,14 +26,13 @@ class SseDecoder:
     Events without data are not events. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
     """
 
-    __slots__ = ("_at_start", "_data", "_data_bytes", "_max_bytes", "_rest", "_rest_bytes", "_skip_lf")
+    __slots__ = ("_at_start", "_data", "_data_bytes", "_max_bytes", "_rest", "_skip_lf")
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
         self._at_start = True
         self._skip_lf = False
-        self._rest: list[bytes] = []
-        self._rest_bytes = 0
+        self._rest = bytearray()
         self._data: list[bytes] = []
         self._data_bytes = 0
 
@@ -58,9 +58,8 @@ class SseDecoder:
             rest = piece[end:]
             piece = piece[:end]
         if self._rest:
-            piece = b"".join((*self._rest, piece))
+            piece = bytes(self._rest) + piece
             self._rest.clear()
-            self._rest_bytes = 0
         events = self._events_of(piece.splitlines())
         if rest:
             self._keep(rest)
@@ -68,15 +67,13 @@ class SseDecoder:
 
     def finish(self) -> list[str]:
         """The bytes have ended: the last event, if its blank line never came (it may be cut anywhere)."""
-        lines = [b"".join(self._rest), b""] if self._rest else [b""]
+        lines = [bytes(self._rest), b""] if self._rest else [b""]
         self._rest.clear()
-        self._rest_bytes = 0
         return self._events_of(lines)
 
     def _without_bom(self, piece: bytes) -> bytes:
-        piece = b"".join((*self._rest, piece))
+        piece = bytes(self._rest) + piece
         self._rest.clear()
-        self._rest_bytes = 0
         if len(piece) < len(_BOM) and _BOM.startswith(piece):
             if piece:
                 self._keep(piece)
@@ -85,33 +82,37 @@ class SseDecoder:
         return piece.removeprefix(_BOM)
 
     def _keep(self, rest: bytes) -> None:
-        self._rest.append(rest)
-        self._rest_bytes += len(rest)
+        self._rest += rest
         self._check_size()
 
     def _events_of(self, lines: list[bytes]) -> list[str]:
         events: list[str] = []
         data = self._data
         for line in lines:
-            if line.startswith(b"data:"):
-                value = line[6:] if line.startswith(b"data: ") else line[5:]
-                data.append(value)
-                self._data_bytes += len(value)
-                if self._data_bytes > self._max_bytes:
-                    self._check_size()
-            elif not line:
+            if not line:
                 if data:
                     text = (data[0] if len(data) == 1 else b"\n".join(data)).decode("utf-8", "replace")
                     data.clear()
                     self._data_bytes = 0
                     if text:
                         events.append(text)
+                continue
+            if line.startswith(b"data: "):
+                data.append(line[6:])
+            elif line.startswith(b"data:"):
+                data.append(line[5:])
             elif line == b"data":
                 data.append(b"")
+            else:
+                continue
+            self._data_bytes += len(line)
+            if self._data_bytes > self._max_bytes:
+                self._check_size()
         return events
 
     def _check_size(self) -> None:
-        if self._rest_bytes + self._data_bytes > self._max_bytes:
+        if len(self._rest) + self._data_bytes > self._max_bytes:
             raise EventTooLarge(
-                f"The endpoint sent one event of more than {self._max_bytes:,} bytes; that is no chat completion."
+                f"The endpoint sent more than {self._max_bytes:,} bytes as one event, which is no chat completion. "
+                "Check the base URL and the server's log."
             )

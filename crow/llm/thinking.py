@@ -1,9 +1,8 @@
 """Reasoning written into the answer itself, as `<think>...</think>` at its start.
 
-Strategy: a small state machine over pieces, which holds back only what may still become a tag. A tag counts at the
-start of the answer alone; spoken of later it is text. Tokens that some formats put around the answer fall away there
-too. An answer that holds only the closing tag cannot be told apart while it streams: `split_headless` does it at the
-end, and only where it is plain.
+Only what may still become a tag is held back. A tag counts at the start of the answer alone; spoken of later it is
+text, and so is a closing tag without an opening one: what stands before it was shown already, and the templates of the
+models that write such answers cut it off themselves. Tokens that some formats put around the answer fall away.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-__all__ = ["ThinkSplitter", "split_headless", "without_end_tokens"]
+__all__ = ["ThinkSplitter"]
 
 _THINK_ENDS = ("</think>", "</thinking>")
 _TAGS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -43,11 +42,9 @@ _DRESS = (
 
 _BEGINNINGS = (*(opening for opening, _ in _TAGS), *_DRESS)
 _LONGEST = max(map(len, _BEGINNINGS))
-_END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
 _MOST_BLANKS = 4096
 _PIECE_CHARS = 16_384
 """What is read at once: each tag that is read copies what follows it."""
-_LONE_CLOSE = re.compile(r"</think>[ \t]*(?:\r?\n|$)")
 
 
 class ThinkSplitter:
@@ -66,6 +63,11 @@ class ThinkSplitter:
         self._spoken = False
         self.found = False
         self.is_dressed = False
+
+    @property
+    def held(self) -> str:
+        """What waits to be decided."""
+        return self._held
 
     @property
     def in_text(self) -> bool:
@@ -139,31 +141,6 @@ class ThinkSplitter:
 
 
 _END_OF = {ends: re.compile("|".join(map(re.escape, ends)), re.IGNORECASE) for _, ends in _TAGS}
-
-
-def split_headless(text: str) -> tuple[str, str] | None:
-    """`(thought, answer)` of a text whose reasoning has only its closing tag, None if that is not plain.
-
-    Plain means: the first `</think>` ends its line and stands in no code, no other tag comes, and an answer follows.
-    """
-    match = _LONE_CLOSE.search(text)
-    if match is None:
-        return None
-    before, after = text[: match.start()], text[match.end() :]
-    line = before[before.rfind("\n") + 1 :]
-    is_code = line.count("`") % 2 == 1 or before.count("```") % 2 == 1 or before.count("~~~") % 2 == 1
-    if is_code or "<think" in before or "</think>" in before or "</think>" in after or not after.strip():
-        return None
-    return before.strip(), after.lstrip()
-
-
-def without_end_tokens(text: str) -> str:
-    """`text` without the tokens that end it in the formats whose beginning falls away."""
-    shorter = text.rstrip()
-    while shorter.endswith(_END_TOKENS):
-        shorter = shorter[: shorter.rindex("<|")].rstrip()
-        text = shorter
-    return text
 
 
 def _overlap(text: str, tag: str) -> int:

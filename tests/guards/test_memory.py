@@ -115,8 +115,7 @@ def test_a_stream_leaves_its_text_and_nothing_else_for_each_chunk() -> None:
     decoder, parser = SseDecoder(), StreamParser(())
     with watched() as memory:
         for piece in burst:
-            for event in decoder.feed(piece):
-                parser.feed(event)
+            parser.feed(decoder.feed(piece))
         pieces = memory.held
         assert parser.partial().text == text
     assert pieces <= CHUNKS * 80  # a string of a few characters, and its place in a list

@@ -55,7 +55,7 @@ async def test_tool_calls_streamed_through_the_gateway_run_and_their_results_go_
     [
         ("limited", "asks to slow down: litellm.RateLimitError"),
         ("broken", "has trouble: litellm.InternalServerError"),
-        ("overflowing", "does not fit overflowing"),
+        ("overflowing", 'too long for the model "overflowing"'),
         ("filtered", "content filter"),
         ("nowhere", "It offers"),
     ],

@@ -61,20 +61,20 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
     failure: ModelError | None = None
     try:
         for piece in pieces:
-            for event in decoder.feed(piece):
-                note(parser.feed(event))
-        for event in decoder.finish():
-            try:
-                note(parser.feed(event))
-            except ModelError as error:
-                if "no JSON" not in str(error):
-                    raise
+            note(parser.feed(decoder.feed(piece)))
+        try:
+            note(parser.feed(decoder.finish()))
+        except ModelError as error:
+            if "no JSON" not in str(error):
+                raise
         note(parser.flush())
         answer = parser.finish()
     except ModelError as error:
         failure = error
-    assert parser.partial().text == "".join(texts)
-    assert parser.partial().thought == "".join(thoughts)
+        note(parser.flush())
+    shown = ("".join(texts), "".join(thoughts))
+    assert (parser.partial().text, parser.partial().thought) == shown
+    assert answer is None or (answer.text, answer.thought) == shown
     return Outcome(answer=answer, error=failure, text="".join(texts), thought="".join(thoughts))
 
 

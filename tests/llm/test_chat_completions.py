@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ import anyio
 import pytest
 
 from crow.domain.errors import (
+    AnswerTooLong,
     AuthError,
     BadRequest,
     ContextOverflow,
@@ -23,10 +25,11 @@ from crow.domain.errors import (
     RateLimited,
 )
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, Usage, UserMessage
-from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
+from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta, exchange
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint, Timeouts
 from crow.llm.exchange import Pace
+from crow.llm.parser import MOST_CHARS
 from tests.support.fake_endpoint import (
     CUT,
     HANG,
@@ -50,7 +53,9 @@ ASK = Request(
     cache_key="session-1",
 )
 USAGE = Usage(input_tokens=10, output_tokens=5)
+PATIENT = Timeouts()
 QUICK = Timeouts(connect_s=2, first_byte_s=0.3, idle_s=0.15, grace_s=0.1)
+"""For tests in which the server stalls."""
 
 
 class Memory:
@@ -86,7 +91,7 @@ async def asking(
     *,
     memory: Memory | None = None,
     waits: Waits | None = None,
-    timeouts: Timeouts = QUICK,
+    timeouts: Timeouts = PATIENT,
     api_key: str | None = None,
     window: int | None = None,
 ) -> AsyncIterator[ChatCompletions]:
@@ -359,7 +364,7 @@ async def test_a_stream_that_just_ends_is_incomplete() -> None:
 
 
 async def test_a_stall_after_text_is_given_up() -> None:
-    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=QUICK) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
         error, deltas, _ = await failure_of(model)
         await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
@@ -370,7 +375,7 @@ async def test_a_stall_after_text_is_given_up() -> None:
 
 
 async def test_a_stall_before_the_first_event_is_tried_once_more() -> None:
-    async with FakeEndpoint(otherwise=Reply(steps=(HANG,))) as endpoint, asking(endpoint) as model:
+    async with FakeEndpoint(otherwise=Reply(steps=(HANG,))) as endpoint, asking(endpoint, timeouts=QUICK) as model:
         error, _, _ = await failure_of(model)
         assert len(endpoint.asked) == 2
     assert isinstance(error, ModelTimeout)
@@ -378,26 +383,84 @@ async def test_a_stall_before_the_first_event_is_tried_once_more() -> None:
 
 async def test_keep_alives_are_life() -> None:
     pings: tuple[bytes | float, ...] = (b": ping\n\n", 0.1) * 4
-    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=QUICK) as model:
         endpoint.script(Reply(steps=(*pings, sse(chunk({"content": "ok"}), chunk(finish="stop")))))
         assert (await ask(model))[1].text == "ok"
 
 
 async def test_after_the_finish_reason_the_answer_does_not_wait_for_done() -> None:
-    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=QUICK) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "All"}, finish="stop"), done=False), HANG)))
         assert (await ask(model))[1] == Answer(text="All")
 
 
 async def test_usage_after_the_finish_reason_is_waited_for() -> None:
-    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=QUICK) as model:
         late = sse(usage(), done=False)
         endpoint.script(Reply(steps=(sse(chunk({"content": "All"}, finish="stop"), done=False), 0.03, late, HANG)))
         assert (await ask(model))[1] == Answer(text="All", usage=USAGE)
 
 
+async def test_chunks_that_arrived_together_are_one_delta() -> None:
+    pieces = [f"t{number} " for number in range(1000)]
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        chunks = tuple(sse(chunk({"content": piece}), done=False) for piece in pieces)
+        endpoint.script(Reply(steps=(chunks, sse(chunk(finish="stop")))))
+        deltas, answer = await ask(model)
+    assert words(deltas) == answer.text == "".join(pieces)
+    assert len(deltas) <= 100
+
+
+async def test_a_stream_that_breaks_after_text_gives_out_what_was_held_back() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "Half of a <"}), done=False), CUT)))
+        error, deltas, partial = await failure_of(model)
+    assert isinstance(error, NetworkError)
+    assert words(deltas) == partial.text == "Half of a <"
+
+
+async def test_a_stream_that_breaks_while_all_of_it_is_held_back_is_asked_again() -> None:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(Reply(steps=(sse(chunk({"content": "<tool_call>"}), done=False), CUT)), text("ok"))
+        deltas, answer = await ask(model)
+    assert [type(delta) for delta in deltas] == [Retrying, TextDelta]
+    assert answer.text == words(deltas) == "ok"
+
+
+async def test_an_answer_without_end_is_stopped_and_not_asked_again() -> None:
+    piece = sse(chunk({"content": "twigs " * 10_000}), done=False)
+    async with FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint, asking(endpoint) as model:
+        error, deltas, partial = await failure_of(model)
+        await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
+        assert (len(endpoint.asked), endpoint.asked[0].left.is_set()) == (1, True)
+    assert isinstance(error, AnswerTooLong)
+    assert str(error).startswith(f"The answer of {endpoint.base_url} was stopped at 4,000,000 characters")
+    assert words(deltas) == partial.text
+    assert len(partial.text) == MOST_CHARS
+
+
+@pytest.mark.parametrize("piece", [b"data: " + b"x" * 100_000, b": ping\n\n" * 10_000], ids=["a line", "comments"])
+async def test_a_body_without_any_event_is_stopped_and_not_asked_again(piece: bytes) -> None:
+    async with FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint, asking(endpoint) as model:
+        error, _, _ = await failure_of(model)
+        assert len(endpoint.asked) == 1
+    assert isinstance(error, AnswerTooLong)
+    assert "more than 8,388,608 bytes" in str(error)
+
+
+async def test_events_that_say_nothing_are_stopped_after_a_billion_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MOST_BYTES", 1_000_000)
+    piece = sse(chunk({}), done=False)
+    async with FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint, asking(endpoint) as model:
+        error, deltas, _ = await failure_of(model)
+        assert len(endpoint.asked) == 1
+    assert isinstance(error, AnswerTooLong)
+    assert "more than 1,000,000 bytes" in str(error)
+    assert deltas == []
+
+
 async def test_cancelling_closes_the_connection_at_once() -> None:
-    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=Timeouts()) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
         started = anyio.Event()
 
@@ -416,7 +479,7 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
 
 
 async def test_leaving_the_block_early_closes_the_connection() -> None:
-    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=Timeouts()) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
         async with model.stream(ASK) as stream:
             assert await anext(aiter(stream)) == TextDelta(text="Half")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
 import random
 from typing import Any
@@ -10,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crow.domain.errors import AnswerTooLong
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.calls import new_call_id
-from crow.llm.parser import StreamParser
+from crow.llm.parser import MOST_CHARS, StreamParser
 from crow.llm.thinking import ThinkSplitter
 from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of
 
@@ -103,28 +106,79 @@ def test_arguments_in_any_split_are_the_same_object(data: str) -> None:
     size = max(1, len(data) % 7)
     for at in range(0, len(text), size):
         fragment = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": text[at : at + size]}}
-        parser.feed(json.dumps({"choices": [{"delta": {"tool_calls": [fragment]}}]}))
-    parser.feed("[DONE]")
+        parser.feed([json.dumps({"choices": [{"delta": {"tool_calls": [fragment]}}]})])
+    parser.feed(["[DONE]"])
     (call,) = parser.finish().calls
     assert (json.loads(call.arguments), call.fault) == (json.loads(json.dumps(wanted)), None)
 
 
 def test_the_first_piece_is_given_out_at_once() -> None:
     parser = StreamParser()
-    assert parser.feed('{"choices":[{"delta":{"content":"Hi"}}]}') == [TextDelta(text="Hi")]
-    assert parser.feed('{"choices":[{"delta":{"content":"<think>"}}]}') == [TextDelta(text="<think>")]
+    assert parser.feed(['{"choices":[{"delta":{"content":"Hi"}}]}']) == [TextDelta(text="Hi")]
+    assert parser.feed(['{"choices":[{"delta":{"content":"<think>"}}]}']) == [TextDelta(text="<think>")]
 
 
 def test_thoughts_come_before_the_text_of_the_same_delta() -> None:
     parser = StreamParser()
-    deltas = parser.feed('{"choices":[{"delta":{"content":"A","reasoning_content":"T"}}]}')
+    deltas = parser.feed(['{"choices":[{"delta":{"content":"A","reasoning_content":"T"}}]}'])
     assert deltas == [ThoughtDelta(text="T"), TextDelta(text="A")]
 
 
 def test_a_partial_answer_has_no_calls_and_is_interrupted() -> None:
     parser = StreamParser(tuple(TOOLS.values()))
-    parser.feed('{"choices":[{"delta":{"content":"Now","tool_calls":[{"id":"a","function":{"name":"shell"}}]}}]}')
+    parser.feed(['{"choices":[{"delta":{"content":"Now","tool_calls":[{"id":"a","function":{"name":"shell"}}]}}]}'])
     assert parser.partial() == Answer(text="Now", finish="interrupted")
+
+
+ENDLESS = {
+    "text": {"content": "twigs " * 1000},
+    "a thought in its own field": {"reasoning_content": "twigs " * 1000},
+    "a thought in tags": {"content": "<think>" + "twigs " * 1000},
+    "details": {"reasoning_details": [{"type": "reasoning.encrypted", "index": 0, "data": "twigs " * 1000}]},
+    "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "shell", "arguments": "twigs " * 1000}}]},
+    "a call with ever new members": {"tool_calls": [{"index": 0, "id": "a", "extra": "twigs " * 1000}]},
+    "a call in text": {"content": '<tool_call>{"name": "shell", "arguments": {"command": "' + "twigs " * 1000},
+    "an old call": {"function_call": {"name": "shell", "arguments": "twigs " * 1000}},
+}
+
+
+@pytest.mark.parametrize("delta", ENDLESS.values(), ids=ENDLESS)
+def test_of_an_answer_without_end_so_much_is_taken_and_no_more(delta: dict[str, Any]) -> None:
+    parser = StreamParser(tuple(TOOLS.values()))
+    parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
+    event = json.dumps({"choices": [{"delta": delta}]})
+    with pytest.raises(AnswerTooLong, match="stopped at 4,000,000 characters"):
+        collections.deque(map(parser.feed, itertools.repeat([event], 1000)))
+    parser.flush()
+    shown = parser.partial()
+    assert shown.text.startswith("Now. ")
+    assert len(shown.text) + len(shown.thought) <= MOST_CHARS
+    with pytest.raises(AnswerTooLong):
+        parser.finish()
+
+
+def test_fragments_that_each_have_another_id_are_one_call_of_any_size() -> None:
+    parser = StreamParser(tuple(TOOLS.values()))
+    text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * 16_000})
+    fragments = [
+        {"id": f"id{at}", "function": {"arguments": text[at : at + 4], **({} if at else {"name": "write_file"})}}
+        for at in range(0, len(text), 4)
+    ]
+    for fragment in fragments:
+        parser.feed([json.dumps({"choices": [{"delta": {"tool_calls": [fragment]}}]})])
+    parser.feed(["[DONE]"])
+    (call,) = parser.finish().calls
+    assert json.loads(call.arguments) == json.loads(text)
+
+
+def test_details_of_reasoning_in_many_pieces_are_put_together_in_linear_time() -> None:
+    parser = StreamParser()
+    event = {"choices": [{"delta": {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "twigs "}]}}]}
+    for _ in range(50_000):
+        parser.feed([json.dumps(event)])
+    parser.feed(['{"choices":[{"delta":{"content":"A"},"finish_reason":"stop"}]}'])
+    (item,) = parser.finish().opaque["reasoning_details"]
+    assert item == {"type": "reasoning.text", "index": 0, "text": "twigs " * 50_000}
 
 
 def test_minted_ids_are_nine_letters_or_digits() -> None:
@@ -172,5 +226,5 @@ def test_an_answer_of_nothing_but_one_thing_is_read_in_linear_time(filler: str) 
     text = "wait " + filler * (100_000 // len(filler)) + "."
     chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
     parser = StreamParser(tuple(TOOLS.values()))
-    parser.feed(json.dumps(chunk))
+    parser.feed([json.dumps(chunk)])
     assert parser.finish().text == text

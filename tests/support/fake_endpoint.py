@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -84,10 +84,10 @@ HANG = _Step()
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One HTTP response. `steps`: bytes are written (one chunk each), numbers are seconds to wait, the server stops at
-    gates, `CUT` and `HANG` end it."""
+    """One HTTP response. `steps`, perhaps without end: bytes are written (one chunk each; a tuple of bytes in one
+    write), numbers are seconds to wait, the server stops at gates, `CUT` and `HANG` end it."""
 
-    steps: tuple[bytes | float | Gate | _Step, ...] = ()
+    steps: Iterable[bytes | tuple[bytes, ...] | float | Gate | _Step] = ()
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=lambda: SSE)
 
@@ -254,8 +254,9 @@ class FakeEndpoint:
                 match step:
                     case b"":
                         pass
-                    case bytes():
-                        writer.write(f"{len(step):x}\r\n".encode() + step + b"\r\n")
+                    case bytes() | tuple():
+                        chunks = (step,) if isinstance(step, bytes) else step
+                        writer.write(b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks))
                         await writer.drain()
                     case Gate():
                         await step.pass_through()
@@ -311,6 +312,9 @@ async def _watching(request: Recorded, writer: asyncio.StreamWriter) -> AsyncIte
     watcher = asyncio.create_task(watch())
     try:
         yield
+    except ConnectionError:
+        request.left.set()
+        raise
     finally:
         watcher.cancel()
 

@@ -1,0 +1,200 @@
+"""Tool calls written as text: what is held back while it is undecided, and for how long."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from crow.llm.leaked import CallDetector
+from tests.llm.streams import TOOLS
+
+ROOT = Path(__file__).parents[2]
+TOKEN = re.compile(r"\s?\w{1,6}|\s+|[^\w\s]{1,3}")
+
+HTML = """<!DOCTYPE html>
+<html lang="en">
+<head><title>Nests</title><style>body { margin: 0 }</style></head>
+<body>
+<table><tr><td>1</td><td>a &lt; b</td></tr></table>
+<form action="/x"><input type="text" name="q"><button>Go</button></form>
+<footer>The <i>end</i> of <s>all</s> <small>things</small></footer>
+</body>
+</html>
+"""
+XML = """<?xml version="1.0"?>
+<project xmlns="urn:example:nests">
+  <dependencies>
+<dependency><groupId>twigs</groupId><artifactId>string</artifactId></dependency>
+  </dependencies>
+<parameters><parameter name="a">b</parameter></parameters>
+</project>
+"""
+LISTS = (
+    "- [ ] twigs\n- [x] string\n\nSee [the nest](nest.md), [T1] and [1], where a < b and b > c; List<int> too.\n" * 20
+)
+RECORDS = json.dumps([{"id": number, "name": "Ann", "type": "user", "tag": "a"} for number in range(50)], indent=1)
+
+
+def detector() -> CallDetector:
+    return CallDetector(TOOLS, mint=lambda: "minted")
+
+
+def of_project(path: str) -> str:
+    return (ROOT / path).read_text("utf-8")
+
+
+def fenced(label: str, code: str) -> str:
+    return f"```{label}\n{code}\n```\n"
+
+
+ANSWERS = {
+    "prose and Markdown": of_project("README.md"),
+    "more prose": of_project("CHANGELOG.md"),
+    "tables": of_project("BENCHMARKS.md"),
+    "Python": of_project("crow/agent/turn.py"),
+    "JavaScript": of_project("tests/interop/sdk.mjs"),
+    "fenced Python": fenced("python", of_project("crow/frontend/live.py")),
+    "fenced HTML": fenced("html", HTML * 20),
+    "fenced XML": f"Like this:\n\n{fenced('xml', XML * 20)}",
+    "fenced JSON": fenced("json", of_project("schemas/config.schema.json")),
+    "JSON": of_project("schemas/config.schema.json"),
+    "records": RECORDS,
+}
+BRACKETS = {"lists and links": LISTS, "HTML": HTML * 20, "XML": XML * 20, "TOML": of_project("pyproject.toml")}
+
+
+def delays(pieces: list[str]) -> list[int]:
+    """How many pieces later than it came each character was given out, of those that were delayed."""
+    watched, came, late = detector(), [], []
+    given = 0
+    for number, piece in enumerate(pieces):
+        came += [number] * len(piece)
+        after = given + len(watched.feed(piece))
+        late += [number - came[at] for at in range(given, after) if came[at] < number]
+        given = after
+    assert given == len(came)
+    return late
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("cut", [list, TOKEN.findall], ids=["characters", "tokens"])
+def test_ordinary_answers_are_practically_not_delayed(name: str, cut: object) -> None:
+    assert callable(cut)
+    text = ANSWERS[name]
+    late = delays(cut(text))
+    assert len(late) <= max(40, len(text) * 0.002)
+    assert max(late, default=0) <= 40
+
+
+@pytest.mark.parametrize("name", BRACKETS)
+def test_of_text_full_of_brackets_only_what_begins_like_a_marker_waits_for_the_next_piece(name: str) -> None:
+    text = BRACKETS[name]
+    brackets = text.count("<") + text.count("[")
+    for late in (delays(list(text)), delays(TOKEN.findall(text))):
+        assert len(late) <= 1.5 * brackets
+        assert max(late) <= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("<tool_call> is the tag that Qwen writes.", ""),
+        ("It writes <tool_call> around it.", ""),
+        ("`<tool_call>{", ""),
+        ("```\n<tool_call>{", ""),
+        ("    <tool_call>{", ""),
+        ("> <tool_call>{", ""),
+        ("<tool_call>{'path': 1} is wrong.", ""),
+        ('<tool_call>{"name": "list_files", "arguments": {}}</tool_call>\nis what it writes.', ""),
+        ('<tool_call>{"name": "rm_rf", "arguments": {}}</tool_call>', ""),
+        ("<function=rm_rf>\n<parameter=path>" + "twigs " * 40, ""),
+        ("<function_name> is a tag of its own.", ""),
+        ("a < b, a <= b, a[i] <| b", ""),
+        ("[TODO] and [Tools]", ""),
+        ("<|im_start|>user", ""),
+        ('{"name": "crow", "version": "1.0"}', ""),
+        ('{"name": "shell", "version": "1.0"}', ""),
+        ('{"id": 7, "total": 3}', ""),
+        ('[{"id": 7, "total": 3}]', ""),
+        ("[list_of_things()]", ""),
+        ("[link](nest.md)", ""),
+        ("```json\n{\"total\": 3}", ""),
+        ("```python\nprint(1)", ""),
+        ("functional programs", ""),
+        ("to be or not", ""),
+        ("Now. <", "<"),
+        ("Now.\n<tool_c", "<tool_c"),
+        ("Now: <tool_call>", "<tool_call>"),
+        ("Now.[TOOL_CALLS]read_file[ARGS]{", "[TOOL_CALLS]read_file[ARGS]{"),
+        ('Now.\n<tool_call>{"name": "list_files"', '<tool_call>{"name": "list_files"'),
+        ("\n\n<function=shell>\n<parameter=command>\nls", "\n\n<function=shell>\n<parameter=command>\nls"),
+        ('{"name": "read_file", "arguments": {"path"', '{"name": "read_file", "arguments": {"path"'),
+        ("[read_file(path=", "[read_file(path="),
+        ("```json\n{\"name\": \"read_", "```json\n{\"name\": \"read_"),
+        ("to=functions.read_file<|channel|>commentary", "to=functions.read_file<|channel|>commentary"),
+    ],
+)  # fmt: skip
+def test_only_what_may_become_a_call_is_held_back(text: str, held: str) -> None:
+    for pieces in ([text], list(text)):
+        watched = detector()
+        given = "".join(map(watched.feed, pieces))
+        assert (given, watched.held) == (text.removesuffix(held), held)
+
+
+def test_an_example_that_the_answer_goes_on_after_is_given_out_long_before_its_end() -> None:
+    call = json.dumps({"name": "write_file", "arguments": {"path": "x", "content": "twigs " * 1000}})
+    example = f"<tool_call>{call}</tool_call>\n"
+    watched, given = detector(), ""
+    for piece in [*re.findall(r".{1,20}", example, re.DOTALL), *["And so on. "] * 600]:
+        given += watched.feed(piece)
+    assert given.startswith(example)
+    assert watched.held == ""
+
+
+def test_after_twenty_places_that_were_no_call_nothing_is_held_back() -> None:
+    watched = detector()
+    given = "".join(watched.feed(f"<tool_call> no {number}\n") for number in range(20))
+    assert watched.feed("<tool_call>{") == "<tool_call>{"
+    assert given == "".join(f"<tool_call> no {number}\n" for number in range(20))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('Now.\n<tool_call>\n{"name": "write_file", "argu', "Now.\n"),
+        ("Now.\n<tool_call>\n{", "Now.\n"),
+        ('{"name": "read_file", "arguments": {"pa', ""),
+        ("Now.\n<tool_c", "Now.\n<tool_c"),
+        ("a <", "a <"),
+        ('{"na', '{"na'),
+    ],
+)
+def test_of_a_broken_stream_half_a_call_is_dropped_and_all_else_is_text(text: str, kept: str) -> None:
+    watched = detector()
+    assert watched.feed(text) + watched.interrupt() == kept
+    assert watched.held == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('<tool_call>\n{"name": "write_file", "arguments": {"path": "x", "content": "', '"}}\n</tool_call>'),
+        ('{"name": "write_file", "arguments": {"path": "x", "content": "', '"}}'),
+        ("<function=write_file>\n<parameter=path>x</parameter>\n<parameter=content>\n", "\n</parameter>\n</function>"),
+    ],
+    ids=["marked JSON", "bare JSON", "tags"],
+)
+def test_a_call_of_900_kilobytes_in_small_pieces_is_whole(before: str, after: str) -> None:
+    """What is examined again with each piece would take minutes here."""
+    content = "The nest is built of twigs. " * (900_000 // 28)
+    watched = detector()
+    shown = watched.feed(before)
+    for at in range(0, len(content), 5):
+        shown += watched.feed(content[at : at + 5])
+    shown += watched.feed(after)
+    rest, (call,) = watched.finish(may_call=True)
+    assert shown + rest == ""
+    assert json.loads(call.arguments) == {"path": "x", "content": content}
