@@ -34,17 +34,23 @@ from crow.store.exchange import (
     renumbered,
 )
 from crow.store.paths import entries_of
+from crow.store.rows import missing_entry
 
 __all__ = ["Chosen", "Lines", "choose", "family", "next_entries"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending."""
+    """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending.
 
+    Those of them in `missing` are named by others, but are not in the database, which is damaged.
+    """
+
+    conversation: int
     head: tuple[ConversationRecord | SessionRecord, ...]
     moves: tuple[MoveRecord, ...]
     ids: array[int]
+    missing: frozenset[int]
     sessions: frozenset[str]
 
 
@@ -79,7 +85,7 @@ class Lines:
                     yield self._counted(line_of(blob_record(name, data)))
             record = EntryRecord(
                 id=_number(chosen.ids, entry.id),
-                parent=None if entry.parent is None else _number(chosen.ids, entry.parent),
+                parent=None if entry.parent is None or entry.parent >= entry.id else _number(chosen.ids, entry.parent),
                 session=entry.session if entry.session in chosen.sessions else None,
                 turn=entry.turn,
                 model=entry.model,
@@ -127,7 +133,11 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
 def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
     """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
-    ids = array("q", (row[0] for row in connection.execute(_NEEDED, chosen)))
+    ids, missing = array("q"), set()
+    for entry_id, is_missing in connection.execute(_NEEDED, chosen):
+        ids.append(entry_id)
+        if is_missing:
+            missing.add(entry_id)
     (created_ms,) = connection.execute("SELECT created_ms FROM conversations WHERE id = ?", (conversation,)).fetchone()
     rows = connection.execute(
         "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
@@ -150,6 +160,7 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
         chosen,
     )
     return Chosen(
+        conversation=conversation,
         head=(ConversationRecord(created_ms=created_ms), *records),
         moves=tuple(
             MoveRecord(
@@ -162,19 +173,24 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
             for session, from_leaf, to_leaf, reason, created_ms in moves
         ),
         ids=ids,
+        missing=frozenset(missing),
         sessions=frozenset(sessions),
     )
 
 
-def next_entries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-    """The first of the entries `ids`, and how many that took.
+def next_entries(connection: sqlite3.Connection, chosen: Chosen, start: int, most: int) -> tuple[list[Entry], int]:
+    """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took; words stand for those that
+    are missing.
 
     :raises StoreUnavailable: one was deleted meanwhile.
     """
+    ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
-    if len(found) < taken:
+    missing = chosen.missing.intersection(ids[:taken])
+    entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in missing)]
+    if len(entries) < taken:
         raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
-    return found, taken
+    return sorted(entries, key=lambda entry: entry.id), taken
 
 
 def _maybe_number(ids: array[int], entry: int | None) -> int | None:
@@ -202,7 +218,6 @@ _NEEDED = """
         UNION SELECT m.to_leaf FROM chosen JOIN moves m ON m.session = chosen.id
         UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
     )
-    SELECT id FROM entries
-    WHERE conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
-    ORDER BY id
+    SELECT n.id, e.id IS NULL FROM needed n LEFT JOIN entries e ON e.id = n.id AND e.conversation = :conversation
+    WHERE n.id IS NOT NULL ORDER BY n.id
 """

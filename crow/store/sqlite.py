@@ -39,7 +39,7 @@ from crow.store import (
 from crow.store.codec import encode, encode_parts
 from crow.store.database import Database, JournalMode
 from crow.store.owner import Owner, enlist, retire
-from crow.store.rows import session_row
+from crow.store.rows import missing_entry, session_row
 from crow.store.scan import scan
 from crow.store.search import search
 
@@ -163,12 +163,15 @@ class SqliteStore(Store):
         return await self._database.read(lambda sql: paths.tail(sql, session_id))
 
     async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
-        start = (await self.session(session_id)).leaf
+        row = await self.session(session_id)
+        start, missing = row.leaf, None
         newest_first = array("q")  # eight bytes an entry: a path may have a hundred thousand
         while start is not None:
-            ids, start = await self._database.read(_ids_before(start))
+            ids, start, missing = await self._database.read(_ids_before(start, row.conversation))
             newest_first.extend(ids)
         newest_first.reverse()
+        if missing is not None:
+            yield (missing_entry(missing, row.conversation, session_id),)
         done = 0
         while done < len(newest_first):
             batch, taken = await self._database.read(_entries_of(newest_first[done : done + _IDS_PER_READ]))
@@ -355,8 +358,10 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _ids_before(start: int) -> Callable[[sqlite3.Connection], tuple[list[int], int | None]]:
-    return lambda sql: paths.ids_before(sql, start, _IDS_PER_READ)
+def _ids_before(
+    start: int, conversation: int
+) -> Callable[[sqlite3.Connection], tuple[list[int], int | None, int | None]]:
+    return lambda sql: paths.ids_before(sql, start, _IDS_PER_READ, conversation=conversation)
 
 
 def _entries_of(ids: Sequence[int]) -> Callable[[sqlite3.Connection], tuple[tuple[Entry, ...], int]]:

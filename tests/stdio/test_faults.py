@@ -115,6 +115,30 @@ async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
     assert fingerprint(home)["crow.db"] == before["crow.db"]
 
 
+async def test_a_result_that_changed_on_disk_is_named_and_the_session_goes_on(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    (place / "number.txt").write_text("the number is seventeen\n")
+    endpoint.script(fake.calls(("read_file", {"path": "number.txt"})), fake.text("seen"), fake.text("again"))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "look")
+    database = home / "crow.db"
+    content = database.read_bytes()
+    changed = content.replace(b"the number is seventeen", b"the number is seventy-1")
+    assert changed != content
+    database.write_bytes(changed)
+    async with crow(endpoint=endpoint) as agent:
+        since = len(agent.log)
+        await reloaded(agent, session, place)
+        (update,) = agent.updates(session, "tool_call", since=since)
+        assert "could not be read: it is damaged: its checksum is wrong" in str(update["content"])
+        assert await agent.prompt(session, "go on") == {"stopReason": "end_turn"}
+        (told,) = [message["content"] for message in endpoint.asked[-1].body["messages"] if message["role"] == "tool"]
+        assert "could not be read: it is damaged: its checksum is wrong" in told
+        assert "seventy" not in str([logged.message for logged in agent.log[since:]])
+
+
 @pytest.mark.parametrize("mode", [0o500, 0o700])
 async def test_a_directory_or_file_that_cannot_be_written_is_named_and_left_as_it_is(
     crow: StartCrow, home: Path, place: Path, mode: int

@@ -414,8 +414,8 @@ async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
         connection.execute("UPDATE entries SET body = '{' WHERE id = ?", (entries[1].id,))
     await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
     _, unreadable, end = [entry.body for entry in await history(other, "s1")]
-    assert isinstance(unreadable, domain.Remark)
-    assert unreadable.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
+    assert isinstance(unreadable, domain.Assistant)
+    assert unreadable.text.startswith(f"[Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
     assert end == entries[2].body
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 
 __all__ = ["APPLICATION_ID", "FILES", "VERSION", "migrate", "schema"]
 
-FILES = ("0001_initial.sql", "0002_titles_by_number.sql", "0003_imports.sql", "0004_usage_once.sql")
+FILES = (
+    "0001_initial.sql",
+    "0002_titles_by_number.sql",
+    "0003_imports.sql",
+    "0004_usage_once.sql",
+    "0005_checksums.sql",
+)
 VERSION = len(FILES)
 
 APPLICATION_ID = int.from_bytes(b"crow", "big")
