@@ -21,11 +21,13 @@ import aiosqlite
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.fields import mend
-from crow.store.lock import locked
+from crow.store.lock import FileId, file_id, locked
 
-__all__ = ["Connection", "explained"]
+__all__ = ["Connection", "FileConnection", "FileGone", "explained"]
 
 T = TypeVar("T")
+
+_ATTEMPTS = 5
 
 _FUNCTION = "-- a function, given as the only parameter"
 
@@ -39,12 +41,14 @@ class Connection:
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, prepare: Callable[[], None], busy_timeout_s: float) -> Connection:
-        """Connect, after `prepare` was called in a thread.
+    async def open(
+        cls, path: Path, *, prepare: Callable[[], None], busy_timeout_s: float, how: str = "mode=rw"
+    ) -> Connection:
+        """Connect to a file that exists, after `prepare` was called in a thread; `how` is the query of SQLite's URI.
 
         :raises StoreUnavailable: it cannot be opened; what `prepare` raises is passed on.
         """
-        connection, failures = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s))
+        connection, failures = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s, how))
         await connection
         opened = cls(path, connection)
         if failures:
@@ -105,8 +109,14 @@ class _Outcome(sqlite3.Cursor):
         return [self.outcome]
 
 
-class _FunctionRunner(sqlite3.Connection):
-    """Executes statements, and functions in the place of statements."""
+class FileGone(Exception):
+    """The path of a database names another file than the one that is open, or none. Caught in the store."""
+
+
+class FileConnection(sqlite3.Connection):
+    """Executes statements, and functions in the place of statements. `file` is the file that is open; None: unknown."""
+
+    file: FileId | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         if sql is _FUNCTION:
@@ -126,7 +136,7 @@ def _mended(parameters: Any) -> Any:
 
 
 def _make(
-    path: Path, prepare: Callable[[], None], busy_timeout_s: float
+    path: Path, prepare: Callable[[], None], busy_timeout_s: float, how: str
 ) -> tuple[aiosqlite.Connection, list[sqlite3.Error]]:
     """A connection to be awaited, and where it then puts the error if it could not connect.
 
@@ -137,12 +147,24 @@ def _make(
 
     def connect() -> sqlite3.Connection:
         try:
-            return sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionRunner)
+            return _connected(path, busy_timeout_s, how)
         except sqlite3.Error as error:
             failures.append(error)
             return sqlite3.connect(":memory:")
 
     return aiosqlite.Connection(connect, iter_chunk_size=64), failures
+
+
+def _connected(path: Path, busy_timeout_s: float, how: str) -> FileConnection:
+    uri = f"{path.absolute().as_uri()}?{how}"
+    for _ in range(_ATTEMPTS):
+        before = file_id(path)
+        made = sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=FileConnection)
+        made.file = file_id(path)
+        if made.file == before:
+            return made
+        made.close()  # it was replaced in this very moment: which of the two is open?
+    raise sqlite3.OperationalError(f"{path} is replaced again and again")
 
 
 async def _in_daemon_thread(make: Callable[[], T]) -> T:

@@ -16,18 +16,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
-from crow.store.connection import Connection, explained
-from crow.store.lock import FileLock, Patience
+from crow.store.connection import Connection, FileConnection, FileGone, explained
+from crow.store.lock import FileId, FileLock, Patience, file_id
 from crow.store.migrations import APPLICATION_ID, VERSION, migrate
 from crow.store.together import Together, Turnstile, Work, do_each
 
-__all__ = ["Database", "JournalMode"]
+if TYPE_CHECKING:
+    from crow.store.rescue import Rescue
+
+__all__ = ["Database", "JournalMode", "make_directory"]
 
 T = TypeVar("T")
 
@@ -45,12 +48,17 @@ _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 
 
 class Database:
-    """The file at `path` and the connections to it."""
+    """The file at `path` and the connections to it.
 
-    def __init__(self, path: Path, writer: Connection, *, busy_timeout_s: float) -> None:
+    When that file is deleted or replaced, what is open is copied to a new file, and work goes on there. Whoever begins
+    something then hears of it; what is under way goes on.
+    """
+
+    def __init__(self, path: Path, writer: Connection, *, wanted: JournalMode, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
+        self._wanted: JournalMode = wanted
         self._writer = writer
         self._reader: Connection | None = None
         self._reader_lock = anyio.Lock()
@@ -61,6 +69,12 @@ class Database:
         self._together = Together()
         self._turnstile = Turnstile()
         self._is_closed = False
+        self._opened: FileId | None = None
+        self._shared: FileId | None = None
+        self._moving = anyio.Lock(fast_acquire=True)
+        self._moves = 0
+        self._news = ""
+        self._refusal = ""
         self.foreign_version = 0
         """Another number whenever other processes had written; as of the last transaction."""
 
@@ -74,35 +88,60 @@ class Database:
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
         writer = await Connection.open(path, prepare=lambda: _prepare(path), busy_timeout_s=busy_timeout_s)
-        database = cls(path, writer, busy_timeout_s=busy_timeout_s)
+        database = cls(path, writer, wanted=journal_mode, busy_timeout_s=busy_timeout_s)
         try:
-            database.journal_mode = await database._run(
-                writer, lambda connection: database._set_up(connection, journal_mode)
-            )
+            await database._run(writer, database._set_up)
         except BaseException:  # whoever fails to open closes what was opened
             await database.close()
             raise
         return database
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, begins: bool = False) -> T:
         """What `work` gives, called in a transaction, which is on disk when this returns. Others that wait at the same
         moment may share it.
 
         Anything `work` raises rolls `work` back. Cancelled before it began: nothing is written. Cancelled later: it is
         finished first, and its result returned, so that the caller never has to wonder; a task cancelled natively
         (`asyncio.Task.cancel`) does not learn the result, but the transaction is whole all the same.
+
+        `begins`: this begins something, so it is refused once when the file was deleted since the last such call, and
+        always when it was replaced.
         """
         await checkpoint_if_cancelled()
         self._check_open()
         with anyio.CancelScope(shield=True):
-            mine = self._together.add(work)
-            result = await self._run(self._writer, lambda connection: self._settle(connection, mine))
+            while True:
+                await self._settled()
+                if begins:
+                    self._tell()
+                moves = self._moves
+                try:
+                    result = await self._written(work)
+                    break
+                except FileGone:
+                    await self._move(moves)
             await self._turnstile.through()
         return result  # a type checker takes a scope for one that may swallow errors
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives, called on one snapshot of the database."""
-        return await self._run(await self._open_reader(), lambda connection: _snapshot(connection, work))
+    async def read(self, work: Callable[[sqlite3.Connection], T], *, begins: bool = False) -> T:
+        """What `work` gives, called on one snapshot of the database.
+
+        `begins`: somebody wants to see what there is, so it is refused when it finds that the file was deleted, and
+        always when it was replaced.
+        """
+        while True:
+            await self._settled()
+            if begins and self._refusal:
+                raise StoreUnavailable(self._refusal)
+            moves = self._moves
+            try:
+                reader = await self._open_reader()
+                return await self._run(reader, lambda connection: self._snapshot(connection, work))
+            except FileGone:
+                with anyio.CancelScope(shield=True):
+                    await self._move(moves)
+                if begins and self._news:
+                    raise StoreUnavailable(self._news) from None
 
     async def call(self, function: Callable[[], T]) -> T:
         """What `function` gives, called in the writer's thread: for what would block the event loop."""
@@ -127,12 +166,13 @@ class Database:
         self._is_closed = True
         self._patience.end()
         with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
-            try:
-                if self._reader is not None:
-                    await self._reader.close()
-                await self._writer.run(self._before_close)
-            finally:
-                await self._writer.close()
+            async with self._moving:
+                try:
+                    if self._reader is not None:
+                        await self._reader.close()
+                    await self._writer.run(self._before_close)
+                finally:
+                    await self._writer.close()
         if scope.cancelled_caught:
             logger.warning("%s: closing took longer than %g s and was given up", self.path, _CLOSE_S)
 
@@ -150,6 +190,65 @@ class Database:
                 raise
             raise explanation from error
 
+    async def _written(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        mine = self._together.add(work)
+        return await self._run(self._writer, lambda connection: self._settle(connection, mine))
+
+    async def _settled(self) -> None:
+        """Return when nobody moves to another file at the moment."""
+        if self._moving.locked():
+            async with self._moving:
+                pass
+
+    def _tell(self) -> None:
+        """:raises StoreUnavailable: the file was replaced, or deleted since the last call."""
+        news, self._news = self._news, ""
+        if news or self._refusal:
+            raise StoreUnavailable(self._refusal or news)
+
+    async def _move(self, moves: int) -> None:
+        """Go on in a copy of what is open, unless another did so since there were so many `moves`.
+
+        :raises StoreUnavailable: no copy can be made.
+        """
+        async with self._moving:
+            if self._moves != moves:
+                return
+            done = await self._writer.run(self._rescue)
+            if done.words:
+                logger.error("%s", done.words)
+                self._news = done.words
+            writer = await Connection.open(done.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
+            for connection in (self._writer, self._reader):
+                if connection is not None:
+                    await connection.close()  # what waits there fails, and is done again on the new file
+            self._lock.close()
+            self._lock = FileLock(done.path, self._patience)
+            self.path, self._writer, self._reader = done.path, writer, None
+            self._refusal = "" if done.is_in_place else done.words
+            self._moves += 1
+            self._checkpoint_at_bytes = _CHECKPOINT_BYTES
+            try:
+                await writer.run(self._set_up)
+            except sqlite3.Error as error:
+                raise explained(error, self.path, self._busy_timeout_s) from error
+
+    def _rescue(self, connection: sqlite3.Connection) -> Rescue:
+        from crow.store.rescue import rescue  # it builds on this module, and is hardly ever needed
+
+        assert self._opened is not None, "else nobody misses it"
+        return rescue(connection, self.path, self._opened, shared=self._shared, writing=self._writing)
+
+    def _check_in_place(self, connection: sqlite3.Connection) -> None:
+        """:raises FileGone: the path names another file than the one that `connection` has open, or none."""
+        if file_id(self.path) != _file_of(connection):
+            raise FileGone
+
+    def _check_named(self) -> None:
+        """:raises FileGone: the path names another file than the one that is written to, or none."""
+        if file_id(self.path) != self._opened:
+            raise FileGone
+
     async def _open_reader(self) -> Connection:
         """The reader, opened when first needed: a new session does not read.
 
@@ -163,13 +262,19 @@ class Database:
         async with self._reader_lock:
             if self._reader is None:
                 self._check_open()
-                reader = await Connection.open(self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
+                reader = await Connection.open(
+                    self.path, prepare=self._check_named, busy_timeout_s=self._busy_timeout_s
+                )
+                if await self._run(reader, _file_of) != self._opened:
+                    await reader.close()
+                    raise FileGone
                 self._reader = reader
                 await self._run(reader, lambda connection: connection.execute("PRAGMA query_only = ON").close())
             return self._reader
 
-    def _set_up(self, connection: sqlite3.Connection, wanted: JournalMode) -> str:
+    def _set_up(self, connection: sqlite3.Connection) -> None:
         """In the writer's thread: the checks that must leave the file untouched, then what may change it."""
+        wanted = self._wanted
         _set_busy_timeout(connection, self._busy_timeout_s)
         version = _version(connection, self.path)
         journal_mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
@@ -191,7 +296,9 @@ class Database:
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT_BYTES}")
         _set_busy_timeout(connection, _BUSY_STEP_S)
-        return journal_mode
+        self.journal_mode = journal_mode
+        self._opened = _file_of(connection)
+        self._shared = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
 
     def _settle(self, connection: sqlite3.Connection, mine: Work[T]) -> T:
         """What `mine` gave, done now with all that waits unless another call has done it already."""
@@ -208,6 +315,7 @@ class Database:
         with self._writing():
             self._insist(connection, "BEGIN IMMEDIATE")
             try:
+                self._check_in_place(connection)
                 self.foreign_version = connection.execute("PRAGMA data_version").fetchone()[0]
                 do_each(connection, works)
                 self._insist(connection, "COMMIT")
@@ -223,12 +331,22 @@ class Database:
         since = time.monotonic()
         while True:
             try:
-                connection.execute(statement)
+                connection.execute(statement).close()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._patience.is_over(since):
                     raise
             else:
                 return
+
+    def _snapshot(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_in_place(connection)
+
+        def read(connection: sqlite3.Connection) -> T:
+            if self.journal_mode != "wal":  # there whoever writes keeps readers waiting
+                self._insist(connection, "SELECT 1 FROM sqlite_master")
+            return work(connection)
+
+        return _snapshot(connection, read)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -282,12 +400,17 @@ class Database:
 
 
 def _snapshot(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    """What `work` gives, called on one snapshot."""
     connection.execute("BEGIN")
     try:
         return work(connection)
     finally:
         if connection.in_transaction:  # SQLite itself ends it after some errors
             connection.execute("ROLLBACK")
+
+
+def _file_of(connection: sqlite3.Connection) -> FileId | None:
+    return connection.file if isinstance(connection, FileConnection) else None
 
 
 def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
@@ -330,7 +453,7 @@ def _prepare(path: Path) -> None:
     :raises StoreUnavailable: they cannot be made.
     """
     try:
-        _make_directory(path.parent)
+        make_directory(path.parent)
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         mode = path.stat().st_mode
@@ -343,8 +466,9 @@ def _prepare(path: Path) -> None:
         ) from error
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
+    """A directory for its owner alone, and those above it; what exists stays as it is. :raises OSError:"""
     if not path.is_dir():
-        _make_directory(path.parent)
+        make_directory(path.parent)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)

@@ -97,7 +97,7 @@ class SqliteStore(Store):
         return self._database
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
+        return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()), begins=True)
 
     async def fork_session(
         self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
@@ -111,11 +111,12 @@ class SqliteStore(Store):
                 cwd=cwd,
                 additional_directories=additional_directories,
                 now_ms=_now_ms(),
-            )
+            ),
+            begins=True,
         )
 
     async def named(self, alias: str) -> SessionRow | None:
-        return await self._database.read(lambda sql: sessions.named(sql, alias))
+        return await self._database.read(lambda sql: sessions.named(sql, alias), begins=True)
 
     async def move_alias(self, session_id: str, to: str) -> None:
         await self._database.write(lambda sql: sessions.move_alias(sql, session_id, to, now_ms=_now_ms()))
@@ -127,7 +128,8 @@ class SqliteStore(Store):
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
     ) -> Page:
         return await self._database.read(
-            lambda sql: sessions.list_sessions(sql, cwd=cwd, cursor=cursor, limit=limit, archived=archived)
+            lambda sql: sessions.list_sessions(sql, cwd=cwd, cursor=cursor, limit=limit, archived=archived),
+            begins=True,
         )
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
@@ -139,7 +141,7 @@ class SqliteStore(Store):
         return await self._database.write(change)
 
     async def delete_session(self, session_id: str) -> None:
-        await self._database.write(lambda sql: sessions.delete_session(sql, session_id, now_ms=_now_ms()))
+        await self._database.write(lambda sql: sessions.delete_session(sql, session_id, now_ms=_now_ms()), begins=True)
 
     async def open_session(self, session_id: str) -> Tail:
         def look(sql: sqlite3.Connection) -> Tail | None:
@@ -147,7 +149,7 @@ class SqliteStore(Store):
                 return None
             return paths.tail(sql, session_id)
 
-        tail = await self._database.read(look)
+        tail = await self._database.read(look, begins=True)
         if tail is None:
 
             def repair(sql: sqlite3.Connection) -> None:
@@ -194,7 +196,8 @@ class SqliteStore(Store):
         await self._database.write(
             lambda sql: turns.enqueue(
                 sql, self._owner, session_id, parts=encoded, message_id=message_id, now_ms=_now_ms()
-            )
+            ),
+            begins=True,
         )
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
@@ -222,7 +225,7 @@ class SqliteStore(Store):
                 sql, self._owner, session_id, message_id, parts=parts, leaf=leaf, cut=cut, now_ms=_now_ms()
             )
 
-        start = await self._database.write(take)
+        start = await self._database.write(take, begins=True)
         self._disowned.discard(session_id)
         return start
 

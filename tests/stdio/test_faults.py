@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,90 @@ async def test_a_directory_or_file_that_cannot_be_written_is_named_and_left_as_i
     assert "writ" in words
     assert "CROW_HOME" in words
     assert fingerprint(home)["crow.db"] == before["crow.db"]
+
+
+# the file goes away
+
+
+@pytest.mark.parametrize("asks", ["session/prompt", "session/list", "session/load", "session/new"])
+async def test_a_deleted_database_is_named_and_put_back_with_everything_in_it(
+    crow: StartCrow, home: Path, place: Path, asks: str
+) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say hello")
+        for file in home.glob("crow.db*"):
+            file.unlink()
+        params: dict[str, dict[str, Any]] = {
+            "session/prompt": {"sessionId": session, "prompt": [{"type": "text", "text": "say lost"}]},
+            "session/list": {},
+            "session/load": {"sessionId": session, "cwd": str(place), "mcpServers": []},
+            "session/new": {"cwd": str(place), "mcpServers": []},
+        }
+        with pytest.raises(RpcError) as raised:
+            await agent.request(asks, params[asks])
+        assert raised.value.code == -32603
+        assert raised.value.message.startswith(f"{home / 'crow.db'} was deleted while crow was running. Crow has put")
+        if asks in ("session/list", "session/load"):  # an editor may swallow that error
+            with pytest.raises(RpcError, match="was deleted while crow was running"):
+                await agent.prompt(session, "say lost")
+        assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session, "user_message_chunk") == "say hellosay again"
+        assert agent.text(session) == "helloagain"
+
+
+async def test_a_database_deleted_in_the_middle_of_an_answer_keeps_the_whole_answer(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("shown", " and kept", between=[gate]), fake.text("second"))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "first")
+        await agent.wait_for_text(session, "shown")
+        await drafted_text(home / "crow.db", "shown")
+        for file in home.glob("crow.db*"):
+            file.unlink()
+        gate.open()
+        assert await call.result() == {"stopReason": "end_turn"}
+        with pytest.raises(RpcError, match="was deleted while crow was running"):
+            await agent.prompt(session, "second")
+        assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "shown and keptsecond"
+
+
+async def test_a_database_that_took_the_place_of_the_open_one_is_left_alone(
+    crow: StartCrow, home: Path, place: Path, tmp_path: Path
+) -> None:
+    other = await made(crow, place, "say other words")
+    (home / "crow.db").rename(tmp_path / "other.db")
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say hello")
+        (tmp_path / "other.db").rename(home / "crow.db")
+        before = fingerprint(home)["crow.db"]
+        for asks, params in (
+            ("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "say lost"}]}),
+            ("session/list", {}),
+            ("session/load", {"sessionId": session, "cwd": str(place), "mcpServers": []}),
+        ):
+            with pytest.raises(RpcError) as raised:
+                await agent.request(asks, params)
+            assert raised.value.message.startswith(f"{home / 'crow.db'} was replaced by another file while crow was")
+    assert fingerprint(home)["crow.db"] == before
+    (copy,) = home.glob("crow-rescued-*.db")
+    assert str(copy) in raised.value.message
+    for database, known, said in ((home / "crow.db", other, "other words"), (copy, session, "hello")):
+        database.rename(home / "crow.db")
+        async with crow() as agent:
+            await agent.initialize()
+            assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [known]
+            await reloaded(agent, known, place)
+            assert agent.text(known) == said
 
 
 # what passes
