@@ -221,7 +221,7 @@ class AcpAgent:
         store = await self._sessions.store()
         async with self._sessions.reopened(params["sessionId"], opening_from(params)) as opened:
             session = opened.session
-            await opened.client.replay(store.history(session.id), goes_on=session.busy)
+            await opened.client.replay(store.history(session.id), goes_on=session.busy or session.owes)
             self._sessions.introduce(opened)
             return self._sessions.state(session)
 

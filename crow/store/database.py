@@ -9,16 +9,21 @@ would drop SQLite's locks. Knows no tables beyond the schema's version.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
+import anyio.to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
@@ -44,6 +49,9 @@ _CLOSE_S = 5.0
 _BUSY_STEP_S = 0.05
 _VACUUM_PAGES = 500
 _OLDEST_SQLITE = (3, 34, 0)  # the trigram tokenizer
+_READ = "read"
+"""In the place of a journal mode: the file is open to read."""
+
 _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 
 
@@ -54,12 +62,13 @@ class Database:
     something then hears of it; what is under way goes on.
     """
 
-    def __init__(self, path: Path, writer: Connection, *, wanted: JournalMode, busy_timeout_s: float) -> None:
+    _writer: Connection
+
+    def __init__(self, path: Path, *, wanted: JournalMode, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
         self._wanted: JournalMode = wanted
-        self._writer = writer
         self._reader: Connection | None = None
         self._reader_lock = anyio.Lock()
         self._busy_timeout_s = busy_timeout_s
@@ -75,26 +84,38 @@ class Database:
         self._moves = 0
         self._news = ""
         self._refusal = ""
+        self._read_only = ""
+        self._copy: Path | None = None
         self.foreign_version = 0
         """Another number whenever other processes had written; as of the last transaction."""
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
-        """Make or open the file and bring its schema up to date.
+        """Make or open the file and bring its schema up to date. One that cannot be written is opened to read.
 
-        :raises StoreUnavailable: it cannot be made, read or written, or is not crow's.
+        :raises StoreUnavailable: it cannot be made or read, or is not crow's.
         :raises StoreTooNew: a newer crow wrote it.
         """
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
-        writer = await Connection.open(path, prepare=lambda: _prepare(path), busy_timeout_s=busy_timeout_s)
-        database = cls(path, writer, wanted=journal_mode, busy_timeout_s=busy_timeout_s)
+        database = cls(path, wanted=journal_mode, busy_timeout_s=busy_timeout_s)
         try:
-            await database._run(writer, database._set_up)
-        except BaseException:  # whoever fails to open closes what was opened
-            await database.close()
-            raise
+            await database._open_to_write()
+        except StoreUnavailable as refused:
+            if not _is_unwritable(refused):
+                raise
+            try:
+                await database._open_to_read()
+            except StoreUnavailable:
+                raise refused from refused.__cause__
+            database._read_only = f"{refused} Until then nothing can be stored; what is there can be read."
+            database.warning = database._read_only
         return database
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing could be stored when that was last tried."""
+        return bool(self._read_only)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, begins: bool = False) -> T:
         """What `work` gives, called in a transaction, which is on disk when this returns. Others that wait at the same
@@ -114,6 +135,8 @@ class Database:
                 await self._settled()
                 if begins:
                     self._tell()
+                if self._read_only:
+                    await self._retry_to_write()
                 moves = self._moves
                 try:
                     result = await self._written(work)
@@ -167,14 +190,94 @@ class Database:
         self._patience.end()
         with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
             async with self._moving:
-                try:
-                    if self._reader is not None:
-                        await self._reader.close()
-                    await self._writer.run(self._before_close)
-                finally:
-                    await self._writer.close()
+                await self._let_go()
         if scope.cancelled_caught:
             logger.warning("%s: closing took longer than %g s and was given up", self.path, _CLOSE_S)
+
+    async def _let_go(self) -> None:
+        """Close both connections."""
+        try:
+            if self._reader is not None:
+                await self._reader.close()
+            await self._writer.run(self._before_close)
+        finally:
+            await self._writer.close()
+            await self._drop_copy()
+
+    async def _open_to_write(self) -> None:
+        """:raises StoreUnavailable: it cannot be made, opened or written."""
+        self._writer = await Connection.open(
+            self.path, prepare=lambda: _prepare(self.path), busy_timeout_s=self._busy_timeout_s
+        )
+        try:
+            await self._run(self._writer, self._set_up)
+        except BaseException:  # whoever fails to open closes what was opened
+            with anyio.CancelScope(shield=True):
+                await self._let_go()
+            raise
+
+    async def _open_to_read(self) -> None:
+        """Open a file that cannot be written: as it is, or else a copy of it among the temporary files.
+
+        :raises StoreUnavailable: it cannot be read either.
+        """
+        for how in await anyio.to_thread.run_sync(_ways_to_read, self.path):
+            if await self._is_readable(how):
+                return
+        directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
+        copy = directory / self.path.name
+        try:
+            self._writer = await Connection.open(
+                copy, prepare=lambda: _copy_files(self.path, copy), busy_timeout_s=self._busy_timeout_s
+            )
+            await self._run(self._writer, migrate)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self._copy = directory
+        self.journal_mode = _READ
+
+    async def _is_readable(self, how: str) -> bool:
+        """Whether the file can be read when opened like this; then it is open."""
+        try:
+            connection = await Connection.open(
+                self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s, how=how
+            )
+        except StoreUnavailable:
+            return False
+        self._writer = connection
+        try:
+            if await self._run(connection, lambda sql: _version(sql, self.path)) == VERSION:
+                self.journal_mode = _READ
+                return True
+        except StoreUnavailable as error:
+            logger.info("%s cannot be read with %s: %s", self.path, how, error)
+        await connection.close()
+        return False
+
+    async def _retry_to_write(self) -> None:
+        """Open the file to write, if that can be done by now.
+
+        :raises StoreUnavailable: it cannot.
+        """
+        async with self._moving:
+            if not self._read_only:
+                return
+            reading = self._writer
+            try:
+                await self._open_to_write()
+            except StoreUnavailable as refused:
+                self._writer = reading
+                raise StoreUnavailable(self._read_only) from refused
+            self._read_only = self.warning = ""
+            self._moves += 1
+            await reading.close()
+            await self._drop_copy()
+
+    async def _drop_copy(self) -> None:
+        directory, self._copy = self._copy, None
+        if directory is not None:
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -241,7 +344,7 @@ class Database:
 
     def _check_in_place(self, connection: sqlite3.Connection) -> None:
         """:raises FileGone: the path names another file than the one that `connection` has open, or none."""
-        if file_id(self.path) != _file_of(connection):
+        if self.journal_mode != _READ and file_id(self.path) != _file_of(connection):
             raise FileGone
 
     def _check_named(self) -> None:
@@ -369,7 +472,7 @@ class Database:
                     self._empty_wal(connection)
                     connection.close()
         except StoreUnavailable as error:
-            logger.warning("closing without a checkpoint: %s", error)
+            logger.info("closing without a checkpoint: %s", error)
         finally:
             self._lock.close()
 
@@ -450,12 +553,17 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
 def _prepare(path: Path) -> None:
     """The directory (0700) and an empty file (0600), if there is none: SQLite itself would make it readable by all.
 
-    :raises StoreUnavailable: they cannot be made.
+    :raises StoreUnavailable: they cannot be made, or the file cannot be written.
     """
     try:
         make_directory(path.parent)
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        if path.is_file() and not os.access(path, os.W_OK):
+            raise StoreUnavailable(
+                f"{path} cannot be written. Make the file and its directory writable, or set CROW_HOME to another"
+                " directory."
+            ) from PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         mode = path.stat().st_mode
         if mode & 0o077 and path.is_file():
             path.chmod(mode & 0o700)
@@ -464,6 +572,39 @@ def _prepare(path: Path) -> None:
             f"{path} cannot be made ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
             " write to."
         ) from error
+
+
+def _is_unwritable(refused: StoreUnavailable) -> bool:
+    """Whether the file could not be opened since it, its directory or its disk cannot be written."""
+    cause = refused.__cause__
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(cause, OSError) or code in (
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+    )
+
+
+def _ways_to_read(path: Path) -> tuple[str, ...]:
+    """How SQLite may be able to open a file that cannot be written, as queries of its URI, best first."""
+    if not path.is_file() or not path.stat().st_size:
+        return ()
+    wal = Path(f"{path}-wal")
+    if not wal.exists():
+        return ("mode=ro&immutable=1",)  # nobody has it open
+    return ("mode=ro", "mode=ro&immutable=1") if not wal.stat().st_size else ("mode=ro",)
+
+
+def _copy_files(path: Path, copy: Path) -> None:
+    """:raises StoreUnavailable: the files cannot be read, or there is no room for a copy."""
+    try:
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+    except OSError as error:
+        raise StoreUnavailable(f"{path} cannot be copied to {copy} ({error.strerror}).") from error
 
 
 def make_directory(path: Path) -> None:

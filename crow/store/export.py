@@ -133,11 +133,7 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
 def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
     """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
-    ids, missing = array("q"), set()
-    for entry_id, is_missing in connection.execute(_NEEDED, chosen):
-        ids.append(entry_id)
-        if is_missing:
-            missing.add(entry_id)
+    ids, missing = _entry_ids(connection, chosen)
     (created_ms,) = connection.execute("SELECT created_ms FROM conversations WHERE id = ?", (conversation,)).fetchone()
     rows = connection.execute(
         "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
@@ -173,7 +169,7 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
             for session, from_leaf, to_leaf, reason, created_ms in moves
         ),
         ids=ids,
-        missing=frozenset(missing),
+        missing=missing,
         sessions=frozenset(sessions),
     )
 
@@ -191,6 +187,19 @@ def next_entries(connection: sqlite3.Connection, chosen: Chosen, start: int, mos
     if len(entries) < taken:
         raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
     return sorted(entries, key=lambda entry: entry.id), taken
+
+
+def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
+    """The ids of what is exported, ascending, and which of them others name though they are not there."""
+    rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
+    named = {leaf for (leaf,) in rows}
+    there = array("q")
+    for entry_id, parent in connection.execute(_NEEDED, chosen):
+        there.append(entry_id)
+        if isinstance(parent, int) and not _number(there, parent):
+            named.add(parent)
+    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not _number(there, one))
+    return array("q", sorted([*there, *missing])) if missing else there, missing
 
 
 def _maybe_number(ids: array[int], entry: int | None) -> int | None:
@@ -218,6 +227,7 @@ _NEEDED = """
         UNION SELECT m.to_leaf FROM chosen JOIN moves m ON m.session = chosen.id
         UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
     )
-    SELECT n.id, e.id IS NULL FROM needed n LEFT JOIN entries e ON e.id = n.id AND e.conversation = :conversation
-    WHERE n.id IS NOT NULL ORDER BY n.id
+    SELECT id, parent FROM entries
+    WHERE conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    ORDER BY id
 """

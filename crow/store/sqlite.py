@@ -7,13 +7,16 @@ before the transaction begins. Knows the clock and who owns this store; no SQL o
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.entries import Entry, NewEntry
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part
 from crow.store import (
     Hit,
@@ -36,7 +39,7 @@ from crow.store import (
     sessions,
     turns,
 )
-from crow.store.codec import encode, encode_parts
+from crow.store.codec import Encoded, encode, encode_parts
 from crow.store.database import Database, JournalMode
 from crow.store.owner import Owner, enlist, retire
 from crow.store.rows import missing_entry, session_row
@@ -45,9 +48,20 @@ from crow.store.search import search
 
 __all__ = ["SqliteStore"]
 
+logger = logging.getLogger(__name__)
+
 _IDS_PER_READ = 4_096
 _ENTRIES_PER_REMOVAL = 50
 _LARGEST_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The end of a turn that could not be stored."""
+
+    leaf: int | None
+    turn: int
+    entries: tuple[tuple[NewEntry, Encoded], ...]
 
 
 class SqliteStore(Store):
@@ -56,7 +70,7 @@ class SqliteStore(Store):
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self._owner = owner
-        self._disowned: set[str] = set()
+        self._disowned: dict[str, _End] = {}
         # facts by base URL and model, each with when they were read: after what others wrote, and this store learned
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
         self._times_learned = 0
@@ -150,14 +164,19 @@ class SqliteStore(Store):
             return paths.tail(sql, session_id)
 
         tail = await self._database.read(look, begins=True)
+        if tail is None and self._database.is_read_only:
+            tail = await self.tail(session_id)
         if tail is None:
 
             def repair(sql: sqlite3.Connection) -> None:
                 self._leave(sql, session_id)
                 turns.repair(sql, self._owner, session_id, now_ms=_now_ms())
 
-            await self._database.write(repair)
-            self._disowned.discard(session_id)
+            try:
+                await self._database.write(repair)
+                self._disowned.pop(session_id, None)
+            except StoreUnavailable as error:  # a full disk, say: what is there can be read
+                logger.warning("Session %s is opened as it is: %s", session_id, error)
             tail = await self.tail(session_id)
         return tail
 
@@ -226,7 +245,7 @@ class SqliteStore(Store):
             )
 
         start = await self._database.write(take, begins=True)
-        self._disowned.discard(session_id)
+        self._disowned.pop(session_id, None)
         return start
 
     async def append(
@@ -255,11 +274,27 @@ class SqliteStore(Store):
     async def renew_lease(self, session_id: str) -> None:
         await self._database.write(lambda sql: turns.renew_lease(sql, self._owner, session_id, now_ms=_now_ms()))
 
-    def disown(self, session_id: str) -> None:
-        self._disowned.add(session_id)
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        encoded = tuple((entry, encode(entry.body)) for entry in end)
+        self._disowned[session_id] = _End(leaf=leaf, turn=turn, entries=encoded)
 
     def _leave(self, sql: sqlite3.Connection, session_id: str) -> None:
-        if session_id in self._disowned:
+        """Store the end of a turn that nobody runs any more; else make it one whose owner is dead."""
+        end = self._disowned.get(session_id)
+        if end is None:
+            return
+        try:
+            turns.append(
+                sql,
+                self._owner,
+                session_id,
+                leaf=end.leaf,
+                turn=end.turn,
+                entries=end.entries,
+                release=True,
+                now_ms=_now_ms(),
+            )
+        except (LeafMoved, SessionBusy, NoSuchSession):
             turns.leave(sql, self._owner, session_id)
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:

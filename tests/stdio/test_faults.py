@@ -141,23 +141,36 @@ async def test_a_result_that_changed_on_disk_is_named_and_the_session_goes_on(
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o700])
-async def test_a_directory_or_file_that_cannot_be_written_is_named_and_left_as_it_is(
-    crow: StartCrow, home: Path, place: Path, mode: int
+async def test_what_cannot_be_written_is_read_and_prompts_say_that_nothing_can_be_stored(
+    crow: StartCrow, home: Path, place: Path, tmp_path: Path, mode: int
 ) -> None:
-    await made(crow, place)
+    session = await made(crow, place)
     (home / "crow.db").chmod(0o400 if mode == 0o700 else 0o600)
     home.chmod(mode)
     before = fingerprint(home)
     try:
         async with crow(argv=unprivileged([sys.executable, "-m", "crow", "acp"])) as agent:
             await agent.initialize()
-            words = await refused(agent, place)
+            assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
+            for cwd in (tmp_path, place):
+                since = len(agent.log)
+                await agent.load_session(session, cwd)
+                assert agent.text(session, since=since) == "hello"
+            with pytest.raises(RpcError) as raised:
+                await agent.prompt(session, "say lost")
+            for words in (raised.value.message, await refused(agent, place)):
+                assert words.startswith(f"{home / 'crow.db'} cannot be written")
+                assert "CROW_HOME" in words
+                assert words.endswith("nothing can be stored; what is there can be read.")
+            assert fingerprint(home) == before
+            home.chmod(0o700)
+            (home / "crow.db").chmod(0o600)
+            assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
     finally:
         home.chmod(0o700)
-    assert words.startswith(str(home / "crow.db"))
-    assert "writ" in words
-    assert "CROW_HOME" in words
-    assert fingerprint(home)["crow.db"] == before["crow.db"]
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "helloagain"
 
 
 # the file goes away
@@ -323,3 +336,57 @@ async def test_a_full_disk_is_named_and_the_session_goes_on_when_there_is_room(
         assert agent.text(session).startswith(shown)
     with closing(sqlite3.connect(disk.directory / "crow.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_a_load_while_the_disk_is_full_shows_and_keeps_the_answer_that_only_memory_has(
+    crow: StartCrow, disk: FullDisk, place: Path, tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("shown ", "and kept " * 10_000, between=[gate]), fake.text("went on"))
+    whole = "shown " + "and kept " * 10_000
+    async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "first")
+        await agent.wait_for_text(session, "shown")
+        await drafted_text(disk.directory / "crow.db", "shown ")
+        disk.fill(agent.pid)
+        gate.open()
+        with pytest.raises(RpcError):
+            await call.result()
+        for cwd in (place, tmp_path):
+            since = len(agent.log)
+            await agent.load_session(session, cwd)
+            assert agent.text(session, "user_message_chunk", since=since) == "first"
+            assert agent.text(session, since=since).startswith(whole)
+        disk.free(agent.pid)
+        since = len(agent.log)
+        assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
+        assert agent.text(session, since=since) == "went on"
+        assert any(whole in str(message["content"]) for message in endpoint.asked[-1].body["messages"])
+    async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session, "user_message_chunk") == "firstsecond"
+        assert agent.text(session).startswith(whole)
+
+
+async def test_what_is_there_can_be_listed_loaded_and_shown_while_the_disk_is_full(
+    crow: StartCrow, disk: FullDisk, place: Path
+) -> None:
+    home = {"CROW_HOME": str(disk.directory)}
+    async with crow(env=home) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say hello")
+    async with crow(env=home) as agent:
+        await agent.initialize()
+        disk.fill(agent.pid)
+        assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
+        await agent.load_session(session, place)
+        assert agent.text(session) == "hello"
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "say lost")
+        assert raised.value.message.startswith(str(disk.directory / "crow.db"))
+        disk.free(agent.pid)
+        assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
+    async with crow(env=home) as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "helloagain"
