@@ -23,9 +23,15 @@ from crow.domain.errors import StoreUnavailable
 from crow.store.fields import mend
 from crow.store.lock import FileId, file_id, locked
 
-__all__ = ["Connection", "FileConnection", "FileGone", "explained"]
+__all__ = ["FAILURES", "REPAIR", "Connection", "FileConnection", "FileGone", "explained"]
 
 T = TypeVar("T")
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
+"""What SQLite's functions raise; the last two where a damaged file has odd names or sizes."""
+
+REPAIR = "Close every crow, then run crow doctor --repair: it keeps a copy and rebuilds what can be rebuilt."
+"""What to do about damage."""
 
 _ATTEMPTS = 5
 
@@ -76,8 +82,9 @@ class Connection:
             await self._connection.close()
 
 
-def explained(error: sqlite3.Error, path: Path, busy_timeout_s: float) -> Exception:
-    """`error` in words a person can act on; `error` itself if no circumstance but a fault of ours explains it."""
+def explained(error: Exception, path: Path, busy_timeout_s: float) -> Exception:
+    """One of `FAILURES` in words a person can act on; `error` itself if no circumstance but a fault of ours explains
+    it."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
@@ -90,14 +97,19 @@ def explained(error: sqlite3.Error, path: Path, busy_timeout_s: float) -> Except
         case sqlite3.SQLITE_CANTOPEN:
             words = f"cannot be opened ({error}). Make it a file that you can read and write, or {elsewhere}"
         case sqlite3.SQLITE_NOTADB:
-            words = f"is no crow database ({error}). Move it away, or {elsewhere}"
+            words = (
+                f"is no crow database ({error}). If it was one, close every crow and run crow doctor --repair; else"
+                f" move it away, or {elsewhere}"
+            )
         case sqlite3.SQLITE_CORRUPT:
-            words = f"is damaged ({error}). Restore a backup, move it away, or {elsewhere}"
+            words = f"is damaged ({error}). {REPAIR}"
+        case None if not isinstance(error, sqlite3.Error) or "decode to UTF-8" in str(error):
+            words = f"is damaged ({str(error) or type(error).__name__}). {REPAIR}"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_NOLFS:
             words = f"cannot be read or written ({error}). Check the disk, or {elsewhere}"
         case _:
             return error
-    return StoreUnavailable(f"{path} {words}.")
+    return StoreUnavailable(f"{path} {words.rstrip('.')}.")
 
 
 class _Outcome(sqlite3.Cursor):

@@ -27,9 +27,9 @@ import anyio.to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
-from crow.store.connection import Connection, FileConnection, FileGone, explained
+from crow.store.connection import FAILURES, REPAIR, Connection, FileConnection, FileGone, explained
 from crow.store.lock import FileId, FileLock, Patience, file_id
-from crow.store.migrations import APPLICATION_ID, VERSION, migrate
+from crow.store.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.together import Together, Turnstile, Work, do_each
 
 if TYPE_CHECKING:
@@ -287,11 +287,13 @@ class Database:
         self._check_open()
         try:
             return await connection.run(work)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             explanation = explained(error, self.path, self._busy_timeout_s)
-            if explanation is error:
-                raise
-            raise explanation from error
+            if explanation is not error:
+                raise explanation from error
+            if await connection.run(_is_schema_damaged):
+                raise StoreUnavailable(f"{self.path} is damaged ({error}). {REPAIR}") from error
+            raise
 
     async def _written(self, work: Callable[[sqlite3.Connection], T]) -> T:
         mine = self._together.add(work)
@@ -333,7 +335,7 @@ class Database:
             self._checkpoint_at_bytes = _CHECKPOINT_BYTES
             try:
                 await writer.run(self._set_up)
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 raise explained(error, self.path, self._busy_timeout_s) from error
 
     def _rescue(self, connection: sqlite3.Connection) -> Rescue:
@@ -475,6 +477,9 @@ class Database:
             logger.info("closing without a checkpoint: %s", error)
         finally:
             self._lock.close()
+            if self._refusal:  # the copy beside another file is all that stays
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self.path}.lock")
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
         with self._writing():
@@ -518,6 +523,18 @@ def _file_of(connection: sqlite3.Connection) -> FileId | None:
 
 def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+
+def _is_schema_damaged(connection: sqlite3.Connection) -> bool:
+    """Whether that is why a statement failed."""
+    try:
+        return _user_version(connection) == VERSION and is_schema_damaged(connection)
+    except FAILURES:
+        return True
+
+
+def _user_version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _free_pages(connection: sqlite3.Connection) -> int:

@@ -134,7 +134,8 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
     """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
     ids, missing = _entry_ids(connection, chosen)
-    (created_ms,) = connection.execute("SELECT created_ms FROM conversations WHERE id = ?", (conversation,)).fetchone()
+    query = "SELECT created_ms FROM conversations WHERE id = ?"
+    (created_ms,) = connection.execute(query, (conversation,)).fetchone() or (0,)
     rows = connection.execute(
         "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
         " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number",
@@ -182,10 +183,15 @@ def next_entries(connection: sqlite3.Connection, chosen: Chosen, start: int, mos
     """
     ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
-    missing = chosen.missing.intersection(ids[:taken])
-    entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in missing)]
-    if len(entries) < taken:
-        raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
+    absent = set(ids[:taken]).difference(entry.id for entry in found)
+    if not absent <= chosen.missing:  # deleted, or on a damaged page that only an index led to
+        (living,) = connection.execute(
+            "SELECT count(*) FROM sessions WHERE id IN (SELECT value FROM json_each(?)) AND deleted_ms IS NULL",
+            (json.dumps(sorted(chosen.sessions)),),
+        ).fetchone()
+        if living < len(chosen.sessions):
+            raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
+    entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in absent)]
     return sorted(entries, key=lambda entry: entry.id), taken
 
 
@@ -228,6 +234,7 @@ _NEEDED = """
         UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
     )
     SELECT id, parent FROM entries
-    WHERE conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id
 """
+# `+` keeps the index by conversation out of it: where that is damaged, what it lacks would be left out without a word.

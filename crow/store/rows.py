@@ -19,13 +19,13 @@ from crow.domain.errors import NoSuchSession
 from crow.domain.messages import Text, Usage
 from crow.store import SessionRow
 from crow.store.codec import Unreadable, decode, from_json
+from crow.store.connection import REPAIR
 from crow.store.fields import Load
 from crow.store.owner import readable
 
 __all__ = [
     "ENTRY_COLUMNS",
     "ENTRY_SOURCE",
-    "REPAIR",
     "SESSION_COLUMNS",
     "body_of",
     "checksum",
@@ -51,10 +51,6 @@ ENTRY_COLUMNS = (
 """What `entry_of` takes, of `ENTRY_SOURCE`; the body as bytes, since damaged text would fail the whole query."""
 
 ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
-
-
-REPAIR = "Close every crow, then run crow doctor --repair."
-"""What to do about damage."""
 
 
 def session_row(connection: sqlite3.Connection, session_id: str) -> SessionRow:
@@ -145,7 +141,9 @@ def body_of(row: Sequence[Any], load: Load) -> Body:
         columns = (*row[1:6], row[7], *row[16:18], *row[8:15])
         if checksum(data or b"" if blob is None else str(blob).encode(), columns) != written:
             raise Unreadable("it is damaged: its checksum is wrong")
-    if blob is not None and data is not None:
+    if blob is not None:
+        if data is None:
+            raise Unreadable(f"blob {blob:.12}, which holds it, is missing")
         _check_blob(blob, bytes(data))
     return decode(row[5], data, load)
 
@@ -210,7 +208,7 @@ def _stand_in_id(entry_id: int) -> str:
 
 def _check_blob(name: str, data: bytes) -> None:
     if hashlib.sha256(data).hexdigest() != name:
-        raise Unreadable(f"blob {name[:12]} is damaged: its sha256 is wrong")
+        raise Unreadable(f"blob {name:.12} is damaged: its sha256 is wrong")
 
 
 def _usage_of(

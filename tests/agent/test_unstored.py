@@ -161,6 +161,6 @@ async def test_what_was_shown_last_is_kept_though_the_session_was_closed_before_
                     await anyio.sleep(0.001)
                 await run.session.close()
         tail = await run.store.open_session("s1")
-        assert await ends(run) == [("shown and never saved as a draft", "interrupted"), ("end", "error")]
+        assert await ends(run) == [("shown and never saved as a draft", "stop"), ("end", "error")]
         start = await run.store.take_turn("s1", None, leaf=tail.row.leaf)
         assert (start.moved, start.entries) == (False, ())

@@ -5,19 +5,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from crow.domain.entries import Assistant, TurnEnd
 from crow.store.migrations import VERSION
 from crow.store.sqlite import SqliteStore
-from tests.stdio.conftest import StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.stdio.test_turns import drafted_text, opened, reloaded
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
@@ -100,12 +103,7 @@ async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
     session = await made(crow, place)
-    with closing(sqlite3.connect(home / "crow.db")) as connection:
-        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries'").fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-    with (home / "crow.db").open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xff" * size)
+    destroy(home / "crow.db", "entries")
     before = fingerprint(home)
     async with crow() as agent:
         await agent.initialize()
@@ -114,6 +112,46 @@ async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
         assert raised.value.message.startswith(f"{home / 'crow.db'} is damaged (database disk image is malformed).")
         assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
     assert fingerprint(home)["crow.db"] == before["crow.db"]
+
+
+async def test_a_damaged_index_is_named_with_its_remedy_and_repaired_by_it(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
+    session = await made(crow, place)
+    destroy(home / "crow.db", "entries_fts_data")
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "say again")
+        assert raised.value.message.startswith(f"{home / 'crow.db'} is damaged (")
+        assert "Close every crow, then run crow doctor --repair" in raised.value.message
+        open_still = await repairing(home)
+    assert (open_still.returncode, b"is open in another process" in open_still.stderr) == (2, True)
+    repaired = await repairing(home)
+    assert (repaired.returncode, repaired.stderr) == (0, b"")
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "hello"
+        assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
+        found = await agent.prompt(session, "/search hello")
+        assert found == {"stopReason": "end_turn"}
+        assert "hello" in agent.text(session).partition("again")[2]
+
+
+def destroy(database: Path, table: str) -> None:
+    """Overwrite the root page of a table or an index."""
+    with closing(sqlite3.connect(database)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
+async def repairing(home: Path) -> subprocess.CompletedProcess[bytes]:
+    """`crow doctor --repair`."""
+    env = {"CROW_HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    return await anyio.run_process([sys.executable, "-m", "crow", "doctor", "--repair"], env=env, check=False)
 
 
 async def test_a_result_that_changed_on_disk_is_named_and_the_session_goes_on(

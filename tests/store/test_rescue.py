@@ -160,6 +160,7 @@ async def test_a_file_that_took_its_place_is_left_alone_and_everything_is_copied
     await store.close()
     assert path.read_bytes() == content
     assert names_in(tmp_path) == {"crow.db", rescued(path).name}
+    assert not rescued(path).with_name(f"{rescued(path).name}.lock").exists()
     rescued(path).rename(path)
     whole = await said_in(path, "s1")
     assert "NEWEST WORDS" in whole

@@ -386,7 +386,7 @@ async def test_a_damaged_page_is_named(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[4096:] = bytes(len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(StoreUnavailable, match=r"crow\.db is damaged .*Restore a backup"):
+    with pytest.raises(StoreUnavailable, match=r"crow\.db is damaged .*run crow doctor --repair"):
         await SqliteStore.open(path)
 
 
