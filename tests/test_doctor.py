@@ -12,10 +12,13 @@ from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from crow.doctor.checks import examine
 from crow.settings import load_settings
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import converse, new_session
 from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
 
@@ -172,6 +175,60 @@ def test_the_built_in_model_is_examined_without_any_endpoint(tmp_path: Path) -> 
     done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
     assert set(states(done).values()) == {"ok"}
     assert done.returncode == 0
+
+
+def told(tmp_path: Path) -> Path:
+    """A database with a session of two turns."""
+    path = tmp_path / "crow.db"
+
+    async def tell() -> None:
+        store = await SqliteStore.open(path)
+        await store.create_session(new_session())
+        await converse(store, "s1", "kittiwake", "albatross")
+        await store.close()
+
+    anyio.run(tell)
+    return path
+
+
+def test_a_damaged_database_is_named_and_repaired_on_request(tmp_path: Path) -> None:
+    path = told(tmp_path)
+    with closing(sqlite3.connect(path)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries_fts_data'").fetchone()
+    content = bytearray(path.read_bytes())
+    content[(page - 1) * 4096 : page * 4096] = bytes(4096)
+    path.write_bytes(content)
+    done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
+    found = findings(done)["database"]
+    assert (done.returncode, found["state"]) == (1, "failed")
+    assert found["words"].startswith(f"{path} is damaged: ")
+    assert "run crow doctor --repair" in found["advice"]
+    done = run(tmp_path, "doctor", "--repair", "--json")
+    found = findings(done)
+    assert {check: each["state"] for check, each in found.items()} == {
+        "damage": "warning",
+        "copy": "ok",
+        "database": "ok",
+    }
+    assert found["database"]["words"].endswith("(1 session, 6 entries)")
+    assert done.returncode == 0
+    assert states(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["database"] == "ok"
+    done = run(tmp_path, "doctor", "--repair")
+    assert done.stdout == f"ok       database        {path} is whole: nothing was changed (1 session, 6 entries)\n"
+    hits = run(tmp_path, "sessions", "search", "kittiwake", "--json").stdout.splitlines()
+    assert len(hits) == 2
+
+
+def test_what_cannot_be_recovered_is_listed(tmp_path: Path) -> None:
+    path = told(tmp_path)
+    content = path.read_bytes().replace(b'"text":"ALBATROSS"', b'"text":"ALBUTROSS"')
+    path.write_bytes(content)
+    found = findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["database"]
+    assert (found["state"], found["words"].partition(": ")[0]) == ("warning", "1 entry cannot be read")
+    done = run(tmp_path, "doctor", "--repair", "--json")
+    lost = findings(done)["lost"]
+    assert lost["words"] == "entry 5 (assistant) of session s1: it is damaged: its checksum is wrong"
+    assert "ALBUTROSS" not in run(tmp_path, "sessions", "show", "s1", "--full").stdout
 
 
 async def test_a_disk_that_is_no_good_place_for_the_database_is_named(

@@ -90,6 +90,17 @@ class Session:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
 
+    @property
+    def owes(self) -> bool:
+        """Whether the end of its last turn could not be stored yet: only memory has it."""
+        return bool(self._unstored)
+
+    async def settle(self) -> bool:
+        """Store what could not be stored yet; whether nothing is left."""
+        if self._unstored:
+            await self._unstored.settle_if_possible()
+        return not self._unstored
+
     def submit(self, parts: Sequence[Part]) -> Waiter:
         """Queue a prompt, at once, so that a cancel just behind it finds it; `answer` waits for its turn to end.
 

@@ -1,9 +1,9 @@
 """The end of a turn that could not be stored when it came.
 
-Strategy: every end is kept here first and let go when it is on disk. A disk that is full, or a database that another
-program holds, therefore costs the prompt its answer and the session nothing: the end is tried again before the next
-claim, and now and then while idle. If the session closes before that, the store is told that nobody runs its turn any
-more, and whoever opens it next repairs it as after a death. Knows neither prompts nor tools.
+Every end is kept here first and let go when it is on disk. A disk that is full, or a database that another program
+holds, therefore costs the prompt its answer and the session nothing: the end is tried again before the next claim, when
+the session is loaded, and now and then while idle. A session that closes before that leaves it to the store, which
+keeps it for whoever opens the session next in this process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import logging
 import time
 from collections.abc import Sequence
 
+import anyio
+
 from crow.agent.branch import Branch
-from crow.domain.entries import NewEntry
+from crow.domain.entries import Entry, NewEntry
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import EntryStored
 from crow.store import Store
@@ -35,6 +37,7 @@ class Unstored:
         self._end: tuple[NewEntry, ...] = ()
         self._unwanted: list[str] = []
         self._tried_at = 0.0
+        self._settling = anyio.Lock(fast_acquire=True)
 
     def __bool__(self) -> bool:
         return bool(self._end or self._unwanted)
@@ -48,19 +51,20 @@ class Unstored:
 
         :raises ~crow.domain.errors.StoreError: it still cannot be; it stays kept.
         """
-        self._tried_at = time.monotonic()
-        if self._end:
-            try:
-                stored = await self._branch.store_only(self._end, release=True)
-            except (LeafMoved, SessionBusy, NoSuchSession):
-                logger.exception("Session %s was changed by others during its turn", self._branch.row.id)
-                stored = ()
-            self._end = ()
-            for entry in stored:
-                await self._branch.publish(EntryStored(entry=entry))
-        while self._unwanted:
-            await self._store.drop_prompt(self._branch.row.id, self._unwanted[0])
-            del self._unwanted[0]
+        async with self._settling:
+            self._tried_at = time.monotonic()
+            stored: tuple[Entry, ...] = ()
+            if self._end:
+                try:
+                    stored = await self._branch.store_only(self._end, release=True)
+                except (LeafMoved, SessionBusy, NoSuchSession):
+                    logger.exception("Session %s was changed by others during its turn", self._branch.row.id)
+                self._end = ()
+            while self._unwanted:
+                await self._store.drop_prompt(self._branch.row.id, self._unwanted[0])
+                del self._unwanted[0]
+        for entry in stored:
+            await self._branch.publish(EntryStored(entry=entry))
 
     async def settle_if_possible(self) -> None:
         """The same; what still cannot be stored stays kept."""
@@ -80,4 +84,5 @@ class Unstored:
         if self and time.monotonic() - self._tried_at > 1:
             await self.settle_if_possible()
         if self._end:
-            self._store.disown(self._branch.row.id)
+            branch = self._branch
+            self._store.disown(branch.row.id, leaf=branch.leaf, turn=branch.turn, end=self._end)

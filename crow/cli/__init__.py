@@ -80,6 +80,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         add_commands(sessions)
     doctor = commands.add_parser("doctor", parents=[settings], help="try everything that a prompt needs")
     doctor.add_argument("--mcp", metavar="COMMAND", action="append", default=[], help="an MCP server to try, too")
+    doctor.add_argument("--repair", action="store_true", help="rebuild a damaged database; a copy of it is kept")
     doctor.add_argument("--json", action="store_true", help="one JSON object a line")
     models = commands.add_parser("models", parents=[settings], help="list the models that an endpoint offers")
     models.add_argument("provider", nargs="?", help="a [providers.NAME]; without it, the endpoint in use")
@@ -167,11 +168,13 @@ def _demo(_options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from crow.doctor import doctor
+    from crow.doctor import doctor, repair
     from crow.log import start_logging
 
     loaded = _load(options)
     start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
+    if options.repair:
+        return asyncio.run(repair(loaded, as_json=options.json))
     return asyncio.run(doctor(loaded, commands=options.mcp, as_json=options.json))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from crow.doctor.checks import examine
+from crow.doctor.checks import examine, repaired
 from crow.doctor.shown import show_findings, show_models
 from crow.domain.errors import ArgumentError
 from crow.endpoints import endpoint_of, open_model
@@ -18,13 +18,21 @@ from crow.llm.listing import Offered
 from crow.settings import OFFLINE, Loaded, names_offered, target_of
 from crow.tools import StdioServer
 
-__all__ = ["doctor", "models"]
+__all__ = ["doctor", "models", "repair"]
 
 
 async def doctor(loaded: Loaded, *, commands: Sequence[str] = (), as_json: bool = False) -> int:
     """Check everything and print it; `commands` start further MCP servers to try. The exit code."""
     servers = tuple(_server(command) for command in commands)
     return await show_findings(examine(loaded, servers=servers), as_json=as_json)
+
+
+async def repair(loaded: Loaded, *, as_json: bool = False) -> int:
+    """Rebuild the database if it is damaged, and print what was done. The exit code.
+
+    :raises ~crow.domain.errors.CrowError: it cannot be done.
+    """
+    return await show_findings(repaired(loaded.paths.database), as_json=as_json)
 
 
 async def models(loaded: Loaded, *, provider: str | None = None, as_json: bool = False) -> int:

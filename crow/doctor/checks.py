@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.to_thread
 
 from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
 from crow.app import NOTHING_CONFIGURED, hidden_keys, open_store, server_from
@@ -27,12 +28,14 @@ from crow.llm import Model, Request, TextDelta
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.offline import OfflineModel
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
+from crow.store.connection import REPAIR
+from crow.store.repair import damaged_entries, problems, repair
 from crow.store.sqlite import SqliteStore
 from crow.tools import Ports, StdioServer
 from crow.tools.mcp_client import ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "repaired"]
 
 _ANSWER_S = 180.0
 _MOST_TOKENS = 2000
@@ -88,16 +91,42 @@ def _configuration(loaded: Loaded) -> Finding:
 async def _database(loaded: Loaded) -> tuple[SqliteStore | None, Finding]:
     file = loaded.paths.database
     existed = await anyio.Path(file).exists()
+    store: SqliteStore | None = None
     try:
         store = await open_store(loaded)
         page = await store.sessions(cwd=None, cursor=None, limit=1)
     except CrowError as error:
-        advice = f"Move {file} away (crow makes a new one), or set CROW_HOME to a directory that can be written."
-        return None, Finding(check="database", state="failed", words=str(error), advice=advice)
+        if store is not None:
+            await store.close()
+        return None, Finding(check="database", state="failed", words=str(error))
+    if found := await store.database.read(problems):
+        words = f"{file} is damaged: {found[0]}{f' (and {len(found) - 1} more)' if len(found) > 1 else ''}"
+        return store, Finding(check="database", state="failed", words=words, advice=REPAIR)
+    if unreadable := await store.database.read(damaged_entries):
+        words = f"{_counted(len(unreadable), 'entry')} cannot be read: {unreadable[0]}"
+        return store, Finding(check="database", state="warning", words=words)
     held = "made anew" if not existed else "no sessions yet" if not page.rows else "opens and can be read"
     if store.warning:
         return store, Finding(check="database", state="warning", words=store.warning)
     return store, Finding(check="database", state="ok", words=f"{file}: {held}")
+
+
+async def repaired(file: Path) -> AsyncGenerator[Finding, None]:
+    """Rebuild a damaged database, and say what was done."""
+    done = await anyio.to_thread.run_sync(repair, file)
+    if done.copy is not None:
+        more = f" (and {len(done.problems) - 1} more)" if len(done.problems) > 1 else ""
+        yield Finding(check="damage", state="warning", words=f"{done.problems[0]}{more}")
+        yield Finding(check="copy", state="ok", words=f"the file as it was is {done.copy}")
+    for one in done.lost:
+        yield Finding(check="lost", state="warning", words=one)
+    what = {
+        "whole": "is whole: nothing was changed",
+        "rebuilt": "has new indexes; its rows were whole",
+        "recovered": "is a new file with everything that could be read",
+    }[done.outcome]
+    held = f"{_counted(done.sessions, 'session')}, {_counted(done.entries, 'entry')}"
+    yield Finding(check="database", state="ok", words=f"{file} {what} ({held})")
 
 
 async def _model_checks(loaded: Loaded, store: SqliteStore | None) -> AsyncGenerator[Finding, None]:
@@ -267,7 +296,8 @@ async def _asked(model: Model, request: Request) -> tuple[Answer | None, int, fl
 
 
 def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else many}"
 
 
 class _NoLog:

@@ -25,7 +25,14 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError
 from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.content import own_parts, parts_from
 from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
-from crow.frontend.failures import cancelled_request, internal_error, invalid_params, request_error, unknown_method
+from crow.frontend.failures import (
+    cancelled_request,
+    ended_request,
+    internal_error,
+    invalid_params,
+    request_error,
+    unknown_method,
+)
 from crow.frontend.frames import RequestId
 from crow.frontend.handshake import CONFIGURED, initialize_answer
 from crow.frontend.kit import Kit
@@ -81,6 +88,8 @@ class AcpAgent:
         self._idle = Idle(self._sessions.tidy)
         self._logged_out = False
         self._answering: set[asyncio.Task[Any]] = set()
+        self._unanswered: set[anyio.CancelScope] = set()
+        self._is_ending = False
         self._withdraw: dict[RequestId, Callable[[], None]] = {}
         self._quiet_since = asyncio.get_running_loop().time()
         self._requests: dict[str, tuple[type[BaseModel], Method]] = {
@@ -142,12 +151,15 @@ class AcpAgent:
         await self._sessions.offer_more_models()
 
     async def close(self) -> None:
-        """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered, prompts by
-        `cancelled`."""
+        """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered: prompts by
+        `cancelled`, what takes longer than half a second by an error."""
         self._idle.stop()
         self._sessions.hurry()
         if self._answering:
             await asyncio.wait(self._answering, timeout=DRAIN_S)
+        self._is_ending = True
+        for scope in tuple(self._unanswered):
+            scope.cancel()
         await self._sessions.close_all()
 
     async def _answer(self, method: str, raw: dict[str, Any]) -> dict[str, Any] | None:
@@ -161,15 +173,18 @@ class AcpAgent:
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         request_id = raw.request_id if isinstance(raw, RequestParams) else None
-        if method not in WITHDRAWABLE or request_id is None:
-            return await answer(raw)
+        is_withdrawable = method in WITHDRAWABLE and request_id is not None
         with anyio.CancelScope() as scope:
-            self._withdraw[request_id] = scope.cancel
+            self._unanswered.add(scope)
+            if is_withdrawable:
+                self._withdraw[request_id] = scope.cancel
             try:
                 return await answer(raw)
             finally:
-                del self._withdraw[request_id]
-        raise cancelled_request(method)
+                self._unanswered.discard(scope)
+                if is_withdrawable:
+                    del self._withdraw[request_id]
+        raise ended_request(method) if self._is_ending else cancelled_request(method)
 
     async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         self._sessions.caps = client_capabilities(params)
@@ -206,7 +221,7 @@ class AcpAgent:
         store = await self._sessions.store()
         async with self._sessions.reopened(params["sessionId"], opening_from(params)) as opened:
             session = opened.session
-            await opened.client.replay(store.history(session.id), goes_on=session.busy)
+            await opened.client.replay(store.history(session.id), goes_on=session.busy or session.owes)
             self._sessions.introduce(opened)
             return self._sessions.state(session)
 

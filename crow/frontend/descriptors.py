@@ -147,6 +147,16 @@ class ThreadSource:
             self._chunk.set_result(data)
 
 
+@dataclass(slots=True)
+class WaitingLine:
+    """A line that has not left yet, or the rest of one. `left` is done when it has."""
+
+    rest: memoryview
+    left: asyncio.Future[None]
+    is_begun: bool
+    is_needed: bool
+
+
 class Sink:
     """Lines out, whole and in order."""
 
@@ -155,8 +165,10 @@ class Sink:
         self._most_waiting_bytes = most_waiting_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[memoryview, asyncio.Future[None]]] = deque()
+        self._waiting: deque[WaitingLine] = deque()
         self._waiting_bytes = 0
+        self._taken_at = self._loop.time()
+        self._is_ending = False
         self._relief: asyncio.Future[None] | None = None
         self.is_gone = False
         mode = os.fstat(fd).st_mode
@@ -170,18 +182,19 @@ class Sink:
         if self._is_watched:
             self._loop.add_reader(fd, self._vanish)
 
-    def write(self, line: bytes) -> asyncio.Future[None] | None:
-        """Write `line` now (None), or take it and say when it has left."""
-        if self.is_gone:
+    def write(self, line: bytes, *, is_needed: bool = True) -> asyncio.Future[None] | None:
+        """Write `line` now (None), or take it and say when it has left. `close` may drop one that is not needed."""
+        if self.is_gone or (self._is_ending and not is_needed):
             return None
         rest = memoryview(line)
         if not self._waiting:
+            self._taken_at = self._loop.time()
             rest = self._push(rest)
             if not rest:
                 return None
             self._loop.add_writer(self._fd, self._drain)
         left: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((rest, left))
+        self._waiting.append(WaitingLine(rest, left, len(rest) < len(line), is_needed))
         self._waiting_bytes += len(rest) + LINE_OVERHEAD_BYTES
         return left
 
@@ -201,14 +214,34 @@ class Sink:
         if self._relief is not None and not self._relief.done():
             self._relief.set_result(None)
 
-    async def close(self, *, timeout_s: float) -> None:
+    async def close(self, *, timeout_s: float, finish_s: float, stalled_s: float) -> None:
+        """Write what waits, for `timeout_s`. After that only the line that is begun and those that are needed are
+        written on, for `finish_s` in all, and only while the reader takes some of it every `stalled_s`."""
+        begun = self._loop.time()
         if self._waiting:
-            await asyncio.wait([self._waiting[-1][1]], timeout=timeout_s)
+            await asyncio.wait([self._waiting[-1].left], timeout=timeout_s)
+            self._drop_unneeded()
+        while self._waiting and (left_s := begun + finish_s - self._loop.time()) > 0:
+            patience_s = self._taken_at + stalled_s - self._loop.time()
+            if patience_s <= 0:
+                break
+            await asyncio.wait([self._waiting[-1].left], timeout=min(left_s, patience_s))
         self._give_up()
         if self._was_blocking:
             self._was_blocking = False
             with contextlib.suppress(OSError):
                 os.set_blocking(self._fd, True)
+
+    def _drop_unneeded(self) -> None:
+        self._is_ending = True
+        kept = deque(line for line in self._waiting if line.is_begun or line.is_needed)
+        for line in self._waiting:
+            if not (line.is_begun or line.is_needed) and not line.left.done():
+                line.left.set_result(None)
+        self._waiting = kept
+        self._waiting_bytes = sum(len(line.rest) + LINE_OVERHEAD_BYTES for line in kept)
+        if not kept:
+            self._loop.remove_writer(self._fd)
 
     def _push(self, rest: memoryview) -> memoryview:
         """Write as much as goes; what is left of it."""
@@ -228,18 +261,21 @@ class Sink:
 
     def _drain(self) -> None:
         while self._waiting:
-            before, left = self._waiting[0]
-            rest = self._push(before)
+            line = self._waiting[0]
+            rest = self._push(line.rest)
             if self.is_gone:
                 return
-            self._waiting_bytes -= len(before) - len(rest)
+            taken = len(line.rest) - len(rest)
+            self._waiting_bytes -= taken
+            if taken:
+                self._taken_at, line.is_begun = self._loop.time(), True
             if rest:
-                self._waiting[0] = (rest, left)
+                line.rest = rest
                 break
             self._waiting.popleft()
             self._waiting_bytes -= LINE_OVERHEAD_BYTES
-            if not left.done():
-                left.set_result(None)
+            if not line.left.done():
+                line.left.set_result(None)
         else:
             self._loop.remove_writer(self._fd)
         if not self.is_behind:
@@ -251,9 +287,9 @@ class Sink:
             self._loop.remove_reader(self._fd)
         if self._waiting:
             self._loop.remove_writer(self._fd)
-        for _, left in self._waiting:
-            if not left.done():
-                left.set_result(None)
+        for line in self._waiting:
+            if not line.left.done():
+                line.left.set_result(None)
         self._waiting.clear()
         self._waiting_bytes = 0
         self.relieve()

@@ -16,6 +16,7 @@ from crow.frontend.bounds import head_and_tail
 __all__ = [
     "REQUEST_CANCELLED",
     "cancelled_request",
+    "ended_request",
     "internal_error",
     "invalid_params",
     "request_error",
@@ -74,6 +75,11 @@ def unknown_method(method: str) -> RequestError:
 def cancelled_request(method: str) -> RequestError:
     """-32800: the client took the request back."""
     return _failed(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
+
+
+def ended_request(method: str) -> RequestError:
+    """-32603: the connection ended before the request was done."""
+    return internal_error(f"The connection was closed before {method} was done. Start crow again and repeat it.")
 
 
 def _failed(code: int, words: str, **data: object) -> RequestError:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -24,7 +24,7 @@ from acp.connection import Connection
 from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Session
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
 from crow.frontend.client import SessionClient
 from crow.frontend.kit import Kit
@@ -33,7 +33,7 @@ from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
-from crow.store import NewSession, SessionChanges, Store, Tail
+from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 
 if TYPE_CHECKING:
     from crow.agent.adapters import Adapters
@@ -144,17 +144,16 @@ class OpenSessions:
 
     @asynccontextmanager
     async def reopened(self, session_id: str, opening: Opening) -> AsyncIterator[Opened]:
-        """Open a stored session here; one that is open here already and idle is opened anew, a busy one stays. When
-        the block fails, what was not open before is closed again."""
+        """Open a stored session here; one that is open here already and idle is opened anew, a busy one stays, and so
+        does one whose last answer only memory has. When the block fails, what was not open before is closed again."""
         store = await self.store()
         async with self._lock(session_id):
             live = self._open.get(session_id)
-            if live is None or not live.session.busy:
+            stays = live is not None and not await live.session.settle()
+            if live is None or not (stays or live.session.busy):
                 tail = await store.open_session(session_id)
-                changes = self._changes(tail, opening)
-                if changes is not None:
-                    tail = Tail(row=await store.update_session(session_id, changes), entries=tail.entries)
-            if live is not None and live.session.busy:  # perhaps only now
+                tail = Tail(row=await self._opened_row(store, tail.row, opening), entries=tail.entries)
+            if live is not None and (stays or live.session.busy):  # perhaps only now
                 yield live
                 self._note_where_it_runs(live, opening)
                 return
@@ -174,7 +173,7 @@ class OpenSessions:
     def _note_where_it_runs(self, live: Opened, opening: Opening) -> None:
         """Say, behind the response, that a running session cannot be taken to another directory."""
         cwd = live.session.branch.row.cwd
-        if opening.cwd != cwd:
+        if opening.cwd != cwd and live.session.busy:
             title = (
                 f"This session runs a turn in {cwd} and goes on there. To work in {opening.cwd}, load it again when the"
                 " turn has ended."
@@ -305,13 +304,17 @@ class OpenSessions:
             lock = self._locks[session_id] = asyncio.Lock()
         return lock
 
-    def _changes(self, tail: Tail, opening: Opening) -> SessionChanges | None:
-        row = tail.row
+    async def _opened_row(self, store: Store, row: SessionRow, opening: Opening) -> SessionRow:
+        """The row with what `opening` asks for; only in memory where nothing can be stored."""
         model = opening.model or row.model or self._kit.model
-        known = (row.cwd, row.additional_directories, row.model)
-        if known == (opening.cwd, opening.directories, model):
-            return None
-        return SessionChanges(cwd=opening.cwd, additional_directories=opening.directories, model=model)
+        if (row.cwd, row.additional_directories, row.model) == (opening.cwd, opening.directories, model):
+            return row
+        changes = SessionChanges(cwd=opening.cwd, additional_directories=opening.directories, model=model)
+        try:
+            return await store.update_session(row.id, changes)
+        except StoreUnavailable as error:
+            logger.warning("Session %s is opened in %s for this time only: %s", row.id, opening.cwd, error)
+            return replace(row, cwd=opening.cwd, additional_directories=opening.directories, model=model)
 
     def _start(self, tail: Tail, opening: Opening) -> Opened:
         assert self._adapters is not None, "the store is open"

@@ -33,6 +33,15 @@ HELD_BYTES = 4 * 1024 * 1024
 GIVE_UP_S = 0.3
 """How long the rest of what was asked waits for an editor that has closed stdin and does not read."""
 
+CLOSE_S = 0.2
+"""How long `close` waits for everything that was said to leave."""
+
+FINISH_S = 3.0
+"""How long in all `close` waits for a begun line and the last answers, while a slow editor goes on reading."""
+
+STALLED_S = 0.5
+"""An editor that took nothing for so long reads no more."""
+
 FAIR_S = 0.005
 """A task that sends without ever waiting gives the others a turn this often."""
 
@@ -163,14 +172,18 @@ class StdioTransport:
         line = _line(message)
         if self._observe is not None:
             self._observe("out", line[:-1])
-        return self._sink.write(line)
+        return self._sink.write(line, is_needed="method" not in message)
 
     async def close(self) -> None:
-        """Write what waits, for at most 200 ms, and let go of the descriptors; both are left open and blocking."""
+        """Write what waits and let go of the descriptors; both are left open and blocking.
+
+        Behind a slow editor, updates that were not begun are dropped after 200 ms; a begun line and the responses have
+        3 s while it reads.
+        """
         self._source.end()
         if self._reading is not None:
             await asyncio.wait([self._reading])
-        await self._sink.close(timeout_s=0.2)
+        await self._sink.close(timeout_s=CLOSE_S, finish_s=FINISH_S, stalled_s=STALLED_S)
 
     def _look_at(self, line: bytes | Oversized) -> Message | None:
         if isinstance(line, Oversized):

@@ -252,7 +252,8 @@ class Store(Protocol):
         ...
 
     async def open_session(self, session_id: str) -> Tail:
-        """The row and the tail. A session left `running` by a dead owner is repaired first, exactly once."""
+        """The row and the tail. A session left `running` by a dead owner is repaired first, exactly once; where nothing
+        can be written, the next claim does it."""
         ...
 
     async def tail(self, session_id: str) -> Tail:
@@ -323,9 +324,10 @@ class Store(Protocol):
         minute in which nothing is appended; without effect if this store runs none."""
         ...
 
-    def disown(self, session_id: str) -> None:
-        """The turn that this store runs in the session is over, but its end could not be stored: the next to open the
-        session here, or to claim a turn, repairs it first, as if its owner had died. Never fails; writes nothing."""
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        """The turn that this store runs in the session is over, but its `end`, which belongs under `leaf`, could not be
+        stored: the next to open the session here, or to claim a turn, stores it first. Where that cannot be, the turn
+        is repaired as if its owner had died. Never fails; writes nothing."""
         ...
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:

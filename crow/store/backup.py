@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.errors import ArgumentError, StoreUnavailable
+from crow.store.connection import REPAIR
 
 __all__ = ["Backup", "back_up"]
 
@@ -60,8 +61,8 @@ def _copy(connection: sqlite3.Connection, part: Path, path: Path) -> tuple[int, 
         problems = _problems_of(copy)
         if problems != ["ok"]:
             raise StoreUnavailable(
-                f"The copy fails SQLite's integrity check ({'; '.join(problems)}), so the database itself is damaged."
-                f" {path} was not made; an earlier backup may be whole."
+                f"{path} was not made: the copy fails SQLite's integrity check ({'; '.join(problems)}), so the database"
+                f" itself is damaged. {REPAIR}"
             )
         (sessions,) = copy.execute("SELECT count(*) FROM sessions WHERE deleted_ms IS NULL").fetchone()
         (entries,) = copy.execute("SELECT count(*) FROM entries").fetchone()

@@ -21,11 +21,19 @@ import aiosqlite
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.fields import mend
-from crow.store.lock import locked
+from crow.store.lock import FileId, file_id, locked
 
-__all__ = ["Connection", "explained"]
+__all__ = ["FAILURES", "REPAIR", "Connection", "FileConnection", "FileGone", "explained"]
 
 T = TypeVar("T")
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
+"""What SQLite's functions raise; the last two where a damaged file has odd names or sizes."""
+
+REPAIR = "Close every crow, then run crow doctor --repair: it keeps a copy and rebuilds what can be rebuilt."
+"""What to do about damage."""
+
+_ATTEMPTS = 5
 
 _FUNCTION = "-- a function, given as the only parameter"
 
@@ -39,12 +47,14 @@ class Connection:
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, prepare: Callable[[], None], busy_timeout_s: float) -> Connection:
-        """Connect, after `prepare` was called in a thread.
+    async def open(
+        cls, path: Path, *, prepare: Callable[[], None], busy_timeout_s: float, how: str = "mode=rw"
+    ) -> Connection:
+        """Connect to a file that exists, after `prepare` was called in a thread; `how` is the query of SQLite's URI.
 
         :raises StoreUnavailable: it cannot be opened; what `prepare` raises is passed on.
         """
-        connection, failures = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s))
+        connection, failures = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s, how))
         await connection
         opened = cls(path, connection)
         if failures:
@@ -72,8 +82,9 @@ class Connection:
             await self._connection.close()
 
 
-def explained(error: sqlite3.Error, path: Path, busy_timeout_s: float) -> Exception:
-    """`error` in words a person can act on; `error` itself if no circumstance but a fault of ours explains it."""
+def explained(error: Exception, path: Path, busy_timeout_s: float) -> Exception:
+    """One of `FAILURES` in words a person can act on; `error` itself if no circumstance but a fault of ours explains
+    it."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
@@ -86,14 +97,19 @@ def explained(error: sqlite3.Error, path: Path, busy_timeout_s: float) -> Except
         case sqlite3.SQLITE_CANTOPEN:
             words = f"cannot be opened ({error}). Make it a file that you can read and write, or {elsewhere}"
         case sqlite3.SQLITE_NOTADB:
-            words = f"is no crow database ({error}). Move it away, or {elsewhere}"
+            words = (
+                f"is no crow database ({error}). If it was one, close every crow and run crow doctor --repair; else"
+                f" move it away, or {elsewhere}"
+            )
         case sqlite3.SQLITE_CORRUPT:
-            words = f"is damaged ({error}). Restore a backup, move it away, or {elsewhere}"
+            words = f"is damaged ({error}). {REPAIR}"
+        case None if not isinstance(error, sqlite3.Error) or "decode to UTF-8" in str(error):
+            words = f"is damaged ({str(error) or type(error).__name__}). {REPAIR}"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_NOLFS:
             words = f"cannot be read or written ({error}). Check the disk, or {elsewhere}"
         case _:
             return error
-    return StoreUnavailable(f"{path} {words}.")
+    return StoreUnavailable(f"{path} {words.rstrip('.')}.")
 
 
 class _Outcome(sqlite3.Cursor):
@@ -105,8 +121,14 @@ class _Outcome(sqlite3.Cursor):
         return [self.outcome]
 
 
-class _FunctionRunner(sqlite3.Connection):
-    """Executes statements, and functions in the place of statements."""
+class FileGone(Exception):
+    """The path of a database names another file than the one that is open, or none. Caught in the store."""
+
+
+class FileConnection(sqlite3.Connection):
+    """Executes statements, and functions in the place of statements. `file` is the file that is open; None: unknown."""
+
+    file: FileId | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         if sql is _FUNCTION:
@@ -126,7 +148,7 @@ def _mended(parameters: Any) -> Any:
 
 
 def _make(
-    path: Path, prepare: Callable[[], None], busy_timeout_s: float
+    path: Path, prepare: Callable[[], None], busy_timeout_s: float, how: str
 ) -> tuple[aiosqlite.Connection, list[sqlite3.Error]]:
     """A connection to be awaited, and where it then puts the error if it could not connect.
 
@@ -137,12 +159,24 @@ def _make(
 
     def connect() -> sqlite3.Connection:
         try:
-            return sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionRunner)
+            return _connected(path, busy_timeout_s, how)
         except sqlite3.Error as error:
             failures.append(error)
             return sqlite3.connect(":memory:")
 
     return aiosqlite.Connection(connect, iter_chunk_size=64), failures
+
+
+def _connected(path: Path, busy_timeout_s: float, how: str) -> FileConnection:
+    uri = f"{path.absolute().as_uri()}?{how}"
+    for _ in range(_ATTEMPTS):
+        before = file_id(path)
+        made = sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=FileConnection)
+        made.file = file_id(path)
+        if made.file == before:
+            return made
+        made.close()  # it was replaced in this very moment: which of the two is open?
+    raise sqlite3.OperationalError(f"{path} is replaced again and again")
 
 
 async def _in_daemon_thread(make: Callable[[], T]) -> T:

@@ -34,17 +34,23 @@ from crow.store.exchange import (
     renumbered,
 )
 from crow.store.paths import entries_of
+from crow.store.rows import missing_entry
 
 __all__ = ["Chosen", "Lines", "choose", "family", "next_entries"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending."""
+    """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending.
 
+    Those of them in `missing` are named by others, but are not in the database, which is damaged.
+    """
+
+    conversation: int
     head: tuple[ConversationRecord | SessionRecord, ...]
     moves: tuple[MoveRecord, ...]
     ids: array[int]
+    missing: frozenset[int]
     sessions: frozenset[str]
 
 
@@ -79,7 +85,7 @@ class Lines:
                     yield self._counted(line_of(blob_record(name, data)))
             record = EntryRecord(
                 id=_number(chosen.ids, entry.id),
-                parent=None if entry.parent is None else _number(chosen.ids, entry.parent),
+                parent=None if entry.parent is None or entry.parent >= entry.id else _number(chosen.ids, entry.parent),
                 session=entry.session if entry.session in chosen.sessions else None,
                 turn=entry.turn,
                 model=entry.model,
@@ -127,8 +133,9 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
 def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
     """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
-    ids = array("q", (row[0] for row in connection.execute(_NEEDED, chosen)))
-    (created_ms,) = connection.execute("SELECT created_ms FROM conversations WHERE id = ?", (conversation,)).fetchone()
+    ids, missing = _entry_ids(connection, chosen)
+    query = "SELECT created_ms FROM conversations WHERE id = ?"
+    (created_ms,) = connection.execute(query, (conversation,)).fetchone() or (0,)
     rows = connection.execute(
         "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
         " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number",
@@ -150,6 +157,7 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
         chosen,
     )
     return Chosen(
+        conversation=conversation,
         head=(ConversationRecord(created_ms=created_ms), *records),
         moves=tuple(
             MoveRecord(
@@ -162,19 +170,42 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
             for session, from_leaf, to_leaf, reason, created_ms in moves
         ),
         ids=ids,
+        missing=missing,
         sessions=frozenset(sessions),
     )
 
 
-def next_entries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-    """The first of the entries `ids`, and how many that took.
+def next_entries(connection: sqlite3.Connection, chosen: Chosen, start: int, most: int) -> tuple[list[Entry], int]:
+    """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took; words stand for those that
+    are missing.
 
     :raises StoreUnavailable: one was deleted meanwhile.
     """
+    ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
-    if len(found) < taken:
-        raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
-    return found, taken
+    absent = set(ids[:taken]).difference(entry.id for entry in found)
+    if not absent <= chosen.missing:  # deleted, or on a damaged page that only an index led to
+        (living,) = connection.execute(
+            "SELECT count(*) FROM sessions WHERE id IN (SELECT value FROM json_each(?)) AND deleted_ms IS NULL",
+            (json.dumps(sorted(chosen.sessions)),),
+        ).fetchone()
+        if living < len(chosen.sessions):
+            raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
+    entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in absent)]
+    return sorted(entries, key=lambda entry: entry.id), taken
+
+
+def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
+    """The ids of what is exported, ascending, and which of them others name though they are not there."""
+    rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
+    named = {leaf for (leaf,) in rows}
+    there = array("q")
+    for entry_id, parent in connection.execute(_NEEDED, chosen):
+        there.append(entry_id)
+        if isinstance(parent, int) and not _number(there, parent):
+            named.add(parent)
+    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not _number(there, one))
+    return array("q", sorted([*there, *missing])) if missing else there, missing
 
 
 def _maybe_number(ids: array[int], entry: int | None) -> int | None:
@@ -202,7 +233,8 @@ _NEEDED = """
         UNION SELECT m.to_leaf FROM chosen JOIN moves m ON m.session = chosen.id
         UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
     )
-    SELECT id FROM entries
-    WHERE conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    SELECT id, parent FROM entries
+    WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id
 """
+# `+` keeps the index by conversation out of it: where that is damaged, what it lacks would be left out without a word.

@@ -15,20 +15,35 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from crow.domain.errors import StoreUnavailable
 
-__all__ = ["FileLock", "Patience", "locked"]
+__all__ = ["FileId", "FileLock", "Patience", "file_id", "locked"]
 
 logger = logging.getLogger(__name__)
 
 _CLOSING_PATIENCE_S = 0.4
 """Well above what processes that take turns keep each other waiting, and within what an editor grants to an exit."""
 
+_ATTEMPTS = 5
+
 fcntl: Any = None
 with suppress(ImportError):  # Windows
     fcntl = importlib.import_module("fcntl")
+
+
+FileId: TypeAlias = tuple[int, int]
+"""Device and inode."""
+
+
+def file_id(path: Path | str) -> FileId | None:
+    """The file that `path` names; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class Patience:
@@ -62,11 +77,15 @@ class FileLock:
 
         :raises StoreUnavailable: it cannot be made, or somebody else held it for too long.
         """
-        if self._file is None:
-            self._file = self._open()
-        file = self._file
+        file = self._open()
         if self._is_supported:
             self._acquire(file)
+            for _ in range(_ATTEMPTS):
+                if self._is_there(file):
+                    break
+                self.close()  # somebody deleted it: others lock the file that comes after it
+                file = self._open()
+                self._acquire(file)
         try:
             yield
         finally:
@@ -79,15 +98,22 @@ class FileLock:
             os.close(self._file)
             self._file = None
 
+    def _is_there(self, file: int) -> bool:
+        """Whether the path still names the file that is open, or cannot name any."""
+        opened, found = os.fstat(file), file_id(f"{self._path}.lock")
+        return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
+
     def _open(self) -> int:
         path = f"{self._path}.lock"
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            if self._file is None:
+                self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreUnavailable(
                 f"{path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
                 " another directory."
             ) from error
+        return self._file
 
     def _acquire(self, file: int) -> None:
         since = time.monotonic()

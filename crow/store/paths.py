@@ -12,21 +12,36 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from crow.domain.entries import Checkpoint, Entry, Prompt, Restore
-from crow.store import Tail
-from crow.store.rows import ENTRY_COLUMNS, ENTRY_SOURCE, entry_of, loader, session_row
+from crow.store import SessionRow, Tail
+from crow.store.codec import Unreadable
+from crow.store.rows import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, entry_of, loader, missing_entry, session_row
 
-__all__ = ["count_messages", "entries_of", "entry", "has_user", "ids_before", "is_on_path", "path_ids", "tail"]
+__all__ = [
+    "count_messages",
+    "damage",
+    "entries_of",
+    "entry",
+    "has_user",
+    "ids_before",
+    "is_on_path",
+    "path_ids",
+    "tail",
+]
 
 _BATCH = 256
 _BATCH_BYTES = 4 * 1024 * 1024
 
+# A damaged parent may name anything: only an older entry of the same conversation is followed.
 _WALK = """
-    WITH RECURSIVE path (id, parent, steps) AS (
-        SELECT id, parent, 1 FROM entries WHERE id = :start
+    WITH RECURSIVE path (id, parent, conversation, steps) AS (
+        SELECT id, parent, conversation, 1 FROM entries
+        WHERE id = :start AND conversation = coalesce(:conversation, conversation)
         UNION ALL
-        SELECT e.id, e.parent, steps + 1 FROM path JOIN entries e ON e.id = path.parent WHERE steps < :limit
+        SELECT e.id, e.parent, e.conversation, steps + 1 FROM path JOIN entries e ON e.id = path.parent
+        WHERE steps < :limit AND e.id < path.id AND e.conversation = path.conversation
     )
 """
 
@@ -38,7 +53,7 @@ def tail(connection: sqlite3.Connection, session_id: str) -> Tail:
     restored: set[int] = set()
     first_kept: int | None = None
     has_prompt = False
-    for entry in _entries(connection, row.leaf):
+    for entry in _entries(connection, row):
         if first_kept is not None and entry.id < first_kept:
             break
         newest_first.append(entry)
@@ -62,14 +77,19 @@ def tail(connection: sqlite3.Connection, session_id: str) -> Tail:
 def path_ids(connection: sqlite3.Connection, leaf: int | None) -> Iterator[int]:
     """The ids of the path that ends at `leaf`, newest first."""
     while leaf is not None:
-        ids, leaf = ids_before(connection, leaf, _BATCH)
+        ids, leaf, _ = ids_before(connection, leaf, _BATCH)
         yield from ids
 
 
-def ids_before(connection: sqlite3.Connection, start: int, limit: int) -> tuple[list[int], int | None]:
-    """Up to `limit` ids of the path that ends at `start`, newest first, and where to go on; None after the root."""
-    rows = connection.execute(f"{_WALK} SELECT id, parent FROM path", {"start": start, "limit": limit}).fetchall()
-    return [row[0] for row in rows], rows[-1][1] if rows else None
+def ids_before(
+    connection: sqlite3.Connection, start: int, limit: int, *, conversation: int | None = None
+) -> tuple[list[int], int | None, int | None]:
+    """Up to `limit` ids of the path that ends at `start`, newest first; where to go on, None at the end; and the entry
+    that should come there but is missing, None if the end is the root."""
+    rows = connection.execute(
+        f"{_WALK} SELECT id, parent FROM path", {"start": start, "limit": limit, "conversation": conversation}
+    ).fetchall()
+    return [row[0] for row in rows], *_next(start, rows, limit)
 
 
 def is_on_path(connection: sqlite3.Connection, leaf: int | None, entry_id: int) -> bool:
@@ -85,10 +105,11 @@ def has_user(connection: sqlite3.Connection, leaf: int) -> bool:
 def count_messages(connection: sqlite3.Connection, session_ids: Sequence[str]) -> dict[str, int]:
     """How many prompts and answers are on the path of each session; about 2 µs an entry."""
     rows = connection.execute(
-        "WITH RECURSIVE path (session, parent, kind) AS ("
-        " SELECT s.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
+        "WITH RECURSIVE path (session, id, parent, kind) AS ("
+        " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
         " WHERE s.id IN (SELECT value FROM json_each(?))"
-        " UNION ALL SELECT path.session, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent)"
+        " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
+        " WHERE e.id < path.id)"  # a damaged parent may name anything
         " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
         (json.dumps(list(session_ids)),),
     )
@@ -130,28 +151,57 @@ def entry(connection: sqlite3.Connection, entry_id: int) -> Entry | None:
     return entry_of(row, loader(connection)) if row else None
 
 
-def _entries(connection: sqlite3.Connection, start: int | None) -> Iterator[Entry]:
-    """The path that ends at `start`, newest first."""
+def damage(connection: sqlite3.Connection, entry_id: int) -> str:
+    """Why an entry cannot be read; empty if it can, or if there is none."""
+    row = connection.execute(f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id = ?", (entry_id,)).fetchone()
+    try:
+        if row is not None:
+            body_of(row, loader(connection))
+    except Unreadable as error:
+        return str(error)
+    return ""
+
+
+def _entries(connection: sqlite3.Connection, row: SessionRow) -> Iterator[Entry]:
+    """The path of the session, newest first. Words stand for what is missing at its end."""
     load = loader(connection)
+    start = row.leaf
     while start is not None:
         rows = connection.execute(
             f"{_WALK} SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE}"
             " WHERE e.id IN (SELECT id FROM path) ORDER BY e.id DESC",
-            {"start": start, "limit": _BATCH},
+            {"start": start, "limit": _BATCH, "conversation": row.conversation},
         ).fetchall()
-        for row in rows:
-            yield entry_of(row, load)
-        start = rows[-1][3] if rows else None
+        for one in rows:
+            yield entry_of(one, load)
+        start, missing = _next(start, rows, _BATCH, parent_at=3)
+        if missing is not None:
+            yield missing_entry(missing, row.conversation, row.id)
 
 
 def _newest_of_kind(connection: sqlite3.Connection, start: int | None, kind: str) -> Entry | None:
     while start is not None:
         rows = connection.execute(
             f"{_WALK} SELECT path.id, path.parent, e.kind FROM path JOIN entries e ON e.id = path.id",
-            {"start": start, "limit": _BATCH},
+            {"start": start, "limit": _BATCH, "conversation": None},
         ).fetchall()
         for entry_id, _, found in rows:
             if found == kind:
                 return entry(connection, entry_id)
-        start = rows[-1][1] if rows else None
+        start, _ = _next(start, rows, _BATCH)
     return None
+
+
+def _next(
+    start: int, rows: Sequence[Sequence[Any]], limit: int, *, parent_at: int = 1
+) -> tuple[int | None, int | None]:
+    """Where a walk from `start` goes on that gave `rows`, which begin with an id; and what is missing: see
+    `ids_before`."""
+    if not rows:
+        return None, start
+    entry_id, parent = rows[-1][0], rows[-1][parent_at]
+    if parent is None:
+        return None, None
+    if not isinstance(parent, int) or not 0 < parent < entry_id:
+        return None, entry_id - 1
+    return (parent, None) if len(rows) == limit else (None, parent)

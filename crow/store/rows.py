@@ -1,27 +1,40 @@
 """Rows of the tables as values.
 
-Strategy: one list of columns and one function for each of the two kinds of row that leave the store, sessions and
-entries. A body that cannot be read becomes a remark that says so, in its place in the path, so that one damaged byte
-costs one entry and never a session: the model does not see it, the user does, and the bytes stay as they are.
+One damaged byte costs one entry and never a session: what cannot be trusted is replaced by words that say so, for the
+user and for the model; the bytes stay as they are.
 """
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from crow.domain.entries import Body, Entry, Remark
+from crow.domain.entries import Announcement, Assistant, Body, CallRef, Entry, Remark, ToolResult, User
 from crow.domain.errors import NoSuchSession
-from crow.domain.messages import Usage
+from crow.domain.messages import Text, Usage
 from crow.store import SessionRow
 from crow.store.codec import Unreadable, decode, from_json
+from crow.store.connection import REPAIR
 from crow.store.fields import Load
 from crow.store.owner import readable
 
-__all__ = ["ENTRY_COLUMNS", "ENTRY_SOURCE", "SESSION_COLUMNS", "entry_of", "loader", "session_of", "session_row"]
+__all__ = [
+    "ENTRY_COLUMNS",
+    "ENTRY_SOURCE",
+    "SESSION_COLUMNS",
+    "body_of",
+    "checksum",
+    "entry_of",
+    "loader",
+    "missing_entry",
+    "session_of",
+    "session_row",
+]
 
 SESSION_COLUMNS = (
     "id, conversation, leaf, cwd, model, mode, title, title_by_user, additional_directories, permissions, config,"
@@ -32,7 +45,8 @@ SESSION_COLUMNS = (
 
 ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
-    " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms"
+    " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
+    " e.body_blob, e.call_entry, e.call_index, e.checksum"
 )
 """What `entry_of` takes, of `ENTRY_SOURCE`; the body as bytes, since damaged text would fail the whole query."""
 
@@ -87,13 +101,21 @@ def session_of(row: Sequence[Any]) -> SessionRow:
     )
 
 
+def checksum(body: bytes, columns: Sequence[object]) -> int:
+    """What tells whether an entry is still what was written.
+
+    `body` is its JSON, or the hash of the blob that holds it; `columns` are conversation, session, parent, turn, kind,
+    model, call_entry, call_index, the four counts of tokens, cost, estimate and created_ms.
+    """
+    return zlib.crc32(body, zlib.crc32(ascii(tuple(columns)).encode()))
+
+
 def entry_of(row: Sequence[Any], load: Load) -> Entry:
-    """The entry of a row of `ENTRY_COLUMNS`."""
-    body: Body
+    """The entry of a row of `ENTRY_COLUMNS`; words stand for a body that is damaged or unknown."""
     try:
-        body = decode(row[5], row[6], load)
+        body = body_of(row, load)
     except Unreadable as error:
-        body = Remark(text=f"Entry {row[0]} ({row[5]}) could not be read: {error}.", message_id=f"unreadable-{row[0]}")
+        return _stand_in(row, f"Entry {row[0]} ({row[5]}) could not be read: {error}.")
     return Entry(
         id=row[0],
         conversation=row[1],
@@ -109,14 +131,84 @@ def entry_of(row: Sequence[Any], load: Load) -> Entry:
     )
 
 
+def body_of(row: Sequence[Any], load: Load) -> Body:
+    """The body of a row of `ENTRY_COLUMNS`.
+
+    :raises Unreadable: it is damaged, or of a kind that this version does not know.
+    """
+    data, blob, written = row[6], row[15], row[18]
+    if written is not None:
+        columns = (*row[1:6], row[7], *row[16:18], *row[8:15])
+        if checksum(data or b"" if blob is None else str(blob).encode(), columns) != written:
+            raise Unreadable("it is damaged: its checksum is wrong")
+    if blob is not None:
+        if data is None:
+            raise Unreadable(f"blob {blob:.12}, which holds it, is missing")
+        _check_blob(blob, bytes(data))
+    return decode(row[5], data, load)
+
+
+def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
+    """Words in the place of an entry that its child, or its session, names, but that is not there."""
+    words = f"Entry {entry_id} is missing from the database, and with it all before it. {REPAIR}"
+    return Entry(
+        id=entry_id,
+        conversation=conversation,
+        session=session,
+        parent=None,
+        turn=0,
+        body=Remark(text=words, message_id=_stand_in_id(entry_id)),
+    )
+
+
 def loader(connection: sqlite3.Connection) -> Load:
-    """Reads blobs by hash."""
+    """Reads blobs by hash.
+
+    :raises Unreadable: a blob is not what its hash says.
+    """
 
     def load(name: str) -> bytes | None:
         row = connection.execute("SELECT data FROM blobs WHERE hash = ?", (name,)).fetchone()
-        return bytes(row[0]) if row else None
+        if row is None:
+            return None
+        data = bytes(row[0])
+        _check_blob(name, data)
+        return data
 
     return load
+
+
+def _stand_in(row: Sequence[Any], words: str) -> Entry:
+    """An entry in the place of one that cannot be read. It says so to the user, and to the model where that one had a
+    part in the conversation."""
+    name, kind, call_entry, call_index = _stand_in_id(row[0]), row[5], row[16], row[17]
+    body: Body = Remark(text=words, message_id=name)
+    if kind == "user":
+        body = User(parts=(Text(text=f"[{words}]"),), message_id=name)
+    elif kind == "assistant":
+        body = Assistant(text=f"[{words}]", message_id=name)
+    elif kind == "tool" and isinstance(call_entry, int) and isinstance(call_index, int):
+        call = CallRef(assistant=call_entry, index=call_index)
+        body = ToolResult(
+            call=call, name="", text=f"[{words}]", is_error=True, announcement=Announcement(title="(damaged)")
+        )
+    return Entry(
+        id=row[0],
+        conversation=row[1],
+        session=row[2],
+        parent=row[3] if isinstance(row[3], int) else None,
+        turn=row[4] if isinstance(row[4], int) else 0,
+        body=body,
+    )
+
+
+def _stand_in_id(entry_id: int) -> str:
+    return f"unreadable-{entry_id}"
+
+
+def _check_blob(name: str, data: bytes) -> None:
+    if hashlib.sha256(data).hexdigest() != name:
+        raise Unreadable(f"blob {name:.12} is damaged: its sha256 is wrong")
 
 
 def _usage_of(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from crow.store import Hit, Scope
-from crow.store.paths import is_on_path, path_ids
+from crow.store.paths import damage, is_on_path, path_ids
 from crow.store.rows import session_row
 
 __all__ = ["hit_of", "patterns_of", "search", "terms_of"]
@@ -96,6 +96,8 @@ def _texts(
         if row is None:
             continue
         conversation, writer, is_writer_there, kind, created_ms, text = row
+        if why := damage(connection, entry_id):
+            text = f"[Entry {entry_id} ({kind}) could not be read: {why}.]"
         session = writer if is_writer_there else session_id or _reader_of(connection, conversation, entry_id, scope.cwd)
         if session is not None:
             yield entry_id, session, kind, created_ms, text

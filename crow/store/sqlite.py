@@ -7,13 +7,16 @@ before the transaction begins. Knows the clock and who owns this store; no SQL o
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.entries import Entry, NewEntry
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part
 from crow.store import (
     Hit,
@@ -36,18 +39,29 @@ from crow.store import (
     sessions,
     turns,
 )
-from crow.store.codec import encode, encode_parts
+from crow.store.codec import Encoded, encode, encode_parts
 from crow.store.database import Database, JournalMode
 from crow.store.owner import Owner, enlist, retire
-from crow.store.rows import session_row
+from crow.store.rows import missing_entry, session_row
 from crow.store.scan import scan
 from crow.store.search import search
 
 __all__ = ["SqliteStore"]
 
+logger = logging.getLogger(__name__)
+
 _IDS_PER_READ = 4_096
 _ENTRIES_PER_REMOVAL = 50
 _LARGEST_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The end of a turn that could not be stored."""
+
+    leaf: int | None
+    turn: int
+    entries: tuple[tuple[NewEntry, Encoded], ...]
 
 
 class SqliteStore(Store):
@@ -56,7 +70,7 @@ class SqliteStore(Store):
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self._owner = owner
-        self._disowned: set[str] = set()
+        self._disowned: dict[str, _End] = {}
         # facts by base URL and model, each with when they were read: after what others wrote, and this store learned
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
         self._times_learned = 0
@@ -97,7 +111,7 @@ class SqliteStore(Store):
         return self._database
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()))
+        return await self._database.write(lambda sql: sessions.create_session(sql, new, now_ms=_now_ms()), begins=True)
 
     async def fork_session(
         self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
@@ -111,11 +125,12 @@ class SqliteStore(Store):
                 cwd=cwd,
                 additional_directories=additional_directories,
                 now_ms=_now_ms(),
-            )
+            ),
+            begins=True,
         )
 
     async def named(self, alias: str) -> SessionRow | None:
-        return await self._database.read(lambda sql: sessions.named(sql, alias))
+        return await self._database.read(lambda sql: sessions.named(sql, alias), begins=True)
 
     async def move_alias(self, session_id: str, to: str) -> None:
         await self._database.write(lambda sql: sessions.move_alias(sql, session_id, to, now_ms=_now_ms()))
@@ -127,7 +142,8 @@ class SqliteStore(Store):
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
     ) -> Page:
         return await self._database.read(
-            lambda sql: sessions.list_sessions(sql, cwd=cwd, cursor=cursor, limit=limit, archived=archived)
+            lambda sql: sessions.list_sessions(sql, cwd=cwd, cursor=cursor, limit=limit, archived=archived),
+            begins=True,
         )
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
@@ -139,7 +155,7 @@ class SqliteStore(Store):
         return await self._database.write(change)
 
     async def delete_session(self, session_id: str) -> None:
-        await self._database.write(lambda sql: sessions.delete_session(sql, session_id, now_ms=_now_ms()))
+        await self._database.write(lambda sql: sessions.delete_session(sql, session_id, now_ms=_now_ms()), begins=True)
 
     async def open_session(self, session_id: str) -> Tail:
         def look(sql: sqlite3.Connection) -> Tail | None:
@@ -147,15 +163,20 @@ class SqliteStore(Store):
                 return None
             return paths.tail(sql, session_id)
 
-        tail = await self._database.read(look)
+        tail = await self._database.read(look, begins=True)
+        if tail is None and self._database.is_read_only:
+            tail = await self.tail(session_id)
         if tail is None:
 
             def repair(sql: sqlite3.Connection) -> None:
                 self._leave(sql, session_id)
                 turns.repair(sql, self._owner, session_id, now_ms=_now_ms())
 
-            await self._database.write(repair)
-            self._disowned.discard(session_id)
+            try:
+                await self._database.write(repair)
+                self._disowned.pop(session_id, None)
+            except StoreUnavailable as error:  # a full disk, say: what is there can be read
+                logger.warning("Session %s is opened as it is: %s", session_id, error)
             tail = await self.tail(session_id)
         return tail
 
@@ -163,12 +184,15 @@ class SqliteStore(Store):
         return await self._database.read(lambda sql: paths.tail(sql, session_id))
 
     async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
-        start = (await self.session(session_id)).leaf
+        row = await self.session(session_id)
+        start, missing = row.leaf, None
         newest_first = array("q")  # eight bytes an entry: a path may have a hundred thousand
         while start is not None:
-            ids, start = await self._database.read(_ids_before(start))
+            ids, start, missing = await self._database.read(_ids_before(start, row.conversation))
             newest_first.extend(ids)
         newest_first.reverse()
+        if missing is not None:
+            yield (missing_entry(missing, row.conversation, session_id),)
         done = 0
         while done < len(newest_first):
             batch, taken = await self._database.read(_entries_of(newest_first[done : done + _IDS_PER_READ]))
@@ -191,7 +215,8 @@ class SqliteStore(Store):
         await self._database.write(
             lambda sql: turns.enqueue(
                 sql, self._owner, session_id, parts=encoded, message_id=message_id, now_ms=_now_ms()
-            )
+            ),
+            begins=True,
         )
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
@@ -219,8 +244,8 @@ class SqliteStore(Store):
                 sql, self._owner, session_id, message_id, parts=parts, leaf=leaf, cut=cut, now_ms=_now_ms()
             )
 
-        start = await self._database.write(take)
-        self._disowned.discard(session_id)
+        start = await self._database.write(take, begins=True)
+        self._disowned.pop(session_id, None)
         return start
 
     async def append(
@@ -249,11 +274,27 @@ class SqliteStore(Store):
     async def renew_lease(self, session_id: str) -> None:
         await self._database.write(lambda sql: turns.renew_lease(sql, self._owner, session_id, now_ms=_now_ms()))
 
-    def disown(self, session_id: str) -> None:
-        self._disowned.add(session_id)
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        encoded = tuple((entry, encode(entry.body)) for entry in end)
+        self._disowned[session_id] = _End(leaf=leaf, turn=turn, entries=encoded)
 
     def _leave(self, sql: sqlite3.Connection, session_id: str) -> None:
-        if session_id in self._disowned:
+        """Store the end of a turn that nobody runs any more; else make it one whose owner is dead."""
+        end = self._disowned.get(session_id)
+        if end is None:
+            return
+        try:
+            turns.append(
+                sql,
+                self._owner,
+                session_id,
+                leaf=end.leaf,
+                turn=end.turn,
+                entries=end.entries,
+                release=True,
+                now_ms=_now_ms(),
+            )
+        except (LeafMoved, SessionBusy, NoSuchSession):
             turns.leave(sql, self._owner, session_id)
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
@@ -355,8 +396,10 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _ids_before(start: int) -> Callable[[sqlite3.Connection], tuple[list[int], int | None]]:
-    return lambda sql: paths.ids_before(sql, start, _IDS_PER_READ)
+def _ids_before(
+    start: int, conversation: int
+) -> Callable[[sqlite3.Connection], tuple[list[int], int | None, int | None]]:
+    return lambda sql: paths.ids_before(sql, start, _IDS_PER_READ, conversation=conversation)
 
 
 def _entries_of(ids: Sequence[int]) -> Callable[[sqlite3.Connection], tuple[tuple[Entry, ...], int]]:

@@ -15,6 +15,8 @@ from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, St
 from crow.domain.errors import NoSuchSession
 from crow.domain.messages import Text, Usage
 from crow.store.codec import Encoded, encode
+from crow.store.fields import mend
+from crow.store.rows import checksum
 
 __all__ = ["Tip"]
 
@@ -53,30 +55,30 @@ class Tip:
         stored = encoded or encode(new.body)
         usage = _usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
+        columns = (
+            self.conversation,
+            mend(self.session_id),
+            self.leaf,
+            turn,
+            stored.kind,
+            mend(new.model),
+            call.assistant if call else None,
+            call.index if call else None,
+            usage.input_tokens if usage else None,
+            usage.output_tokens if usage else None,
+            usage.cached_tokens if usage else None,
+            usage.reasoning_tokens if usage else None,
+            _cost(new.cost),
+            new.estimate,
+            self.now_ms,
+        )
+        body = stored.spilled if stored.text is None else stored.text
+        assert body is not None
         cursor = self.connection.execute(
-            "INSERT INTO entries (id, conversation, session, parent, turn, kind, model, body, body_blob, call_entry,"
-            " call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate, created_ms)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                entry_id,
-                self.conversation,
-                self.session_id,
-                self.leaf,
-                turn,
-                stored.kind,
-                new.model,
-                stored.text,
-                stored.spilled,
-                call.assistant if call else None,
-                call.index if call else None,
-                usage.input_tokens if usage else None,
-                usage.output_tokens if usage else None,
-                usage.cached_tokens if usage else None,
-                usage.reasoning_tokens if usage else None,
-                new.cost,
-                new.estimate,
-                self.now_ms,
-            ),
+            "INSERT INTO entries (id, body, body_blob, checksum, conversation, session, parent, turn, kind, model,"
+            " call_entry, call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate,"
+            " created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (entry_id, stored.text, stored.spilled, checksum(body.encode(), columns), *columns),
         )
         entry_id = cursor.lastrowid
         assert entry_id is not None
@@ -163,7 +165,7 @@ class Tip:
     def _count(self, new: NewEntry, usage: Usage | None) -> None:
         added = self._added
         added["entries"] += 1
-        self._cost += new.cost or 0.0
+        self._cost += _cost(new.cost) or 0.0
         if usage is not None:
             added["input"] += usage.input_tokens or 0
             added["output"] += usage.output_tokens or 0
@@ -194,6 +196,11 @@ def _usage(usage: Usage | None) -> Usage | None:
     return Usage(
         input_tokens=fitting[0], output_tokens=fitting[1], cached_tokens=fitting[2], reasoning_tokens=fitting[3]
     )
+
+
+def _cost(cost: float | None) -> float | None:
+    """As SQLite gives it back: a float, no NaN, no negative zero."""
+    return None if cost is None or cost != cost else float(cost) + 0.0
 
 
 def _storable(count: int) -> int:

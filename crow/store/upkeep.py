@@ -100,7 +100,7 @@ class Upkeep:
             yield lines.head(part)
             done = 0
             while done < len(part.ids):
-                entries, taken = await self._read(part.ids[done : done + _IDS_PER_READ])
+                entries, taken = await self._read(part, done)
                 done += taken
                 for line in lines.entries(part, entries):
                     yield line
@@ -147,8 +147,8 @@ class Upkeep:
     async def _choose(self, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
         return await self._database.read(lambda sql: choose(sql, conversation, sessions, known))
 
-    async def _read(self, ids: Sequence[int]) -> tuple[Sequence[Entry], int]:
-        return await self._database.read(lambda sql: next_entries(sql, ids))
+    async def _read(self, chosen: Chosen, start: int) -> tuple[Sequence[Entry], int]:
+        return await self._database.read(lambda sql: next_entries(sql, chosen, start, _IDS_PER_READ))
 
 
 def _addition(intake: Intake, here: str, piece: Piece) -> Callable[[sqlite3.Connection], None]:

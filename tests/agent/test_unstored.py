@@ -122,7 +122,7 @@ async def test_what_could_not_be_stored_is_tried_again_while_idle(
         assert await ends(run) == [("shown", "interrupted"), ("end", "cancelled")]
 
 
-async def test_a_session_closed_before_its_turn_could_be_ended_is_repaired_when_it_is_opened_again(
+async def test_a_session_closed_before_its_turn_could_be_ended_has_that_end_when_it_is_opened_again(
     tmp_path: Path,
 ) -> None:
     say = Say(text=["shown"], hold=anyio.Event())
@@ -132,9 +132,35 @@ async def test_a_session_closed_before_its_turn_could_be_ended_is_repaired_when_
             await shown_and_saved(run, "".join(say.text))
             with locked(run):
                 await run.session.close()
-        assert await state(run) == "running"
+                assert (
+                    await run.store.open_session("s1")
+                ).row.state == "running"  # it opens, though nothing can be stored
         tail = await run.store.open_session("s1")
         assert tail.row.state == "idle"
         assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
-        assert await ends(run) == [("shown", "interrupted"), ("end", "interrupted")]
+        assert await ends(run) == [("shown", "interrupted"), ("end", "cancelled")]
         assert await run.store.open_session("s1") == tail
+
+
+async def test_what_was_shown_last_is_kept_though_the_session_was_closed_before_it_could_be_stored(
+    tmp_path: Path,
+) -> None:
+    say = Say(text=["shown ", "and never saved as a draft"], hold=anyio.Event())
+    async with opened(tmp_path, ScriptedModel(say)) as run:
+
+        async def fail() -> None:
+            with pytest.raises(StoreUnavailable, match=LOCKED):
+                await run.session.prompt(text("first"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await shown_and_saved(run, "".join(say.text))
+            with locked(run):
+                say.hold.set()
+                while run.session.busy:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+                await run.session.close()
+        tail = await run.store.open_session("s1")
+        assert await ends(run) == [("shown and never saved as a draft", "stop"), ("end", "error")]
+        start = await run.store.take_turn("s1", None, leaf=tail.row.leaf)
+        assert (start.moved, start.entries) == (False, ())

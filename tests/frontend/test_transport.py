@@ -245,6 +245,43 @@ async def test_a_sender_cancelled_while_it_waits_leaves_no_half_line() -> None:
         await transport.close()
 
 
+async def test_a_slow_reader_gets_the_begun_line_whole_and_the_last_answers_after_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "CLOSE_S", 0.0)
+    monkeypatch.setattr(transport, "FINISH_S", 60.0)
+    monkeypatch.setattr(transport, "STALLED_S", 60.0)
+    with pipe() as up, pipe() as down:
+        sender = StdioTransport(up[0], down[1])
+        received = b""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sender.send, {"method": "session/update", "params": {"n": 1, "pad": "x" * 300_000}})
+            tasks.start_soon(sender.send, {"method": "session/update", "params": {"n": 2}})
+            tasks.start_soon(sender.send, {"id": 7, "result": {}})
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(sender.close)
+            await anyio.wait_all_tasks_blocked()
+            await sender.send({"method": "session/update", "params": {"n": 3}})
+            while received.count(b"\n") < 2:
+                received += await anyio.to_thread.run_sync(os.read, down[0], 1_000)
+        os.close(down[1])
+        down[1] = -1
+        assert os.read(down[0], PIPE_BYTES) == b""
+    lines = [json.loads(line) for line in received.splitlines()]
+    assert [line.get("id") or line["params"]["n"] for line in lines] == [1, 7]
+
+
+async def test_a_reader_that_takes_nothing_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "STALLED_S", 0.0)
+    with pipe() as up, pipe() as down:
+        sender = StdioTransport(up[0], down[1])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sender.send, {"id": 1, "result": "x" * 300_000})
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(5):
+                await sender.close()
+
+
 async def test_only_who_sends_on_without_waiting_is_made_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is said after a rest costs no further pass of the event loop; somebody who never waits starves nobody."""
     monkeypatch.setattr(transport, "FAIR_S", -1.0)

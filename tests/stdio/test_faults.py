@@ -5,18 +5,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 from crow.domain.entries import Assistant, TurnEnd
 from crow.store.migrations import VERSION
 from crow.store.sqlite import SqliteStore
-from tests.stdio.conftest import StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.stdio.test_turns import drafted_text, opened, reloaded
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
@@ -99,12 +103,7 @@ async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
     session = await made(crow, place)
-    with closing(sqlite3.connect(home / "crow.db")) as connection:
-        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries'").fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-    with (home / "crow.db").open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xff" * size)
+    destroy(home / "crow.db", "entries")
     before = fingerprint(home)
     async with crow() as agent:
         await agent.initialize()
@@ -115,24 +114,185 @@ async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
     assert fingerprint(home)["crow.db"] == before["crow.db"]
 
 
-@pytest.mark.parametrize("mode", [0o500, 0o700])
-async def test_a_directory_or_file_that_cannot_be_written_is_named_and_left_as_it_is(
-    crow: StartCrow, home: Path, place: Path, mode: int
+async def test_a_damaged_index_is_named_with_its_remedy_and_repaired_by_it(
+    crow: StartCrow, home: Path, place: Path
 ) -> None:
-    await made(crow, place)
+    session = await made(crow, place)
+    destroy(home / "crow.db", "entries_fts_data")
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "say again")
+        assert raised.value.message.startswith(f"{home / 'crow.db'} is damaged (")
+        assert "Close every crow, then run crow doctor --repair" in raised.value.message
+        open_still = await repairing(home)
+    assert (open_still.returncode, b"is open in another process" in open_still.stderr) == (2, True)
+    repaired = await repairing(home)
+    assert (repaired.returncode, repaired.stderr) == (0, b"")
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "hello"
+        assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
+        found = await agent.prompt(session, "/search hello")
+        assert found == {"stopReason": "end_turn"}
+        assert "hello" in agent.text(session).partition("again")[2]
+
+
+def destroy(database: Path, table: str) -> None:
+    """Overwrite the root page of a table or an index."""
+    with closing(sqlite3.connect(database)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
+async def repairing(home: Path) -> subprocess.CompletedProcess[bytes]:
+    """`crow doctor --repair`."""
+    env = {"CROW_HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    return await anyio.run_process([sys.executable, "-m", "crow", "doctor", "--repair"], env=env, check=False)
+
+
+async def test_a_result_that_changed_on_disk_is_named_and_the_session_goes_on(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    (place / "number.txt").write_text("the number is seventeen\n")
+    endpoint.script(fake.calls(("read_file", {"path": "number.txt"})), fake.text("seen"), fake.text("again"))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "look")
+    database = home / "crow.db"
+    content = database.read_bytes()
+    changed = content.replace(b"the number is seventeen", b"the number is seventy-1")
+    assert changed != content
+    database.write_bytes(changed)
+    async with crow(endpoint=endpoint) as agent:
+        since = len(agent.log)
+        await reloaded(agent, session, place)
+        (update,) = agent.updates(session, "tool_call", since=since)
+        assert "could not be read: it is damaged: its checksum is wrong" in str(update["content"])
+        assert await agent.prompt(session, "go on") == {"stopReason": "end_turn"}
+        (told,) = [message["content"] for message in endpoint.asked[-1].body["messages"] if message["role"] == "tool"]
+        assert "could not be read: it is damaged: its checksum is wrong" in told
+        assert "seventy" not in str([logged.message for logged in agent.log[since:]])
+
+
+@pytest.mark.parametrize("mode", [0o500, 0o700])
+async def test_what_cannot_be_written_is_read_and_prompts_say_that_nothing_can_be_stored(
+    crow: StartCrow, home: Path, place: Path, tmp_path: Path, mode: int
+) -> None:
+    session = await made(crow, place)
     (home / "crow.db").chmod(0o400 if mode == 0o700 else 0o600)
     home.chmod(mode)
     before = fingerprint(home)
     try:
         async with crow(argv=unprivileged([sys.executable, "-m", "crow", "acp"])) as agent:
             await agent.initialize()
-            words = await refused(agent, place)
+            assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
+            for cwd in (tmp_path, place):
+                since = len(agent.log)
+                await agent.load_session(session, cwd)
+                assert agent.text(session, since=since) == "hello"
+            with pytest.raises(RpcError) as raised:
+                await agent.prompt(session, "say lost")
+            for words in (raised.value.message, await refused(agent, place)):
+                assert words.startswith(f"{home / 'crow.db'} cannot be written")
+                assert "CROW_HOME" in words
+                assert words.endswith("nothing can be stored; what is there can be read.")
+            assert fingerprint(home) == before
+            home.chmod(0o700)
+            (home / "crow.db").chmod(0o600)
+            assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
     finally:
         home.chmod(0o700)
-    assert words.startswith(str(home / "crow.db"))
-    assert "writ" in words
-    assert "CROW_HOME" in words
-    assert fingerprint(home)["crow.db"] == before["crow.db"]
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "helloagain"
+
+
+# the file goes away
+
+
+@pytest.mark.parametrize("asks", ["session/prompt", "session/list", "session/load", "session/new"])
+async def test_a_deleted_database_is_named_and_put_back_with_everything_in_it(
+    crow: StartCrow, home: Path, place: Path, asks: str
+) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say hello")
+        for file in home.glob("crow.db*"):
+            file.unlink()
+        params: dict[str, dict[str, Any]] = {
+            "session/prompt": {"sessionId": session, "prompt": [{"type": "text", "text": "say lost"}]},
+            "session/list": {},
+            "session/load": {"sessionId": session, "cwd": str(place), "mcpServers": []},
+            "session/new": {"cwd": str(place), "mcpServers": []},
+        }
+        with pytest.raises(RpcError) as raised:
+            await agent.request(asks, params[asks])
+        assert raised.value.code == -32603
+        assert raised.value.message.startswith(f"{home / 'crow.db'} was deleted while crow was running. Crow has put")
+        if asks in ("session/list", "session/load"):  # an editor may swallow that error
+            with pytest.raises(RpcError, match="was deleted while crow was running"):
+                await agent.prompt(session, "say lost")
+        assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session, "user_message_chunk") == "say hellosay again"
+        assert agent.text(session) == "helloagain"
+
+
+async def test_a_database_deleted_in_the_middle_of_an_answer_keeps_the_whole_answer(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("shown", " and kept", between=[gate]), fake.text("second"))
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "first")
+        await agent.wait_for_text(session, "shown")
+        await drafted_text(home / "crow.db", "shown")
+        for file in home.glob("crow.db*"):
+            file.unlink()
+        gate.open()
+        assert await call.result() == {"stopReason": "end_turn"}
+        with pytest.raises(RpcError, match="was deleted while crow was running"):
+            await agent.prompt(session, "second")
+        assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
+    async with crow() as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "shown and keptsecond"
+
+
+async def test_a_database_that_took_the_place_of_the_open_one_is_left_alone(
+    crow: StartCrow, home: Path, place: Path, tmp_path: Path
+) -> None:
+    other = await made(crow, place, "say other words")
+    (home / "crow.db").rename(tmp_path / "other.db")
+    async with crow() as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say hello")
+        (tmp_path / "other.db").rename(home / "crow.db")
+        before = fingerprint(home)["crow.db"]
+        for asks, params in (
+            ("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "say lost"}]}),
+            ("session/list", {}),
+            ("session/load", {"sessionId": session, "cwd": str(place), "mcpServers": []}),
+        ):
+            with pytest.raises(RpcError) as raised:
+                await agent.request(asks, params)
+            assert raised.value.message.startswith(f"{home / 'crow.db'} was replaced by another file while crow was")
+    assert fingerprint(home)["crow.db"] == before
+    (copy,) = home.glob("crow-rescued-*.db")
+    assert str(copy) in raised.value.message
+    for database, known, said in ((home / "crow.db", other, "other words"), (copy, session, "hello")):
+        database.rename(home / "crow.db")
+        async with crow() as agent:
+            await agent.initialize()
+            assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [known]
+            await reloaded(agent, known, place)
+            assert agent.text(known) == said
 
 
 # what passes
@@ -214,3 +374,57 @@ async def test_a_full_disk_is_named_and_the_session_goes_on_when_there_is_room(
         assert agent.text(session).startswith(shown)
     with closing(sqlite3.connect(disk.directory / "crow.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_a_load_while_the_disk_is_full_shows_and_keeps_the_answer_that_only_memory_has(
+    crow: StartCrow, disk: FullDisk, place: Path, tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("shown ", "and kept " * 10_000, between=[gate]), fake.text("went on"))
+    whole = "shown " + "and kept " * 10_000
+    async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
+        session = await opened(agent, place)
+        call = await agent.start_prompt(session, "first")
+        await agent.wait_for_text(session, "shown")
+        await drafted_text(disk.directory / "crow.db", "shown ")
+        disk.fill(agent.pid)
+        gate.open()
+        with pytest.raises(RpcError):
+            await call.result()
+        for cwd in (place, tmp_path):
+            since = len(agent.log)
+            await agent.load_session(session, cwd)
+            assert agent.text(session, "user_message_chunk", since=since) == "first"
+            assert agent.text(session, since=since).startswith(whole)
+        disk.free(agent.pid)
+        since = len(agent.log)
+        assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
+        assert agent.text(session, since=since) == "went on"
+        assert any(whole in str(message["content"]) for message in endpoint.asked[-1].body["messages"])
+    async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session, "user_message_chunk") == "firstsecond"
+        assert agent.text(session).startswith(whole)
+
+
+async def test_what_is_there_can_be_listed_loaded_and_shown_while_the_disk_is_full(
+    crow: StartCrow, disk: FullDisk, place: Path
+) -> None:
+    home = {"CROW_HOME": str(disk.directory)}
+    async with crow(env=home) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "say hello")
+    async with crow(env=home) as agent:
+        await agent.initialize()
+        disk.fill(agent.pid)
+        assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
+        await agent.load_session(session, place)
+        assert agent.text(session) == "hello"
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "say lost")
+        assert raised.value.message.startswith(str(disk.directory / "crow.db"))
+        disk.free(agent.pid)
+        assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
+    async with crow(env=home) as agent:
+        await reloaded(agent, session, place)
+        assert agent.text(session) == "helloagain"

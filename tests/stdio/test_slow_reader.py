@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from crow.store.sqlite import SqliteStore
 from tests.stdio.conftest import ROOT
+from tests.store.scenes import converse, new_session
 from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 
@@ -21,14 +23,26 @@ PADDING = "x" * 50_000
 
 MOST_INSIDE_MB = 16
 
+CROW = (sys.executable, "-m", "crow", "acp")
+
+ENDS_AT_ONCE = """
+import sys
+from crow.cli import main
+from crow.frontend import agent, transport
+agent.DRAIN_S, transport.CLOSE_S, transport.FINISH_S, transport.STALLED_S = 0.0, 0.0, 60.0, 60.0
+sys.exit(main(["acp"]))
+"""
+"""Starts the process as it is, but that it gives no time to what was asked before the end of stdin."""
+
 
 class Reader:
     """A client that reads when it is told to."""
 
-    def __init__(self, home: Path, endpoint: FakeEndpoint) -> None:
-        model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": "sk-test-0", "CROW_MODEL": "fake-model"}
+    def __init__(self, home: Path, endpoint: FakeEndpoint | None, command: Sequence[str] = CROW) -> None:
+        model = {"CROW_MODEL": "offline"}
+        if endpoint is not None:
+            model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": "sk-test-0", "CROW_MODEL": "fake-model"}
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), **model}
-        command = [sys.executable, "-m", "crow", "acp"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
         )
@@ -77,6 +91,11 @@ def stalled(gates: Sequence[Gate]) -> int:
     return passed
 
 
+def wait_until_gone(path: Path) -> None:
+    while path.exists():
+        time.sleep(0.001)
+
+
 def streaming() -> tuple[fake.Reply, list[Gate]]:
     """A long answer, and what tells how much of it has left."""
     gates = [Gate() for _ in PIECES]
@@ -121,3 +140,31 @@ def test_a_reader_that_pauses_slows_the_turn_and_gets_everything_or_cancels(home
         finally:
             _, errors = reader.process.communicate(timeout=20)
         assert (reader.process.returncode, errors) == (0, b"")
+
+
+async def test_a_load_that_the_end_of_stdin_interrupts_leaves_whole_lines_and_an_answer(
+    home: Path, place: Path
+) -> None:
+    store = await SqliteStore.open(home / "crow.db")
+    await store.create_session(new_session(cwd=str(place)))
+    await converse(store, "s1", *(f"{number} " + "x" * 300_000 for number in range(10)))
+    await store.close()
+    reader = Reader(home, None, [sys.executable, "-c", ENDS_AT_ONCE])
+    try:
+        reader.answer(reader.ask("initialize", {"protocolVersion": 1}))
+        asked = reader.ask("session/load", {"sessionId": "s1", "cwd": str(place), "mcpServers": []})
+        assert reader.process.stdin is not None
+        assert reader.process.stdout is not None
+        beginning = os.read(reader.process.stdout.fileno(), 1)
+        assert (home / "crow.db-wal").exists()
+        reader.process.stdin.close()
+        wait_until_gone(home / "crow.db-wal")  # the store is closed last
+    finally:
+        reader.process.stdin = None
+        rest, errors = reader.process.communicate(timeout=20)
+    output = beginning + rest
+    assert output.endswith(b"\n")
+    messages = [json.loads(line) for line in output.splitlines()]
+    (answer,) = [message for message in messages if message.get("id") == asked]
+    assert answer["error"]["message"].startswith("The connection was closed before session/load was done.")
+    assert (reader.process.returncode, errors) == (0, b"")

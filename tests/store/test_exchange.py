@@ -434,9 +434,20 @@ async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
         connection.execute("UPDATE entries SET body = '{' WHERE id = ?", (entries[1].id,))
     await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
     _, unreadable, end = [entry.body for entry in await history(other, "s1")]
-    assert isinstance(unreadable, domain.Remark)
-    assert unreadable.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
+    assert isinstance(unreadable, domain.Assistant)
+    assert unreadable.text.startswith(f"[Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
     assert end == entries[2].body
+
+
+async def test_a_session_that_comes_back_twice_is_whole_though_a_fork_kept_what_it_wrote_before(
+    sqlite_store: SqliteStore, tmp_path: Path
+):
+    await told(sqlite_store)
+    for number in range(2):
+        data = await exported(sqlite_store, ("s1",))
+        assert b"is missing from the database" not in data
+        await Upkeep(sqlite_store).remove(["s1"])
+        await imported(sqlite_store, tmp_path / f"{number}.jsonl", data)
 
 
 async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_fork_kept(

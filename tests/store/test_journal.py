@@ -76,13 +76,19 @@ async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
     await again.close()
 
 
-async def test_a_database_that_has_a_wal_is_refused_by_name_where_none_is_granted(
+async def test_a_database_that_has_a_wal_is_only_read_where_none_is_granted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / "crow.db"
-    await (await SqliteStore.open(path)).close()
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    entries = await converse(store, "s1", "one")
+    await store.close()
     before = path.read_bytes()
     without_shared_memory(monkeypatch)
-    with pytest.raises(StoreUnavailable, match=r"crow\.db cannot be opened .*CROW_HOME"):
-        await SqliteStore.open(path)
+    store = await SqliteStore.open(path)
+    assert await history(store, "s1") == entries
+    with pytest.raises(StoreUnavailable, match=r"crow\.db cannot be opened .*CROW_HOME.* nothing can be stored"):
+        await store.create_session(new_session("s2"))
+    await store.close()
     assert path.read_bytes() == before

@@ -342,13 +342,13 @@ async def test_the_reader_cannot_write(sqlite_store: SqliteStore):
 # damage
 
 
-async def test_a_damaged_entry_reads_as_a_remark_in_its_place(sqlite_store: SqliteStore):
+async def test_a_damaged_entry_reads_as_words_in_its_place(sqlite_store: SqliteStore):
     await sqlite_store.create_session(new_session())
     entries = await converse(sqlite_store, "s1", "one", "two")
     with raw(sqlite_store._database.path) as connection:
         connection.execute("DROP TRIGGER entries_never_change")
         connection.execute("UPDATE entries SET body = CAST(x'ff7b' AS TEXT) WHERE id = ?", (entries[1].id,))
-        connection.execute("UPDATE entries SET kind = 'hologram' WHERE id = ?", (entries[2].id,))
+        connection.execute("UPDATE entries SET kind = 'hologram', checksum = NULL WHERE id = ?", (entries[2].id,))
         read = await history(sqlite_store, "s1")
         assert connection.execute("SELECT id, content FROM messages ORDER BY id").fetchall() == [
             (entries[0].id, "one"),
@@ -359,8 +359,8 @@ async def test_a_damaged_entry_reads_as_a_remark_in_its_place(sqlite_store: Sqli
     assert ids(read) == ids(entries)
     assert (read[0], read[3:]) == (entries[0], entries[3:])
     damaged, unknown = read[1].body, read[2].body
-    assert isinstance(damaged, Remark)
-    assert damaged.text.startswith(f"Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
+    assert isinstance(damaged, Assistant)
+    assert damaged.text.startswith(f"[Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
     assert unknown == Remark(
         text=f"Entry {entries[2].id} (hologram) could not be read: its kind 'hologram' is unknown to this version.",
         message_id=f"unreadable-{entries[2].id}",
@@ -386,7 +386,7 @@ async def test_a_damaged_page_is_named(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[4096:] = bytes(len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(StoreUnavailable, match=r"crow\.db is damaged .*Restore a backup"):
+    with pytest.raises(StoreUnavailable, match=r"crow\.db is damaged .*run crow doctor --repair"):
         await SqliteStore.open(path)
 
 

@@ -37,6 +37,7 @@ def age(path: Path, session: str, days: int) -> None:
             connection.execute(
                 f"UPDATE {table} SET created_ms = created_ms - ? WHERE {key} = ?", (days * DAY_MS, session)
             )
+        connection.execute("UPDATE entries SET checksum = NULL")
         connection.execute(
             "CREATE TRIGGER entries_never_change BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'no'); END"
         )

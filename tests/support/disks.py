@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -89,8 +88,6 @@ def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
 
     def connected(path: Any, **options: Any) -> sqlite3.Connection:
-        if path == ":memory:":
-            return connect(path, **options)
-        return connect(f"file:{quote(str(path))}?vfs=unix-none", uri=True, **options)
+        return connect(f"{path}&vfs=unix-none" if options.get("uri") else path, **options)
 
     monkeypatch.setattr(sqlite3, "connect", connected)

@@ -1,0 +1,582 @@
+"""Damage to the file: every read gives the truth or names what is damaged, and `repair` brings back the rest."""
+
+from __future__ import annotations
+
+import random
+import re
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crow.domain.conversation import for_model
+from crow.domain.entries import Entry, NewEntry, Prompt, Remark, Started, ToolResult, TurnEnd
+from crow.domain.errors import ArgumentError, StoreError
+from crow.domain.messages import ToolMessage, ToolSpec
+from crow.store import SessionRow
+from crow.store.codec import SPILL_BYTES, encode
+from crow.store.intake import Defaults
+from crow.store.migrations import VERSION
+from crow.store.repair import problems as problems_of
+from crow.store.repair import repair
+from crow.store.sqlite import SqliteStore
+from crow.store.upkeep import Upkeep
+from tests.store.scenes import ANNOUNCED, add, begin, bodies, converse, history, ids, new_session, result, said
+from tests.support.paths import problems
+
+PROJECT = Path(__file__).parents[2]
+
+CHANGED = "could not be read: it is damaged: its checksum is wrong."
+
+
+def changed(path: Path, statement: str, *values: object) -> None:
+    """Change the closed database behind crow's back."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        assert connection.execute(statement, values).rowcount == 1
+
+
+async def test_a_result_that_changed_on_disk_is_named_to_the_user_and_to_the_model(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    user = await begin(sqlite_store, "s1", "look")
+    (answer,) = await add(sqlite_store, "s1", said("I look", calls=1))
+    done = result(answer.id, "the number is 17")
+    _, tool = await add(sqlite_store, "s1", Started(call=done.call, why="free", announcement=ANNOUNCED), done)
+    path = sqlite_store.database.path
+    changed(path, "UPDATE entries SET body = replace(body, '17', '71') WHERE id = ?", tool.id)
+    entries = await history(sqlite_store, "s1")
+    assert ids(entries) == [user.id, answer.id, tool.id - 1, tool.id]
+    damaged = entries[-1].body
+    assert isinstance(damaged, ToolResult)
+    assert (damaged.call, damaged.is_error) == (done.call, True)
+    assert damaged.text == f"[Entry {tool.id} (tool) {CHANGED}]"
+    messages = for_model((await sqlite_store.open_session("s1")).entries).messages
+    assert problems(messages) == []
+    assert [message.text for message in messages if isinstance(message, ToolMessage)] == [damaged.text]
+    assert "71" not in str(await bodies(sqlite_store, "s1"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("session", "x"),
+        ("turn", 7),
+        ("kind", "user"),
+        ("model", "x"),
+        ("input_tokens", 5),
+        ("cost", 0.5),
+        ("estimate", "x"),
+        ("created_ms", 1),
+        ("body", "{}"),
+        ("call_index", 3),
+    ],
+)
+async def test_every_column_of_an_entry_is_checked(sqlite_store: SqliteStore, column: str, value: object):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one", "two")
+    path = sqlite_store.database.path
+    changed(path, f"UPDATE entries SET {column} = ? WHERE id = ?", value, entries[1].id)
+    read = await history(sqlite_store, "s1")
+    assert CHANGED in str(read[1].body)
+    assert (read[0], read[2:]) == (entries[0], entries[2:])
+
+
+async def test_what_was_said_is_found_by_the_words_that_name_the_damage(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "kittiwake")
+    path = sqlite_store.database.path
+    changed(path, "UPDATE entries SET body = replace(body, 'kittiwake', 'albatross') WHERE id = ?", entries[0].id)
+    hits = {hit.entry: hit.snippet for hit in await sqlite_store.search("kittiwake")}
+    assert hits == {entries[0].id: f"[Entry {entries[0].id} (user) {CHANGED}]", entries[1].id: "KITTIWAKE"}
+
+
+async def test_a_blob_that_changed_on_disk_is_named(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    whole, spilled = await add(sqlite_store, "s1", said("before"), result(1, "x" * 50_000))
+    path = sqlite_store.database.path
+    changed(path, "UPDATE blobs SET data = zeroblob(length(data))")
+    read = await history(sqlite_store, "s1")
+    assert read[0] == whole
+    assert f"Entry {spilled.id} (tool) could not be read: blob " in str(read[1].body)
+    assert "is damaged: its sha256 is wrong" in str(read[1].body)
+
+
+async def test_entries_that_an_older_version_wrote_are_read_unchecked(sqlite_store: SqliteStore):
+    await sqlite_store.create_session(new_session())
+    (entry,) = await add(sqlite_store, "s1", said("words"))
+    changed(sqlite_store.database.path, "UPDATE entries SET checksum = NULL")
+    assert await history(sqlite_store, "s1") == (entry,)
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "snow ☃ \U0001f426", "half \ud83d of one", "nul \0 inside", "\x7f\u2028"], ids=ascii
+)
+@pytest.mark.parametrize("cost", [None, 0, 1, -0.0, 0.1 + 0.2, float("nan"), float("inf")], ids=str)
+async def test_what_was_not_changed_is_never_taken_for_damaged(sqlite_store: SqliteStore, text: str, cost: float):
+    await sqlite_store.create_session(new_session())
+    entry = NewEntry(body=said(text), model=f"m {text}", cost=cost, estimate=3)
+    await sqlite_store.append("s1", leaf=None, turn=1, entries=[entry])
+    (read,) = await bodies(sqlite_store, "s1")
+    assert "could not be read" not in str(read)
+
+
+@pytest.mark.parametrize("missing", [0, 2, 5], ids=["first", "middle", "leaf"])
+async def test_what_is_missing_is_named_where_it_should_come(sqlite_store: SqliteStore, tmp_path: Path, missing: int):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one", "two")
+    gone = entries[missing].id
+    with closing(sqlite3.connect(sqlite_store.database.path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM entries WHERE id = ?", (gone,))
+    read = await history(sqlite_store, "s1")
+    words = f"Entry {gone} is missing from the database, and with it all before it. Close every crow, then run crow"
+    assert isinstance(read[0].body, Remark)
+    assert read[0].body.text.startswith(words)
+    assert read[1:] == entries[missing + 1 :]
+    assert (await sqlite_store.open_session("s1")).entries == read
+    written = b"".join([line async for line in Upkeep(sqlite_store).export(("s1",))])
+    (tmp_path / "x.jsonl").write_bytes(written)
+    other = await SqliteStore.open(tmp_path / "other.db")
+    await Upkeep(other).import_file(tmp_path / "x.jsonl", Defaults(model="m1", mode="ask"))
+    taken_in = await bodies(other, "s1")
+    await other.close()
+    assert any(words in str(body) for body in taken_in)
+    assert taken_in[-len(entries[missing + 1 :]) or len(taken_in) :] == [entry.body for entry in entries[missing + 1 :]]
+    await converse(sqlite_store, "s1", "three")
+
+
+@pytest.mark.parametrize("parent", [3, 2**40, 0, -1])
+async def test_a_parent_that_cannot_be_one_ends_the_path_there(sqlite_store: SqliteStore, parent: int):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one", "two")
+    with closing(sqlite3.connect(sqlite_store.database.path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE entries SET parent = ? WHERE id = ?", (parent, entries[2].id))
+    read = await history(sqlite_store, "s1")
+    assert "is missing from the database" in str(read[0].body)
+    assert CHANGED in str(read[1].body)
+    assert read[2:] == entries[3:]
+
+
+# damaged pages
+
+PAGE_BYTES = 4096
+HOW = ("zeros", "ones", "noise", "a sector", "a byte")
+TOKEN = re.compile(r"<\d{5}>")
+NAMED = ("is damaged", "is no crow database", "could not be read", "is missing from the database")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A database before it is damaged, and what is in it."""
+
+    content: bytes
+    rows: Mapping[str, SessionRow]
+    histories: Mapping[str, tuple[Entry, ...]]
+    entries: Mapping[int, Entry]
+
+    @property
+    def pages(self) -> int:
+        return len(self.content) // PAGE_BYTES
+
+    def page(self, number: int) -> bytes:
+        return self.content[(number - 1) * PAGE_BYTES : number * PAGE_BYTES]
+
+    def entries_on(self, number: int) -> set[int]:
+        """The entries of which a part is on this page, or the name of the blob that holds them."""
+        page = self.page(number).decode("latin-1")
+        tokens = set(TOKEN.findall(page))
+        return {
+            entry.id
+            for entry in self.entries.values()
+            if token_of(entry) in tokens or (encode(entry.body).spilled or "no blob") in page
+        }
+
+    def sessions_on(self, number: int) -> set[str]:
+        """The sessions whose row is on this page."""
+        return {row.id for row in self.rows.values() if f"Title of {row.id}".encode() in self.page(number)}
+
+
+def words(number: int, size: int) -> str:
+    """A text of which every piece says whose it is."""
+    return f"<{number:05}> of twigs, " * (size // 18 + 1)
+
+
+def token_of(entry: Entry) -> str:
+    found = TOKEN.search(str(entry.body))
+    assert found is not None
+    return found[0]
+
+
+async def build(path: Path) -> None:
+    """Sessions with small and large results, an undone turn, forks, a session that was deleted."""
+    store = await SqliteStore.open(path)
+    await store.learn("http://127.0.0.1:1/v1", "m1", {"context_window": 4_000})
+    numbers = count(1)
+    for name in ("s1", "s2", "gone", "s3", "quiet"):
+        await store.create_session(new_session(name, title=f"Title of {name}", cwd=f"/home/{name}"))
+    for turn in range(8):
+        for name in ("s1", "s2", "gone", "s3"):
+            user = await begin(store, name, words(next(numbers), 60))
+            if turn == 0:
+                system = words(next(numbers), 200)
+                tools = (ToolSpec(name=system[:7], description=system, input_schema={}),)
+                await add(store, name, Prompt(system=system, tools=tools, cwd=system, model="m1"), turn=user.turn)
+            for size in (200, 3_000, 6_000, 45_000 if turn % 4 == 0 else 400):
+                (answer,) = await add(store, name, said(words(next(numbers), 100), calls=1), turn=user.turn)
+                number = next(numbers)
+                done = replace(result(answer.id, words(number, size)), raw_output={"end": f"<{number:05}>"})
+                await add(store, name, done, turn=user.turn)
+            end = TurnEnd(stop="end_turn", detail=words(next(numbers), 1))
+            await add(store, name, end, turn=user.turn, release=True)
+    source, middle = await store.session("s1"), (await history(store, "s1"))[30]
+    for name, leaf in (("f1", middle.id), ("f2", source.leaf)):
+        await store.create_session(
+            new_session(name, conversation=source.conversation, leaf=leaf, title=f"Title of {name}", forked_from="s1")
+        )
+    user = await begin(store, "f1", words(next(numbers), 90))
+    end = TurnEnd(stop="end_turn", detail=words(next(numbers), 1))
+    await add(store, "f1", said(words(next(numbers), 90)), end, turn=user.turn, release=True)
+    row, before = await store.session("s2"), (await history(store, "s2"))[-15]
+    await store.move_leaf("s2", leaf=row.leaf, to=before.id, reason="undo")
+    await store.delete_session("gone")
+    await store.tidy()
+    await store.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    path = tmp_path_factory.mktemp("whole") / "crow.db"
+
+    async def make() -> Whole:
+        await build(path)
+        content = path.read_bytes()
+        store = await SqliteStore.open(path)
+        rows = {name: await store.session(name) for name in ("s1", "s2", "s3", "quiet", "f1", "f2")}
+        histories = {name: await history(store, name) for name in rows}
+        found = {entry.id: entry for entries in histories.values() for entry in entries}
+        await store.close()
+        return Whole(content=content, rows=rows, histories=histories, entries=found)
+
+    return anyio.run(make)
+
+
+def damaged(content: bytes, number: int, how: str, noise: random.Random) -> bytes:
+    """The file with a damaged page."""
+    start = (number - 1) * PAGE_BYTES
+    page = bytearray(content[start : start + PAGE_BYTES])
+    match how:
+        case "zeros":
+            page[:] = bytes(PAGE_BYTES)
+        case "ones":
+            page[:] = b"\xff" * PAGE_BYTES
+        case "noise":
+            page[:] = noise.randbytes(PAGE_BYTES)
+        case "a sector":
+            sector = noise.randrange(8) * 512
+            page[sector : sector + 512] = noise.randbytes(512)
+        case "a byte":
+            page[noise.randrange(PAGE_BYTES)] ^= 1 << noise.randrange(8)
+    return content[:start] + bytes(page) + content[start + PAGE_BYTES :]
+
+
+def names_damage(found: object) -> bool:
+    return any(words in str(found) for words in NAMED)
+
+
+@contextmanager
+def damage_is_named() -> Iterator[None]:
+    """What fails in the block says that the database is damaged."""
+    try:
+        yield
+    except StoreError as error:
+        if not names_damage(error):
+            raise
+
+
+async def check_reads(path: Path, whole: Whole) -> None:
+    """Every read gives the truth, or an error or words that name the damage."""
+    with damage_is_named():
+        store = await SqliteStore.open(path)
+        try:
+            for read in (check_list, check_histories, check_search, check_export):
+                with damage_is_named():
+                    await read(store, whole)
+        finally:
+            await store.close()
+
+
+async def check_list(store: SqliteStore, whole: Whole) -> None:
+    listed = {row.id: row for row in (await store.sessions()).rows}
+    assert listed == {name: row for name, row in whole.rows.items() if row.has_prompt}
+
+
+async def check_histories(store: SqliteStore, whole: Whole) -> None:
+    for name, truth in whole.histories.items():
+        with damage_is_named():
+            check_path(await history(store, name), truth, whole)
+        with damage_is_named():
+            check_path((await store.open_session(name)).entries, truth, whole)
+
+
+def check_path(found: tuple[Entry, ...], truth: tuple[Entry, ...], whole: Whole) -> None:
+    assert all(entry == whole.entries.get(entry.id) or names_damage(entry.body) for entry in found)
+    assert found == truth or any(names_damage(entry.body) for entry in found)
+
+
+async def check_search(store: SqliteStore, whole: Whole) -> None:
+    for entry in list(whole.entries.values())[::17]:
+        hits = await store.search(token_of(entry))
+        assert all(names_damage(hit.snippet) or token_of(entry) in hit.snippet for hit in hits)
+
+
+async def check_export(store: SqliteStore, whole: Whole) -> None:
+    written = b"".join([line async for line in Upkeep(store).export(("s1", "s2", "s3"))]).decode()
+    told = set(TOKEN.findall(written))
+    expected = {token_of(entry) for name in ("s1", "s2", "s3") for entry in whole.histories[name]}
+    assert names_damage(written) or expected <= told
+
+
+async def check_repaired(path: Path, whole: Whole, number: int) -> None:
+    """Everything is there again that is not on the page; the rest is named."""
+    done = repair(path)
+    touched, rows = whole.entries_on(number), whole.sessions_on(number)
+    store = await SqliteStore.open(path)
+    try:
+        for entry in whole.entries.values():
+            found = await store.entry(entry.id)
+            assert found is not None
+            assert (found.parent, found.session) == (entry.parent, entry.session)
+            if found.body != entry.body:
+                assert entry.id in touched
+                assert any(line.startswith(f"entry {entry.id} ") for line in done.lost)
+            elif found != entry:  # its row was lost, but what it held was kept apart
+                assert isinstance(entry.body, ToolResult)
+                assert len(entry.body.text) > SPILL_BYTES
+        for name, row in whole.rows.items():
+            found_row = await store.session(name)
+            if found_row != row:
+                assert name in rows
+                assert any(f"session {name}" in line for line in done.lost)
+                assert found_row.conversation == row.conversation
+                assert found_row.cwd == row.cwd or not row.has_prompt  # only indexes of what is listed know that
+            if found_row.leaf == row.leaf:
+                assert ids(await history(store, name)) == ids(whole.histories[name])
+        assert set(await Upkeep(store).ids()) == set(whole.rows)
+        await converse(store, "s3", "and on it goes")
+    finally:
+        await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert problems_of(connection) == ()
+        connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
+        assert connection.execute("SELECT count(*) FROM entries WHERE session = 'gone'").fetchone() == (0,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.floats(0, 1, exclude_max=True), how=st.sampled_from(HOW), seed=st.integers())
+def test_a_damaged_page_is_named_and_all_else_is_recovered(whole: Whole, at: float, how: str, seed: int):
+    number = 1 + int(at * whole.pages)
+
+    async def check(path: Path) -> None:
+        await check_reads(path, whole)
+        await check_repaired(path, whole, number)
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "crow.db"
+        path.write_bytes(damaged(whole.content, number, how, random.Random(seed)))
+        anyio.run(check, path)
+
+
+# repair
+
+
+def overwrite(path: Path, table: str) -> None:
+    """Destroy the root page of a table or an index."""
+    with closing(sqlite3.connect(path)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * PAGE_BYTES)
+        file.write(b"\xff" * PAGE_BYTES)
+
+
+def files_in(directory: Path) -> set[str]:
+    return {file.name for file in directory.iterdir() if file.suffix != ".lock"}
+
+
+async def test_a_whole_database_is_left_as_it_is(tmp_path: Path, whole: Whole):
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    done = repair(path)
+    assert (done.outcome, done.copy, done.problems, done.lost) == ("whole", None, (), ())
+    assert (done.sessions, path.read_bytes()) == (len(whole.rows), whole.content)
+    assert files_in(tmp_path) == {"crow.db"}
+
+
+@pytest.mark.parametrize("index", ["entries_fts_data", "entries_fts_idx", "entries_by_session", "sessions_listed"])
+async def test_indexes_that_stop_all_writing_are_rebuilt_and_nothing_is_lost(tmp_path: Path, whole: Whole, index: str):
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    overwrite(path, index)
+    store = await SqliteStore.open(path)
+    with pytest.raises(StoreError, match=r"is damaged .*Close every crow, then run crow doctor --repair"):
+        await converse(store, "s1", "refused")
+    await store.close()
+    before = path.read_bytes()
+    done = repair(path)
+    assert (done.outcome, done.lost, done.sessions) == ("recovered", (), len(whole.rows))
+    assert done.copy is not None
+    assert done.copy.read_bytes() == before
+    assert path.stat().st_mode & 0o777 == done.copy.stat().st_mode & 0o777 == 0o600
+    store = await SqliteStore.open(path)
+    for name, row in whole.rows.items():
+        assert await store.session(name) == row
+        assert await history(store, name) == whole.histories[name]
+    hits = await store.search(token_of(whole.histories["s1"][0]))
+    assert [hit.entry for hit in hits] == [whole.histories["s1"][0].id]
+    assert dict(await store.learned("http://127.0.0.1:1/v1", "m1")) == {"context_window": 4_000}
+    await converse(store, "s1", "taken")
+    assert (await history(store, "s1"))[-1].id > max(whole.entries)
+    await store.close()
+
+
+async def test_an_index_that_lacks_rows_is_built_anew_in_place(tmp_path: Path, whole: Whole):
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('delete-all')")
+        connection.execute("PRAGMA writable_schema = ON")
+        sql = "SELECT sql FROM sqlite_master WHERE name = 'entries_by_session'"
+        (defined,) = connection.execute(sql).fetchone()
+        partial = f"{defined} WHERE id > 20"
+        connection.execute("DROP INDEX entries_by_session")
+        connection.execute(partial)
+        connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'entries_by_session'", (defined,))
+    done = repair(path)
+    assert (done.outcome, done.lost) == ("rebuilt", ())
+    assert any("missing from index entries_by_session" in line for line in done.problems)
+    store = await SqliteStore.open(path)
+    assert len(await store.search(token_of(whole.histories["s1"][0]))) == 1
+    await store.close()
+    assert problems_in(path) == ()
+
+
+def problems_in(path: Path) -> tuple[str, ...]:
+    with closing(sqlite3.connect(path)) as connection:
+        return problems_of(connection)
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import converse
+
+async def main(path):
+    store = await SqliteStore.open(path)
+    await converse(store, "s1", "only in the log")
+    os._exit(0)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("page", [1, 2, 13], ids=["header", "map of pages", "root of entries"])
+async def test_what_only_the_write_ahead_log_holds_is_recovered_too(tmp_path: Path, whole: Whole, page: int):
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    await anyio.run_process([sys.executable, "-c", KILLED, str(path)], cwd=PROJECT)
+    path.write_bytes(damaged(path.read_bytes(), page, "ones", random.Random(0)))
+    done = repair(path)
+    assert (done.lost, files_in(tmp_path)) == ((), {"crow.db", f"{done.copy.name}", f"{done.copy.name}-wal"})
+    store = await SqliteStore.open(path)
+    found = await history(store, "s1")
+    await store.close()
+    assert found[: len(whole.histories["s1"])] == whole.histories["s1"]
+    assert "ONLY IN THE LOG" in str(found[-2].body)
+
+
+OPEN = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("SELECT count(*) FROM entries").fetchone()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_database_that_somebody_has_open_is_not_repaired(tmp_path: Path, whole: Whole):
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    async with await anyio.open_process([sys.executable, "-c", OPEN, str(path)], stderr=None) as other:
+        assert other.stdout is not None
+        assert (await other.stdout.receive()).startswith(b"open")
+        with pytest.raises(ArgumentError, match=r"is open in another process\. Close every crow"):
+            repair(path)
+        assert path.read_bytes() == whole.content
+        assert files_in(tmp_path) == {"crow.db", "crow.db-wal", "crow.db-shm"}
+    assert repair(path).outcome == "whole"
+
+
+async def test_what_is_not_crows_or_of_a_newer_crow_is_refused_and_left_as_it_is(tmp_path: Path, whole: Whole):
+    path = tmp_path / "crow.db"
+    with pytest.raises(ArgumentError, match="does not exist"):
+        repair(path)
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    path.write_bytes(whole.content)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    newer = path.read_bytes()
+    for content, words_of in (
+        (newer, "was written by a newer crow"),
+        (other.read_bytes(), "nothing of crow"),
+        (b"My thesis. " * 9_999, "nothing of crow"),
+        (b"", "is empty"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=words_of):
+            repair(path)
+        assert path.read_bytes() == content
+        assert files_in(tmp_path) == {"crow.db", "other.db"}
+
+
+async def test_a_database_of_an_older_version_is_repaired_too(tmp_path: Path, whole: Whole):
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE entries DROP COLUMN checksum")
+        connection.execute(f"PRAGMA user_version = {VERSION - 1}")
+    overwrite(path, "entries_by_conversation")
+    assert (repair(path).lost, problems_in(path)) == ((), ())
+    store = await SqliteStore.open(path)
+    assert await history(store, "s1") == whole.histories["s1"]
+    await store.close()
+
+
+async def test_a_path_with_a_gap_is_whole_again_with_words_in_the_gap(sqlite_store: SqliteStore, tmp_path: Path):
+    await sqlite_store.create_session(new_session())
+    entries = await converse(sqlite_store, "s1", "one", "two", "three")
+    await sqlite_store.close()
+    gone = entries[4]
+    with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM entries WHERE id = ?", (gone.id,))
+    done = repair(tmp_path / "crow.db")
+    assert done.lost == (f"entry {gone.id} of session s1",)
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    found = await history(store, "s1")
+    await store.close()
+    assert ids(found) == ids(entries)
+    assert found[4].body == Remark(
+        text=f"Entry {gone.id} was lost when the database was damaged.", message_id=f"lost-{gone.id}"
+    )
+    assert (*found[:4], *found[5:]) == (*entries[:4], *entries[5:])

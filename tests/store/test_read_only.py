@@ -1,0 +1,122 @@
+"""A database that cannot be written: what is there is listed, shown and exported all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from crow.store.migrations import VERSION
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import begin, converse, new_session
+from tests.support.disks import unprivileged
+
+PROJECT = Path(__file__).parents[2]
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from crow.store.sqlite import SqliteStore
+from tests.store.scenes import converse
+
+async def main(path):
+    store = await SqliteStore.open(path)
+    await converse(store, "s1", "newest")
+    os._exit(0)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def made(home: Path) -> Path:
+    """A database with a turn that a dead process has left open; its path."""
+    path = home / "crow.db"
+    store = await SqliteStore.open(path, owner="nobody")
+    await store.create_session(new_session())
+    await converse(store, "s1", "newest")
+    await begin(store, "s1", "and then")
+    await store.close()
+    return path
+
+
+def kill_in_the_middle(path: Path, *, keeps_index: bool = True) -> None:
+    """A process writes and dies: what it wrote is in the write-ahead log alone."""
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=PROJECT, check=True)
+    assert Path(f"{path}-wal").stat().st_size
+    if not keeps_index:
+        Path(f"{path}-shm").unlink()
+
+
+@contextmanager
+def read_only(home: Path, *, files: int, directory: int) -> Iterator[None]:
+    """The modes that the files and the directory have in the block."""
+    for file in home.iterdir():
+        file.chmod(files)
+    home.chmod(directory)
+    try:
+        yield
+    finally:
+        home.chmod(0o700)
+
+
+def crow(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`crow sessions ...`, without the privileges of root."""
+    command = unprivileged([sys.executable, "-m", "crow", "sessions", *arguments])
+    env = {"CROW_HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def content(home: Path) -> dict[str, bytes]:
+    """What the files hold, but for the log's index, which readers may write to."""
+    return {file.name: file.read_bytes() for file in home.iterdir() if not file.name.endswith("-shm")}
+
+
+@pytest.mark.parametrize(
+    "state", ["closed", "killed", "killed, without the log's index", "of an older version", "being written"]
+)
+@pytest.mark.parametrize(("files", "directory"), [(0o600, 0o500), (0o400, 0o500), (0o400, 0o700)])
+async def test_everything_in_a_database_that_cannot_be_written_can_be_seen(
+    tmp_path: Path, state: str, files: int, directory: int
+):
+    path = await made(tmp_path / "home")
+    home, other = path.parent, None
+    match state:
+        case "killed":
+            kill_in_the_middle(path)
+        case "killed, without the log's index":
+            kill_in_the_middle(path, keeps_index=False)
+        case "of an older version":
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("ALTER TABLE entries DROP COLUMN checksum")
+                connection.execute(f"PRAGMA user_version = {VERSION - 1}")
+        case "being written":
+            other = await SqliteStore.open(path)
+            await converse(other, "s1", "newest")
+    (home / "crow.db.lock").unlink(missing_ok=True)
+    before = content(home)
+    with read_only(home, files=files, directory=directory):
+        listed = crow(home, "--json")
+        assert (json.loads(listed.stdout)["id"], listed.stderr) == ("s1", "")
+        shown = crow(home, "show", "s1")
+        assert ("NEWEST" in shown.stdout, shown.stderr) == (True, "")
+        exported = crow(home, "export", "s1")
+        assert ("NEWEST" in exported.stdout, exported.stderr) == (True, "")
+        assert exported.stdout.splitlines()[-1].startswith('{"type":"end"')
+        refused = crow(home, "archive", "s1")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith(f"crow: {path}")
+        assert "cannot be " in refused.stderr
+    if state != "being written" and files == 0o400:
+        assert content(home) == before
+    if other is not None:
+        await other.close()
+    for file in home.iterdir():
+        file.chmod(0o600)
+    assert crow(home, "archive", "s1").returncode == 0
