@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.rows import Row, arguments, report
-from crow.agent.compaction.limits import CompactionSettings, limits_for
-from crow.agent.compaction.measuring import Measure
+from crow.agent.compaction.budget import CompactionSettings, Measure, limits_for
 from crow.agent.compaction.planner import plan
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
@@ -35,7 +34,7 @@ from crow.domain.entries import (
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.domain.replay import Replay
 from crow.frontend.params import client_capabilities
-from crow.frontend.replayed import Replayed
+from crow.frontend.updates import Replayed
 
 __all__: Sequence[str] = ()
 

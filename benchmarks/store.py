@@ -27,7 +27,7 @@ from benchmarks.rows import ROOT, Row, arguments, flush_ms, report
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Prompt, TurnEnd, User
 from crow.domain.messages import Text, Usage
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 __all__: Sequence[str] = ()
 

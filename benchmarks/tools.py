@@ -20,14 +20,14 @@ from pathlib import Path
 import anyio
 
 from benchmarks.rows import Row, arguments, of_times, report
-from crow.agent.adapters import Adapters, SessionSettings
-from crow.agent.compaction.limits import CompactionSettings
+from crow.agent import Adapters, SessionSettings
+from crow.agent.compaction.budget import CompactionSettings
 from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from crow.tools import Ports
-from crow.tools.mcp_client import McpToolbox, open_toolbox
+from crow.tools.mcp.client import McpToolbox, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker
 from tests.support.scripted_model import Say, ScriptedModel

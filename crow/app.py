@@ -20,30 +20,41 @@ from typing import TYPE_CHECKING
 import anyio
 
 from crow import __version__
-from crow.agent.adapters import Adapters, SessionSettings
+from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction.limits import CompactionSettings
-from crow.collector import importing
+from crow.agent.compaction.budget import CompactionSettings
 from crow.domain.errors import AuthError, CrowError
-from crow.endpoints import endpoint_of, open_model
 from crow.log import start_logging
+from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded, McpServerSettings, expanded, names_offered, target_of
+from crow.settings.endpoints import Target
 
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
+    from crow.agent.runner import WaitableToolbox
     from crow.agent.templates import Template
-    from crow.agent.toolset import WaitableToolbox
-    from crow.frontend.kit import Kit
-    from crow.llm import Model, ModelInfo
+    from crow.frontend.server import Kit
+    from crow.llm import EndpointMemory, Model, ModelInfo
+    from crow.llm.chat_completions import ChatCompletions
+    from crow.llm.endpoint import Endpoint
     from crow.llm.offline import OfflineModel
     from crow.store import Store
-    from crow.store.sqlite import SqliteStore
-    from crow.store.upkeep import Upkeep
+    from crow.store.sqlite.admin import Upkeep
+    from crow.store.sqlite.store import SqliteStore
     from crow.tools import McpServer, Ports, Workspace
     from crow.tools.process import HiddenKeys
     from crow.trace.record import Recorder
 
-__all__ = ["NOTHING_CONFIGURED", "hidden_keys", "open_store", "serve", "server_from", "upkeep_of"]
+__all__ = [
+    "NOTHING_CONFIGURED",
+    "endpoint_of",
+    "hidden_keys",
+    "open_model",
+    "open_store",
+    "serve",
+    "server_from",
+    "upkeep_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +71,14 @@ NOTHING_CONFIGURED = (
 
 async def open_store(loaded: Loaded) -> SqliteStore:
     """The user's database. :raises StoreError: it cannot be used."""
-    from crow.store.sqlite import SqliteStore
+    from crow.store.sqlite.store import SqliteStore
 
     return await SqliteStore.open(loaded.paths.database)
 
 
 def upkeep_of(store: SqliteStore) -> Upkeep:
     """What people do with the old sessions of an open store."""
-    from crow.store.upkeep import Upkeep
+    from crow.store.sqlite.admin import Upkeep
 
     return Upkeep(store)
 
@@ -76,7 +87,7 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
     """Serve ACP on stdin and stdout until stdin ends; the exit code. `reload` gathers the settings anew."""
     with importing():
         # What opens a session, too: the request behind `initialize` does, and here the collector rests.
-        import crow.store.sqlite
+        import crow.store.sqlite.store
         import crow.tools.workspace  # noqa: F401
         from crow.frontend.agent import AcpAgent
         from crow.frontend.server import serve as serve_connection
@@ -128,8 +139,7 @@ class Wiring:
 
     def kit(self) -> Kit:
         """What the front end needs."""
-        from crow.frontend.asking import Timeouts
-        from crow.frontend.kit import Kit
+        from crow.frontend.server import Kit, Timeouts
 
         editor = self._settings.editor
         return Kit(
@@ -188,7 +198,7 @@ class Wiring:
 
     def _templates(self) -> tuple[Template, ...]:
         """The user's own commands, as they are now."""
-        from crow.agent.templates import read_templates  # only a session lists them
+        from crow.agent.templates import read_templates
 
         taken = [spec.name for spec in COMMANDS]
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
@@ -218,7 +228,7 @@ class Wiring:
 
     def _session_settings(self) -> SessionSettings:
         if self._of_sessions is None:
-            from crow.agent.permission import user_rules
+            from crow.agent.permissions import user_rules
 
             limits, compaction = self._settings.limits, self._settings.compaction
             self._of_sessions = SessionSettings(
@@ -266,7 +276,7 @@ class Wiring:
         *,
         on_change: Callable[[], Awaitable[None]],
     ) -> AbstractAsyncContextManager[WaitableToolbox]:
-        from crow.tools.mcp_client import ToolSettings, open_toolbox
+        from crow.tools.mcp.client import ToolSettings, open_toolbox
 
         limits = self._settings.limits
         settings = ToolSettings(
@@ -388,8 +398,8 @@ def hidden_keys(loaded: Loaded) -> HiddenKeys:
 
 
 def trimmed() -> None:
-    """See :func:`crow.heap.trim`."""
-    from crow.heap import trim
+    """See :func:`crow.runtime.trim`."""
+    from crow.runtime import trim
 
     trim()
 
@@ -412,11 +422,11 @@ class Imports:
         failure: ImportError | None = None
         try:
             with importing():
-                import crow.agent.turns
+                import crow.agent.runner
                 import crow.llm.chat_completions
                 import crow.llm.offline
-                import crow.tools.mcp_client  # noqa: F401
-                from crow.heap import keep_little
+                import crow.tools.mcp.client  # noqa: F401
+                from crow.runtime import keep_little
 
             keep_little()
         except ImportError as error:
@@ -430,3 +440,63 @@ class Imports:
 
         with suppress(RuntimeError):  # the loop has ended: nobody waits
             loop.call_soon_threadsafe(finish)
+
+
+# FROM endpoints: From what a model name means to the endpoint that is asked: the one place where settings become an
+# `Endpoint`.
+#
+# Strategy: a plain mapping of values, besides the key that a command prints, which is asked for when it is first
+# needed.
+
+
+_PENDING = "pending"
+"""Stands for the key that a command will print, where only its presence matters."""
+
+
+def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
+    """The endpoint; `key` is what its command has printed."""
+    from crow.llm.endpoint import Endpoint, Timeouts
+
+    preset = target.preset
+    if key is None and target.key is not None:
+        key = target.key.get_secret_value()
+    if key is None and target.key_command:
+        key = _PENDING
+    return Endpoint(
+        base_url=target.base_url,
+        model=target.model,
+        api_key=key,
+        key_hint=target.key_hint,
+        headers=tuple(target.headers.items()),
+        context_window=target.context_window,
+        max_output_tokens=target.max_output_tokens,
+        takes_images=target.takes_images,
+        input_price=target.input_price,
+        cached_price=target.cached_price,
+        output_price=target.output_price,
+        timeouts=Timeouts(
+            connect_s=target.connect_timeout_s,
+            first_byte_s=target.first_byte_timeout_s,
+            idle_s=target.idle_timeout_s,
+        ),
+        extra_body=target.extra_body,
+        thought_level=target.thought_level,
+        thinking=preset.thinking.value if preset is not None and preset.thinking is not None else "effort",
+        limit_field=preset.limit_field.value if preset is not None and preset.limit_field is not None else "max_tokens",
+        cache=preset.cache.value if preset is not None and preset.cache is not None else None,
+        proxy=target.proxy,
+        ca_file=target.ca_file,
+    )
+
+
+async def open_model(target: Target, memory: EndpointMemory | None) -> ChatCompletions:
+    """The model, with what is known of it. :raises ~crow.domain.errors.ConfigError: its key command fails."""
+    import anyio.to_thread
+
+    from crow.llm.chat_completions import ChatCompletions
+    from crow.settings.endpoints import key_from
+
+    key = await anyio.to_thread.run_sync(key_from, target.key_command) if target.key_command else None
+    endpoint = endpoint_of(target, key=key)
+    learned = {} if memory is None else await memory.learned(endpoint.base_url, endpoint.model)
+    return ChatCompletions(endpoint, memory=memory, learned=learned)

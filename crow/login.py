@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from crow.app import open_model
 from crow.domain.errors import ConfigError, CrowError
 from crow.domain.messages import SystemMessage, Text, UserMessage
-from crow.endpoints import open_model
 from crow.llm import Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
-from crow.settings.written import save_model_settings
+from crow.settings.write import save_model_settings
 
 if TYPE_CHECKING:
     from crow.llm.chat_completions import ChatCompletions

@@ -13,8 +13,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.settings import Settings
 from crow.store.codec import KINDS
-from crow.store.exchange import RECORDS, EntryRecord
-from crow.store.migrations import schema
+from crow.store.portable import RECORDS, EntryRecord
+from crow.store.sqlite.migrations import schema
 
 __all__ = ["generate"]
 

@@ -17,7 +17,7 @@ from crow import __version__
 from crow.cli import main
 from crow.domain.messages import Text
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.doctor.checks import examine
+from crow.doctor import examine
 from crow.settings import load_settings
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse, new_session
 from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text

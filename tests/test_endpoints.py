@@ -8,12 +8,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from crow.app import endpoint_of
 from crow.domain.errors import AuthError, ConfigError
-from crow.endpoints import endpoint_of
 from crow.llm.endpoint import Endpoint, Timeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
-from crow.settings.key import key_from
-from crow.settings.presets import PRESETS, Fact, preset_at
+from crow.settings.endpoints import PRESETS, Fact, key_from, preset_at
 
 FILE = """
 [model]

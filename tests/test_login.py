@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.settings.written import with_model_settings
+from crow.settings.write import with_model_settings
 from tests.support.fake_endpoint import FakeEndpoint, failing, text
 
 ROOT = Path(__file__).parents[1]

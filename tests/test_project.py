@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import crow
-from crow.settings.gather import _KEYS
+from crow.settings.load import _KEYS
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages(crow.__path__, "crow."))

@@ -17,13 +17,13 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.cli.dates import ago_ms, day_ms
 from crow.cli.output import counted, on_one_line, safe, unique_prefixes
+from crow.cli.sessions import ago_ms, day_ms
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Usage
 from crow.store import NewSession, SessionChanges
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, result, said
 
 EVIL = "\x1b]0;owned\x07 title\twith `ticks`"

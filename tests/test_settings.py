@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.settings import Loaded, Settings, load_settings
-from crow.settings.gather import _KEYS
+from crow.settings.load import _KEYS
 
 
 @pytest.fixture

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
+    from crow.agent.compaction.budget import CompactionSettings
+    from crow.agent.compaction.hooks import Hooks
+    from crow.agent.permissions import Rule
+    from crow.agent.runner import WaitableToolbox
+    from crow.agent.templates import Template
     from crow.domain.entries import CallRef
-    from crow.domain.events import Event
-    from crow.tools import Offer
+    from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+    from crow.llm import Model, ModelInfo
+    from crow.store import Store
+    from crow.tools import McpServer, Offer, Ports, Workspace
 
-__all__ = ["Client", "PermissionQuestion", "new_message_id", "new_session_id"]
+__all__ = [
+    "Adapters",
+    "Client",
+    "OpenToolbox",
+    "PermissionQuestion",
+    "SessionSettings",
+    "new_message_id",
+    "new_session_id",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +86,49 @@ def new_session_id() -> str:
 def new_message_id() -> str:
     """A random id for a message, the client's name for it live and in replay."""
     return f"msg_{secrets.token_hex(12)}"
+
+
+# FROM agent.adapters: What a session is made of: the adapters that it is given, as protocols, and what the
+# configuration says of it.
+
+
+class OpenToolbox(Protocol):
+    """Opens a session's tools; entered and left in the session's task. `on_change` is told when a server became ready,
+    failed, or changed what it offers."""
+
+    def __call__(
+        self,
+        workspace: Workspace,
+        ports: Ports,
+        servers: Sequence[McpServer],
+        *,
+        on_change: Callable[[], Awaitable[None]],
+    ) -> AbstractAsyncContextManager[WaitableToolbox]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What the configuration says about sessions."""
+
+    steps_per_turn: int
+    compaction: CompactionSettings
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
+    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything. `settings` and
+    `default_model` (empty if none is set) are asked anew for each turn, as the user may change them meanwhile; so are
+    `models`, the names offered."""
+
+    store: Store
+    load: Callable[[], Awaitable[None]]
+    model: Callable[[str], Awaitable[Model]]
+    info: Callable[[str], ModelInfo]
+    open_toolbox: OpenToolbox
+    settings: Callable[[], SessionSettings]
+    default_model: Callable[[], str] = str
+    models: Sequence[str] = ()
+    templates: Callable[[], Sequence[Template]] = tuple
+    hooks: Callable[[], Hooks] | None = None

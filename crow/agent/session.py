@@ -8,12 +8,16 @@ task, so that they are opened and closed in one place. Knows protocols only; the
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -21,25 +25,46 @@ import anyio.lowlevel
 
 from crow.agent import Client, commands, new_message_id
 from crow.agent.branch import Branch
+from crow.agent.commands import Typed
+from crow.agent.compaction.budget import Gauge, Window, gauge_on
 from crow.agent.links import with_contents
-from crow.agent.standing import Standing
-from crow.agent.unstored import RETRY_S, Unstored
-from crow.agent.waiter import Waiter
-from crow.domain.entries import NewEntry, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, NoSuchSession, StoreError
+from crow.domain.entries import Entry, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
+from crow.domain.errors import CrowError, LeafMoved, NoSuchSession, SessionBusy, StoreError
+from crow.domain.events import (
+    ContextMeasured,
+    EntryStored,
+    ModeChanged,
+    NoticeShown,
+    OptionsChanged,
+    PlanChanged,
+    TitleChanged,
+)
 from crow.domain.messages import Part, Text
-from crow.store import Tail
+from crow.domain.rendering import parts_text
+from crow.store import SessionChanges, Store, Tail
 
 if TYPE_CHECKING:
-    from crow.agent.adapters import Adapters
-    from crow.agent.running import Running
+    from crow.agent import Adapters
+    from crow.agent.prompt import Briefing
+    from crow.agent.runner import Turns
+    from crow.agent.templates import CalledPrompt
     from crow.agent.turn import Turn
-    from crow.agent.turns import Turns
     from crow.domain.events import ContextMeasured
-    from crow.tools import McpServer, Workspace
-    from crow.tools.prompts import ServerPrompt
+    from crow.llm import ModelInfo
+    from crow.tools import McpServer, ServerPrompt, Workspace
 
-__all__ = ["Session"]
+__all__ = [
+    "Aside",
+    "IfLong",
+    "Running",
+    "Session",
+    "Standing",
+    "Unstored",
+    "Waiter",
+    "set_mode",
+    "set_model",
+    "set_option",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +136,7 @@ class Session:
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         waiter = Waiter(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers and text.startswith("/"):
-            from crow.agent.server_prompts import called
+            from crow.agent.templates import called
 
             waiter.called = called(text)
         self._queue.append(waiter)
@@ -200,7 +225,7 @@ class Session:
             self._tools_wanted.set()
 
     async def measured(self) -> ContextMeasured:
-        """See :meth:`crow.agent.standing.Standing.measured`."""
+        """See :meth:`crow.agent.session.Standing.measured`."""
         return await self._standing.measured()
 
     async def close(self) -> None:
@@ -260,7 +285,7 @@ class Session:
     def _turns(self) -> Turns:
         """What only turns need. Imported with the first of them, if `load` has not done it yet."""
         if self._turns_made is None:
-            from crow.agent.turns import Turns
+            from crow.agent.runner import Turns
 
             self._turns_made = Turns(
                 self._adapters,
@@ -279,8 +304,6 @@ class Session:
             await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
-        from crow.agent.aside import IfLong
-        from crow.agent.running import Running
 
         try:
             self._running = running = Running(background, hush=self._hush, end=partial(self._end, CANCELLED))
@@ -369,3 +392,362 @@ class Session:
                 logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops the prompt of a refused turn; its branch stays in the log
             await self._standing.step_back()
+
+
+# FROM agent.waiter: A prompt that was given to a session, and what became of it.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiter:
+    """A prompt that somebody waits for, or a `command`, which is stored with its answer. `called` is the prompt of a
+    server that it may be. `ready`: its parts are whole; `waits`: it is in the inbox, under `message_id`."""
+
+    parts: Sequence[Part]
+    text: str
+    message_id: str
+    command: Typed | None = None
+    called: CalledPrompt | None = None
+    waits: bool = False
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    cancelled: bool = False
+    stop: StopReason = "end_turn"
+    error: Exception | None = None
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether it is a prompt that only memory holds, until its turn is claimed."""
+        return self.ready.is_set() and self.command is None and not self.waits
+
+
+# FROM agent.running: The turn that runs, as those see it who cancel it.
+#
+# Strategy: a turn is run in a scope of its own. One that only listens to the model when it is cancelled shows nothing
+# more from that instant on, so its end can be stored by a task of its own while the connection is still being closed;
+# any other is ended by whoever runs it, once it has let go of what it holds. Knows neither the turn nor the store.
+
+
+HEAD_START_S = 0.0005
+"""The store needs the interpreter for about as long until it waits for the disk; all else can be done meanwhile."""
+
+
+class Running:
+    """`hush` has the turn show nothing more, and tells whether it does nothing else either until it is cancelled;
+    `end`, one of `tasks`, then stores that it was cancelled."""
+
+    def __init__(
+        self, tasks: anyio.abc.TaskGroup, *, hush: Callable[[], bool], end: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._scope = anyio.CancelScope()
+        self._tasks = tasks
+        self._hush = hush
+        self._end = end
+        self._ending: Aside | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its end is stored, or being stored."""
+        return self._ending is not None
+
+    def cancel(self) -> None:
+        """End the turn; without effect on one that was cancelled or is over."""
+        if self._ending is None and self._hush():
+            self._ending = Aside(self._tasks, self._end)
+            asyncio.get_running_loop().call_later(HEAD_START_S, self._scope.cancel)
+        else:
+            self._scope.cancel()
+
+    async def run(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """Run it. When this returns it has let go of what it held, and if its end was begun here, that is stored.
+
+        :raises Exception: what `turn` or `end` raised.
+        """
+        try:
+            with self._scope:
+                await turn()
+        finally:
+            if self._ending is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._ending.wait()
+
+
+# FROM agent.aside: Work that a task of its own does beside another task, which waits for it later.
+
+
+class Aside:
+    """What `work` does, begun now as one of `tasks`."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[None]]) -> None:
+        self._scope = anyio.CancelScope()
+        self._done = anyio.Event()
+        self._failure: Exception | None = None
+        tasks.start_soon(self._do, work)
+
+    def cancel(self) -> None:
+        """Nobody needs it any more."""
+        self._scope.cancel()
+
+    async def wait(self) -> None:
+        """Until it is done. :raises Exception: what `work` raised."""
+        if not self._done.is_set():
+            await self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with self._scope:
+                await work()
+        except Exception as error:  # noqa: BLE001  # whoever waits for it raises it
+            self._failure = error
+        finally:
+            self._done.set()
+
+
+class IfLong:
+    """Around a block that is mostly short: `work` is begun when the block has taken `after_s` seconds, with `again` as
+    often as it has taken as long again. The end of the block waits for what was begun.
+
+    Nothing but a timer is made for a short block. A timer's callback is no task, and only tasks may use anyio.
+    """
+
+    def __init__(self, after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False) -> None:
+        self._after_s = after_s
+        self._work = work
+        self._again = again
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._begun is not None:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._begun])
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._begin)
+
+    def _begin(self) -> None:
+        if self._begun is None or self._begun.done():
+            self._begun = asyncio.get_running_loop().create_task(self._work())
+        if self._again:
+            self._wait()
+
+
+# FROM agent.unstored: The end of a turn that could not be stored when it came.
+#
+# Every end is kept here first and let go when it is on disk. A disk that is full, or a database that another program
+# holds, therefore costs the prompt its answer and the session nothing: the end is tried again before the next claim,
+# when
+# the session is loaded, and now and then while idle. A session that closes before that leaves it to the store, which
+# keeps it for whoever opens the session next in this process.
+
+
+RETRY_S = 5.0
+"""How long to leave the store alone, while idle, before what it refused is tried again."""
+
+
+class Unstored:
+    """What the store still owes one session: the end of its last turn, and prompts that were answered by an error."""
+
+    def __init__(self, store: Store, branch: Branch) -> None:
+        self._store = store
+        self._branch = branch
+        self._end: tuple[NewEntry, ...] = ()
+        self._unwanted: list[str] = []
+        self._tried_at = 0.0
+        self._settling = anyio.Lock(fast_acquire=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._end or self._unwanted)
+
+    def keep(self, end: Sequence[NewEntry]) -> None:
+        """The running turn ends with these entries."""
+        self._end = tuple(end)
+
+    async def settle(self) -> None:
+        """Store what is kept and give the turn back.
+
+        :raises ~crow.domain.errors.StoreError: it still cannot be; it stays kept.
+        """
+        async with self._settling:
+            self._tried_at = time.monotonic()
+            stored: tuple[Entry, ...] = ()
+            if self._end:
+                try:
+                    stored = await self._branch.store_only(self._end, release=True)
+                except (LeafMoved, SessionBusy, NoSuchSession):
+                    logger.exception("Session %s was changed by others during its turn", self._branch.row.id)
+                self._end = ()
+            while self._unwanted:
+                await self._store.drop_prompt(self._branch.row.id, self._unwanted[0])
+                del self._unwanted[0]
+        for entry in stored:
+            await self._branch.publish(EntryStored(entry=entry))
+
+    async def settle_if_possible(self) -> None:
+        """The same; what still cannot be stored stays kept."""
+        try:
+            await self.settle()
+        except StoreError as error:
+            logger.warning("Session %s: the end of a turn waits to be stored: %s", self._branch.row.id, error)
+
+    async def drop_prompt(self, message_id: str) -> None:
+        """Take a prompt out of the inbox, now or later: its sender was told that it does not run."""
+        self._unwanted.append(message_id)
+        if not self._end:
+            await self.settle_if_possible()
+
+    async def close(self) -> None:
+        """The session closes: the last attempt, unless one has just failed."""
+        if self and time.monotonic() - self._tried_at > 1:
+            await self.settle_if_possible()
+        if self._end:
+            branch = self._branch
+            self._store.disown(branch.row.id, leaf=branch.leaf, turn=branch.turn, end=self._end)
+
+
+# FROM agent.standing: Where a session stands: what is to be said and done whenever that changes.
+#
+# Strategy: the branch knows its entries; what follows from them for the session as a whole (its title, the plan the
+# client shows, how full the context is, what the model was told) is brought up to date here. Knows no turn and no
+# queue.
+
+
+TITLE_CHARS = 80
+SMALL_CHARS = 2_000
+"""A prompt of no more characters is a small part of every window."""
+
+
+class Standing:
+    """How the session of `branch` stands; `briefing` is what the model was told, once a turn has told it anything;
+    `window` is what the session knows of its models' windows."""
+
+    def __init__(self, adapters: Adapters, branch: Branch) -> None:
+        self.briefing: Briefing | None = None
+        self._adapters = adapters
+        self._branch = branch
+        self._place = (branch.row.cwd, branch.row.additional_directories)
+        self._has_warned = False
+        self.window = Window(adapters.store, branch.row.id)
+
+    async def claim(self, message_id: str | None, parts: Sequence[Part], *, waits: bool) -> bool:
+        """Take the turn for a prompt (`message_id` None: for a command); whether others had moved the session.
+
+        `waits`: the prompt is in the inbox. See :meth:`crow.store.Store.take_turn` for errors.
+        """
+        known = self._branch.plan
+        if not self._branch.row.model and (name := self._adapters.default_model()):
+            await set_model(self._branch, name)  # none was set when the session was made
+        if message_id is None:
+            start = await self._branch.claim(None)
+        else:
+            cut = await self.cut(parts)
+            start = await self._branch.claim(message_id, cut=cut, parts=None if waits else parts)
+        if start.moved:
+            await self._look_around(known)
+        return start.moved
+
+    async def begin(self, *, moved: bool) -> None:
+        """A turn begins: say and store what has changed since the last; `moved` is what `claim` gave."""
+        row = self._branch.row
+        if self._adapters.store.warning and not self._has_warned:
+            self._has_warned = True
+            await self._branch.publish(NoticeShown(severity="warning", title=self._adapters.store.warning))
+        if (row.cwd, row.additional_directories) != self._place:  # opened elsewhere since: here the tools are as before
+            cwd, directories = self._place
+            await self._branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
+        if moved:
+            text = "This session went on elsewhere since it was opened here; what was said there is part of it now."
+            await self._branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+        await self.name()
+
+    async def name(self) -> None:
+        """Give the session the title of its first prompt, unless it has one."""
+        if self._branch.row.title is None and (title := title_from(self._branch.newest_user_text())):
+            await self._branch.change(SessionChanges(title=title))
+            await self._branch.publish(TitleChanged(title=title))
+
+    async def move(self, to: int | None, reason: str) -> None:
+        """Stand on another entry; see :meth:`crow.agent.branch.Branch.move`."""
+        known = self._branch.plan
+        await self._branch.move(to, reason)
+        await self._look_around(known)
+
+    async def step_back(self) -> None:
+        """Stand before the turn that just ended."""
+        known = self._branch.plan
+        await self._branch.step_back()
+        await self._look_around(known)
+
+    async def measured(self) -> ContextMeasured:
+        """How full the context is, without loading anything.
+
+        :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
+        """
+        return (await self._gauge()).reading()
+
+    async def cut(self, parts: Sequence[Part]) -> int | None:
+        """How many characters of a huge prompt the model may see; None: all of them."""
+        text = parts_text(parts)
+        if len(text) <= SMALL_CHARS:
+            return None
+        return (await self._gauge()).cut_prompt(text)
+
+    async def _look_around(self, known: Sequence[PlanItem]) -> None:
+        """The session stands elsewhere now: see what the model was told there, and tell the client what holds there,
+        the plan if it is not the one `known` to it, and how full the context is."""
+        if self.briefing is not None:
+            self.briefing.look_back()
+        if self._branch.plan != known:
+            await self._branch.publish(PlanChanged(plan=self._branch.plan))
+        try:
+            measured = await self.measured()
+        except CrowError as error:
+            logger.warning("The context could not be measured: %s", error)
+        else:
+            await self._branch.publish(measured)
+
+    async def _gauge(self) -> Gauge:
+        return await gauge_on(self._branch, self._info, self._adapters.settings().compaction, self.window)
+
+    def _info(self) -> ModelInfo:
+        return self._adapters.info(self._branch.row.model)
+
+
+def title_from(text: str) -> str:
+    """The first line of a prompt, bounded; empty if there is none."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
+
+
+# FROM agent.choices: What the user chooses for a session, stored with it and told to the client: mode, model,
+# options.
+
+
+async def set_mode(branch: Branch, mode: str) -> None:
+    """Change the permission mode from the next call on."""
+    if mode != branch.row.mode:
+        await branch.change(SessionChanges(mode=mode))
+    await branch.publish(ModeChanged(mode=mode))
+
+
+async def set_model(branch: Branch, name: str) -> None:
+    """Change the model from the next turn on."""
+    if name != branch.row.model:
+        await branch.change(SessionChanges(model=name))
+    await branch.publish(OptionsChanged())
+
+
+async def set_option(branch: Branch, name: str, value: str | bool) -> None:
+    """Set an entry of the session's configuration, in force from the next turn on."""
+    config = branch.row.config
+    if config.get(name) != value:
+        await branch.change(SessionChanges(config={**config, name: value}))
+    await branch.publish(OptionsChanged())

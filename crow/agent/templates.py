@@ -8,13 +8,20 @@ is read, never a workspace. What cannot be read is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Part, Text
 from crow.tools.front_matter import front_matter
 
-__all__ = ["Template", "read_templates"]
+if TYPE_CHECKING:
+    from crow.tools import ServerPrompt, ServerPrompts
+
+__all__ = ["CalledPrompt", "Filling", "Template", "called", "filled", "filling", "hint_of", "read_templates"]
 
 MOST_BYTES = 256 * 1024
 MOST_TEMPLATES = 100
@@ -72,3 +79,93 @@ def _read(file: Path) -> Template | None:
 def one_line(text: str) -> str:
     """`text` without line breaks."""
     return " ".join(text.split())
+
+
+# FROM agent.server_prompts: A prompt of an MCP server, as it is typed: `/server:prompt` and what it is to be filled
+# in with.
+#
+# Strategy: words fill the arguments in order, quotes keep words together, `name=value` names one, and the last
+# argument
+# takes all that is left; so a single argument may be any text. What no argument takes follows the prompt.
+
+
+_CALL = re.compile(r"/([A-Za-z0-9_-]+:[A-Za-z0-9_-]+)(?:\s+(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledPrompt:
+    """What looks like a prompt of a server, as it was typed."""
+
+    name: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """What a prompt is filled in with; `rest` is what no argument takes."""
+
+    arguments: Mapping[str, str]
+    rest: str = ""
+
+
+def called(text: str) -> CalledPrompt | None:
+    """The call that `text` is, None for anything else."""
+    found = _CALL.fullmatch(text)
+    return None if found is None else CalledPrompt(name=found[1], argument=(found[2] or "").strip())
+
+
+async def filled(source: ServerPrompts, typed: CalledPrompt, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """What a server makes of a prompt of these `parts`; the same parts where no server has it.
+
+    :raises ArgumentError: a required argument is missing.
+    :raises ~crow.domain.errors.ToolServerError: the server failed.
+    """
+    prompt = await source.prompt(typed.name)
+    if prompt is None:
+        return tuple(parts)
+    given = filling(prompt, typed.argument)
+    rest = (Text(text=given.rest),) if given.rest else ()
+    return (*await source.fill(prompt, given.arguments), *rest, *parts[1:])
+
+
+def hint_of(prompt: ServerPrompt) -> str:
+    """The arguments as a client shows them, those in brackets that may be left out."""
+    return " ".join(one.name if one.required else f"[{one.name}]" for one in prompt.arguments)
+
+
+def filling(prompt: ServerPrompt, text: str) -> Filling:
+    """What `text` fills `prompt` in with. :raises ArgumentError: a required argument is missing; says which."""
+    names = [argument.name for argument in prompt.arguments]
+    if not names:
+        return Filling(arguments={}, rest=text)
+    arguments, plain = {}, []
+    for word in split(text):
+        name, equals, value = word.partition("=")
+        if equals and name in names and name not in arguments:
+            arguments[name] = value
+        else:
+            plain.append(word)
+    free = [name for name in names if name not in arguments]
+    if free == names and len(free) == 1:
+        plain = [text] if text and len(plain) > 1 else plain  # as it was typed, blanks and all
+    for name in free[:-1]:
+        if plain:
+            arguments[name] = plain.pop(0)
+    rest = " ".join(plain)
+    if free and rest:
+        arguments[free[-1]], rest = rest, ""
+    for argument in prompt.arguments:
+        if argument.required and not arguments.get(argument.name):
+            raise ArgumentError(
+                f"`/{prompt.name}` needs `{argument.name}`. Type `/{prompt.name} {hint_of(prompt)}`, with quotes "
+                f"around what has blanks, or name it: `{argument.name}=...`."
+            )
+    return Filling(arguments=arguments, rest=rest)
+
+
+def split(text: str) -> list[str]:
+    """Words, those in quotes kept together; a quotation mark without its other half is a character like any."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()

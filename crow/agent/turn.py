@@ -13,25 +13,23 @@ model are raised; failures of tools are text for the model. Knows protocols only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import anyio
 
 from crow.agent import new_message_id
-from crow.agent.aside import IfLong
-from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
-from crow.agent.briefing import Briefing
-from crow.agent.calls import Calls
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.cost import cost_of
-from crow.agent.draft import Draft
-from crow.agent.repetition import GIVE_UP, POINT_OUT, Repetition
-from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, User
+from crow.agent.prompt import Briefing
+from crow.agent.session import IfLong
+from crow.agent.stream import Draft
+from crow.agent.tool_calls import Calls, Permissions
+from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, ToolResult, User
 from crow.domain.errors import (
     ContextOverflow,
     ModelTimeout,
@@ -44,10 +42,10 @@ from crow.domain.errors import (
 )
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, JsonObject, ToolCall
-from crow.llm import Request, ThoughtLevel
+from crow.llm import Request, ThoughtLevel, cost_of
 from crow.tools import Offer, Toolbox
 
-__all__ = ["Turn"]
+__all__ = ["GIVE_UP", "POINT_OUT", "Repetition", "Turn"]
 
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 CUT_CHARS = 48_000
@@ -285,3 +283,47 @@ def thought_level_in(config: JsonObject) -> ThoughtLevel | None:
     """How much the model is to think by the session's own choice; None leaves it to the configuration."""
     level = config.get("thought_level")
     return next((known for known in THOUGHT_LEVELS if known == level), None)
+
+
+# FROM agent.repetition: Notices a model that goes round in circles.
+#
+# Strategy: a call counts as repeated when it gives the result that it gave before, for as long as the turn brings
+# nothing new; one call with a result not seen in this turn starts the counting anew. So a command that is repeated
+# while
+# files change is no circle, nor is one whose output differs; two calls in turns are. Knows fingerprints alone.
+
+
+POINT_OUT = frozenset({3, 10, 20})
+"""After so many times the model is told."""
+
+GIVE_UP = 30
+"""After so many the turn ends."""
+
+Fingerprint: TypeAlias = tuple[str, str, bool, int, int]
+
+
+class Repetition:
+    """The calls of one turn with their results. `count` is how often the newest step's most repeated one was made,
+    and `name` its tool."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.name = ""
+        self._known: set[Fingerprint] = set()
+        self._times: Counter[Fingerprint] = Counter()
+
+    def add(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> None:
+        """Take a step's calls and results."""
+        names = {fingerprint(call, result): call.name for call, result in step}
+        if not names.keys() <= self._known:
+            self._times.clear()
+        self._known |= names.keys()
+        self._times.update(names.keys())
+        self.count, self.name = max(
+            ((self._times[key], name) for key, name in names.items()), default=(0, ""), key=lambda found: found[0]
+        )
+
+
+def fingerprint(call: ToolCall, result: ToolResult) -> Fingerprint:
+    """Two calls are the same if tool, arguments and result are; Python's own hash is the quickest of a long text."""
+    return call.name, call.arguments, result.is_error, len(result.text), hash(result.text)

@@ -1,123 +1,336 @@
-"""`crow sessions`: its commands and what each takes.
-
-Strategy: commands are declared here and done in `looking` (what only reads) and `keeping` (what writes). A session is
-named by its id, its alias, or the beginning of its id. Looking makes no database.
-"""
+"""What a command on sessions works with: its options, the settings, the open database."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-from typing import TYPE_CHECKING
+import json
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from crow.cli import keeping, looking
-from crow.cli.opened import Act, Opened
-from crow.cli.output import show
+from crow.cli.output import Column, in_terminal, safe, show, show_json, time_text, unique_prefixes
 from crow.domain.errors import ArgumentError
 
 if TYPE_CHECKING:
     from crow.settings import Loaded
+    from crow.store import Scope, SessionRow
+    from crow.store.sqlite.admin import Upkeep
+    from crow.store.sqlite.search import Group, Total
+    from crow.store.sqlite.store import SqliteStore
 
-__all__ = ["add_commands", "run"]
+__all__ = [
+    "LISTED",
+    "Act",
+    "Opened",
+    "ago_ms",
+    "day_ms",
+    "directory",
+    "list_sessions",
+    "search",
+    "shortener",
+    "show_session",
+    "stats",
+    "when",
+]
 
 
-def add_commands(sessions: argparse.ArgumentParser) -> None:
-    """Declare what follows `crow sessions`."""
-    sessions.description = (
-        "List sessions, newest first, or do something with them. ID is a session's id, its alias, or the beginning of"
-        " its id."
+class Opened(NamedTuple):
+    """Closed by whoever opened it."""
+
+    options: argparse.Namespace
+    loaded: Loaded
+    store: SqliteStore
+    upkeep: Upkeep
+
+    @property
+    def cwd(self) -> str | None:
+        """The directory that `--cwd` names, absolute; None if it was not given."""
+        given: str | None = getattr(self.options, "cwd", None)
+        return str(Path(given).resolve()) if given else None
+
+    async def found(self) -> list[str]:
+        """The ids of the sessions that the command line names, each once.
+
+        :raises ~crow.domain.errors.ArgumentError: one names none, or several.
+        """
+        return list(dict.fromkeys([await self.upkeep.find(name) for name in self.options.ids]))
+
+
+Act: TypeAlias = Callable[[Opened], Awaitable[None]]
+
+
+# FROM cli.looking: Commands on sessions that only read: list, show, search, stats.
+
+
+LISTED = 20
+
+
+async def list_sessions(opened: Opened) -> None:
+    """`crow sessions`: newest first."""
+    options, cwd = opened.options, opened.cwd
+    if options.newest:
+        return await _name_newest(opened, cwd)
+    rows: list[SessionRow] = []
+    cursor: str | None = None
+    while True:
+        page = await opened.store.sessions(
+            cwd=cwd, cursor=cursor, limit=200 if options.all else LISTED, archived=options.archived
+        )
+        rows.extend(page.rows)
+        cursor = page.cursor
+        if cursor is None or not options.all:
+            break
+    messages = await opened.store.count_messages([row.id for row in rows])
+    if options.json:
+        return show_json(_as_json(row, messages[row.id]) for row in rows)
+    shorten = await shortener(opened)
+    show(
+        (
+            Column(name="Id", style="fixed"),
+            Column(name="Updated", style="fixed"),
+            Column(name="Messages", style="right"),
+            Column(name="Directory", style="fold"),
+            Column(name="Title"),
+        ),
+        [
+            (shorten(row.id), when(row.updated_ms), str(messages[row.id]), directory(row.cwd), row.title or "")
+            for row in rows
+        ],
+        empty=f"No {'archived ' if options.archived else ''}sessions{f' in {cwd}' if cwd else ''} yet.",
     )
-    _add_listing(sessions)
-    sessions.set_defaults(act=looking.list_sessions, cwd=None, all=False, archived=False, newest=False, json=False)
-    commands = sessions.add_subparsers(dest="action", metavar="COMMAND")
+    if in_terminal() and cursor is not None:
+        print(f"The newest {LISTED}; --all lists every one.")
+    return None
 
-    json = argparse.ArgumentParser(add_help=False)
-    json.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object a line")
-    one = argparse.ArgumentParser(add_help=False, parents=[json])
-    one.add_argument("ids", metavar="ID", nargs=1)
-    some = argparse.ArgumentParser(add_help=False, parents=[json])
-    some.add_argument("ids", metavar="ID", nargs="+")
-    scope = argparse.ArgumentParser(add_help=False, parents=[json])
-    _add_cwd(scope)
-    scope.add_argument("--model", metavar="NAME", help="only of models whose name holds NAME")
-    scope.add_argument("--since", metavar="DATE", help="only from this day (or time) on, such as 2026-11-01")
-    scope.add_argument("--until", metavar="DATE", help="only up to this day, with it")
 
-    def add(name: str, act: Act, parent: argparse.ArgumentParser, words: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, parents=[parent], help=words, description=f"{words[0].upper()}{words[1:]}.")
-        command.set_defaults(act=act)
-        return command
+async def show_session(opened: Opened) -> None:
+    """`crow sessions show`: a transcript."""
+    from crow.cli.transcript import Transcript, print_markdown
 
-    listed = argparse.ArgumentParser(add_help=False)
-    _add_listing(listed)
-    add("list", looking.list_sessions, listed, "list sessions, newest first, as without a command")
-    shown = add("show", looking.show_session, one, "show a session as a transcript")
-    shown.add_argument("--full", action="store_true", help="with all that tools gave, and what the model thought")
-    search = add("search", looking.search, scope, "search what was said, word for word")
-    search.add_argument("query", metavar="WORD", nargs="+", help="all must be in the text; any script, no operators")
-    search.add_argument("--limit", metavar="N", type=int, default=20, help="at most so many (20)")
-    stats = add("stats", looking.stats, scope, "sum tokens and cost")
-    stats.add_argument("--by", metavar="GROUPS", default="session", help="session (default), model, day, or some: a,b")
+    (session_id,) = await opened.found()
+    row = await opened.store.session(session_id)
+    if opened.options.json:
+        from crow.store.codec import encode
 
-    export = add("export", keeping.export, json, "write sessions to a file")
-    export.add_argument("ids", metavar="ID", nargs="*")
-    export.add_argument("--all", action="store_true", help="every session")
-    export.add_argument(
-        "--format", choices=("jsonl", "markdown"), default="jsonl", help="jsonl loses nothing (default)"
+        async for batch in opened.store.history(session_id):
+            for entry in batch:
+                body = encode(entry.body)
+                text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
+                made = time_text(entry.created_ms, "seconds")
+                head = {"id": entry.id, "turn": entry.turn, "kind": body.kind, "model": entry.model, "created": made}
+                show_json([{**head, "body": json.loads(text or "{}")}])
+        return
+    transcript = Transcript(is_full=opened.options.full)
+    print_markdown(transcript.head(row))
+    async for batch in opened.store.history(session_id):
+        for entry in batch:
+            print_markdown(transcript.feed(entry))
+
+
+async def search(opened: Opened) -> None:
+    """`crow sessions search`: what was said."""
+    options = opened.options
+    if options.limit < 1:
+        raise ArgumentError(f"--limit is {options.limit}; expected 1 or more.")
+    words = " ".join(options.query)
+    hits = await opened.store.search(words, scope=scope_of(opened), limit=options.limit)
+    if options.json:
+        return show_json(
+            {
+                "session": hit.session,
+                "entry": hit.entry,
+                "kind": hit.kind,
+                "created": time_text(hit.created_ms, "seconds"),
+                "snippet": hit.snippet,
+            }
+            for hit in hits
+        )
+    shorten = await shortener(opened)
+    show(
+        (
+            Column(name="Id", style="fixed"),
+            Column(name="When", style="fixed"),
+            Column(name="Who", style="fixed"),
+            Column(name="Text", style="fold"),
+        ),
+        [(shorten(hit.session), when(hit.created_ms), hit.kind, hit.snippet) for hit in hits],
+        empty=f"Nothing that was said holds {words}.",
     )
-    export.add_argument("-o", "--output", metavar="FILE", help="a new file, readable by you alone; else stdout")
-    imported = add("import", keeping.import_file, json, "take in sessions that were exported as JSONL")
-    imported.add_argument("file", metavar="FILE")
-    add("archive", keeping.archive, some, "take sessions off the list; nothing is removed")
-    add("unarchive", keeping.unarchive, some, "put them back on the list")
-    add("delete", keeping.delete, some, "remove sessions for good, with their sub-agents")
-    prune = add("prune", keeping.prune, json, "remove sessions that were not used for long, for good")
-    prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
-    _add_cwd(prune)
-    prune.add_argument("--dry-run", action="store_true", help="only list them")
-    add("vacuum", keeping.vacuum, json, "give the space of removed sessions back to the disk")
-    backup = add("backup", keeping.back_up, json, "copy the database while it is in use, and verify the copy")
-    backup.add_argument("path", metavar="PATH", help="a new file, or a directory to make one in")
+    return None
 
 
-def run(options: argparse.Namespace, loaded: Loaded) -> int:
-    """Run the command that was parsed; the exit code. Errors are raised."""
-    act: Act = options.act
-    if loaded.paths.database.exists() or act is keeping.import_file:
-        asyncio.run(_run(act, options, loaded))
-        return 0
-    # looking must not make a database
-    if getattr(options, "ids", None) or options.newest or act is keeping.back_up:
-        raise ArgumentError(f"There are no sessions yet: {loaded.paths.database} does not exist.")
-    if not options.json:
-        show((), (), empty="No sessions yet.")
-    return 0
+async def stats(opened: Opened) -> None:
+    """`crow sessions stats`: tokens and cost."""
+    by, scope = _groups(opened.options.by), scope_of(opened)
+    rows = await opened.upkeep.totals(by, scope)
+    if opened.options.json:
+        return show_json(_total_as_json(row, by) for row in rows)
+    shorten = await shortener(opened)
+    columns = [Column(name=name.capitalize(), style="fixed") for name in by]
+    if by == ("session",):
+        columns.append(Column(name="Title"))
+    columns += [Column(name=name, style="right") for name in ("Requests", "In", "Cached", "Out", "Cost $")]
+    (whole,) = await opened.upkeep.totals((), scope)
+    total = ["Total", *[""] * (len(columns) - 6), *_numbers(whole)]
+    cells = []
+    for row in rows:
+        keys = {
+            "session": shorten(row.session) if row.session else "(deleted)",
+            "model": row.model or "",
+            "day": row.day or "",
+        }
+        title = [row.title or ""] if by == ("session",) else []
+        cells.append([*(keys[name] for name in by), *title, *_numbers(row)])
+    show(columns, cells, empty="No model was asked yet.", total=total)
+    return None
 
 
-def _add_listing(parser: argparse.ArgumentParser) -> None:
-    """The options of a list; what is not given leaves no trace, so that they may stand on both sides of `list`."""
-    _add_cwd(parser)
+def scope_of(opened: Opened) -> Scope:
+    """What `--cwd`, `--model`, `--since` and `--until` leave."""
+    from crow.store import Scope
 
-    def add(flag: str, words: str, name: str | None = None) -> None:
-        name = name or flag.removeprefix("--")
-        parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
-
-    add("--all", f"every one, not just the newest {looking.LISTED}")
-    add("--archived", "those that are archived")
-    add("--continue", "print the id of the newest of --cwd (this directory)", "newest")
-    add("--json", "one JSON object a line")
-
-
-def _add_cwd(parser: argparse.ArgumentParser) -> None:
-    words = "only those of DIR (of this directory)"
-    parser.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+    options = opened.options
+    return Scope(
+        cwd=opened.cwd,
+        model=options.model,
+        since_ms=day_ms("--since", options.since) if options.since else None,
+        before_ms=day_ms("--until", options.until, days_later=1) if options.until else None,
+    )
 
 
-async def _run(act: Act, options: argparse.Namespace, loaded: Loaded) -> None:
-    from crow.app import open_store, upkeep_of
+async def shortener(opened: Opened) -> Callable[[str], str]:
+    """How an id is shown: to a person as much of it as names the session, to a program all of it."""
+    if not in_terminal():
+        return lambda name: name
+    prefixes = unique_prefixes(await opened.upkeep.ids())
+    return lambda name: prefixes.get(name, name)
 
-    store = await open_store(loaded)
+
+def when(unix_ms: int) -> str:
+    """To a person without the offset, which is their own."""
+    return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
+
+
+def directory(cwd: str) -> str:
+    """To a person with `~` for their home."""
+    home = os.path.expanduser("~")
+    return f"~{cwd[len(home) :]}" if in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/") else cwd
+
+
+async def _name_newest(opened: Opened, cwd: str | None) -> None:
+    from pathlib import Path
+
+    directory = cwd or str(Path.cwd())
+    page = await opened.store.sessions(cwd=directory, limit=1)
+    if not page.rows:
+        raise ArgumentError(f'No session in {directory}. Run "crow sessions" to list those of other directories.')
+    if opened.options.json:
+        (row,) = page.rows
+        show_json([_as_json(row, (await opened.store.count_messages([row.id]))[row.id])])
+    else:
+        sys.stdout.write(f"{safe(page.rows[0].id)}\n")
+
+
+def _groups(text: str) -> tuple[Group, ...]:
+    from crow.store.sqlite.search import GROUPS
+
+    names = [name.strip() for name in text.split(",")]
+    if not all(name in GROUPS for name in names):
+        raise ArgumentError(f'--by is "{text}"; expected session, model or day, or some of them: model,day.')
+    return tuple(group for group in GROUPS if group in names)
+
+
+def _numbers(total: Total) -> list[str]:
+    cost = "" if total.cost is None else f"{total.cost:.4f}"
+    numbers = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
+    return [*(f"{number:,}" if in_terminal() else str(number) for number in numbers), cost]
+
+
+def _total_as_json(total: Total, by: Sequence[Group]) -> Mapping[str, object]:
+    keys: dict[str, object] = {name: getattr(total, name) for name in by}
+    if "session" in by:
+        keys["title"] = total.title
+    return {
+        **keys,
+        "requests": total.requests,
+        "tokens_in": total.tokens_in,
+        "tokens_out": total.tokens_out,
+        "tokens_cached": total.tokens_cached,
+        "cost": total.cost,
+    }
+
+
+def _as_json(row: SessionRow, messages: int) -> Mapping[str, object]:
+    return {
+        "id": row.id,
+        "title": row.title,
+        "alias": row.alias,
+        "cwd": row.cwd,
+        "updated": time_text(row.updated_ms, "seconds"),
+        "messages": messages,
+        "entries": row.entries,
+        "model": row.model,
+        "mode": row.mode,
+        "archived": row.archived,
+    }
+
+
+# FROM cli.dates: Times as a person types them: a day, a time, or how long ago.
+#
+# Strategy: everything becomes Unix milliseconds, by the local clock. A day stands for its beginning.
+
+
+_DAYS = {"d": 1, "w": 7}
+_AGE = re.compile(r"([0-9]{1,6})(h|d|w|m|y)")
+
+
+def day_ms(option: str, text: str, *, days_later: int = 0) -> int:
+    """When the day or time `text` begins, or so many days after a bare day does.
+
+    :raises ArgumentError: it is none.
+    """
     try:
-        await act(Opened(options, loaded, store, upkeep_of(store)))
-    finally:
-        await store.close()
+        moment = datetime.fromisoformat(text).astimezone()
+        if len(text) <= len("2026-11-01"):
+            moment = (datetime.fromisoformat(text) + timedelta(days=days_later)).astimezone()
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ArgumentError(f'{option} is "{text}"; expected a date such as 2026-11-01.') from error
+
+
+def ago_ms(option: str, text: str, *, now: datetime) -> int:
+    """The time before which things are older than `text`: `12h`, `30d`, `8w`, `6m`, `2y`, or a date.
+
+    :raises ArgumentError: it is none.
+    """
+    match = _AGE.fullmatch(text)
+    try:
+        if match is None:
+            return day_ms(option, text)
+        number, unit = int(match[1]), match[2]
+        if unit == "h":
+            moment = now - timedelta(hours=number)
+        elif unit in _DAYS:
+            moment = now - timedelta(days=number * _DAYS[unit])
+        else:
+            moment = _months_before(now, number * (12 if unit == "y" else 1))
+        return max(0, round(moment.timestamp() * 1000))
+    except (ArgumentError, ValueError, OverflowError, OSError) as error:
+        raise ArgumentError(
+            f'{option} is "{text}"; expected an age such as 12h, 30d, 8w, 6m or 2y, or a date such as 2026-11-01.'
+        ) from error
+
+
+def _months_before(now: datetime, months: int) -> datetime:
+    """The same day of an earlier month, or its last one."""
+    year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
+    for day in range(now.day, now.day - 4, -1):
+        try:
+            return now.replace(year=year, month=month + 1, day=day)
+        except ValueError:
+            continue
+    raise ValueError("before the first year")

@@ -6,22 +6,13 @@ same entry gives the same message for ever. What surrounds it (order, pairing, r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
-from crow.domain.messages import (
-    AssistantMessage,
-    Image,
-    Link,
-    Part,
-    Resource,
-    Text,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-)
+from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
 from crow.domain.tokens import head_and_tail
 
 __all__ = [
@@ -33,7 +24,9 @@ __all__ = [
     "added_part",
     "assistant_message",
     "checkpoint_message",
+    "code",
     "elided_message",
+    "in_title",
     "interrupted_text",
     "is_maskable",
     "parts_text",
@@ -217,3 +210,31 @@ def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[st
     if len(shown) < len(lines):
         shown.append(f"- and {len(lines) - len(shown)} more")
     return "\n".join(shown), room - used
+
+
+# FROM domain.titles: Names, patterns and commands inside the title of a call.
+#
+# Several editors draw titles as Markdown, where `src/__init__.py` or `**/*.py` would lose characters; what Markdown
+# would
+# eat stands in backticks, everything else as it is, for the editors that draw plain text.
+
+
+_EATEN = re.compile(r"[*`~<\\]|\]\s?[(\[]|&#?\w++;")
+_OPENS = re.compile(r"(?:^|[^\w])_")
+_CLOSES = re.compile(r"_(?:[^\w]|$)")
+
+
+def in_title(text: str) -> str:
+    """`text` as a title shows it: plain, or as code where Markdown would change it."""
+    opens = _OPENS.search(text)
+    is_emphasis = opens is not None and _CLOSES.search(text, opens.end()) is not None
+    return code(text) if is_emphasis or _EATEN.search(text) else text
+
+
+def code(text: str) -> str:
+    """`text` as Markdown code on one line, backticks in it included."""
+    line = " ".join(text.split("\n"))
+    if "`" not in line:
+        return f"`{line}`"
+    fence = "`" * (max(len(run) for run in re.findall("`+", line)) + 1)
+    return f"{fence} {line} {fence}"

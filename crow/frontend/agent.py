@@ -1,48 +1,190 @@
-"""The method table: what each ACP method does.
+"""What crow says of itself at `initialize`: capabilities, and the ways to authenticate.
 
-Strategy: parameters are checked by the SDK's models, but read from the raw object, since the models drop what they do
-not know; `_meta` is data and can override nothing. Every failure becomes a JSON-RPC error in one place, with the
-sentence a person can act on. A request that the client takes back is answered all the same. Knows the protocol and
-sessions; not models, SQL or tools.
+Strategy: constant but for what the client's own gates decide. The first authentication method is answered here at once;
+the second is a program for the client's terminal, offered only where the client runs such programs. Pure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import anyio.abc
-from acp import RequestError, schema
+from acp import PROTOCOL_VERSION, RequestError, schema
 from acp.connection import Connection
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crow.agent.choices import set_mode, set_model, set_option
-from crow.agent.idle import Idle
-from crow.domain.errors import ArgumentError, AuthError, CrowError
-from crow.frontend.bounds import PART_BYTES, weight
+from crow.agent.session import set_mode, set_model, set_option
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.frontend.content import own_parts, parts_from
-from crow.frontend.crow_meta import alias_named, entry_named, wants_archived
-from crow.frontend.failures import (
-    cancelled_request,
-    ended_request,
-    internal_error,
-    invalid_params,
-    request_error,
-    unknown_method,
-)
 from crow.frontend.frames import RequestId
-from crow.frontend.handshake import CONFIGURED, initialize_answer
-from crow.frontend.kit import Kit
-from crow.frontend.opening import NULLABLE, opening_from, session_info
 from crow.frontend.options import mode_named, option_chosen
-from crow.frontend.params import client_capabilities, client_name
-from crow.frontend.server import RequestParams, Wire
-from crow.frontend.sessions import OpenSessions
+from crow.frontend.params import ClientCapabilities, client_capabilities, client_name
+from crow.frontend.server import Kit, RequestParams, Wire
+from crow.frontend.sessions import (
+    NULLABLE,
+    Idle,
+    OpenSessions,
+    alias_named,
+    entry_named,
+    opening_from,
+    session_info,
+    wants_archived,
+)
+from crow.frontend.tool_calls import PART_BYTES, head_and_tail, weight
 
-__all__ = ["AcpAgent"]
+__all__ = [
+    "CONFIGURED",
+    "REQUEST_CANCELLED",
+    "AcpAgent",
+    "cancelled_request",
+    "ended_request",
+    "initialize_answer",
+    "internal_error",
+    "invalid_params",
+    "request_error",
+    "unknown_method",
+]
+
+CONFIGURED = "configured"
+"""The id of the authentication method that needs nothing but a configuration."""
+
+
+def initialize_answer(version: str, caps: ClientCapabilities) -> dict[str, Any]:
+    """The result of `initialize`. What is not supported is left out: some clients look for keys, not values."""
+    return {
+        "protocolVersion": PROTOCOL_VERSION,
+        "agentInfo": {"name": "crow", "title": "Crow", "version": version},
+        "agentCapabilities": {
+            "loadSession": True,
+            "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+            "mcpCapabilities": {"http": True, "sse": True},
+            "sessionCapabilities": {
+                "list": {},
+                "resume": {},
+                "close": {},
+                "delete": {},
+                "fork": {},
+                "additionalDirectories": {},
+            },
+            "auth": {"logout": {}},
+        },
+        "authMethods": auth_methods(caps),
+        "_meta": {"steering": {"supported": True}},
+    }
+
+
+def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+    """The ways in, the one that needs no user first."""
+    methods: list[dict[str, Any]] = [
+        {
+            "id": CONFIGURED,
+            "name": "Endpoint from the configuration",
+            "description": "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml.",
+        }
+    ]
+    if caps.terminal_auth:
+        login: dict[str, Any] = {
+            "id": "login",
+            "name": "Set up endpoint, key and model",
+            "description": "Asks for them in a terminal, tries them, and writes them to config.toml.",
+            "type": "terminal",
+            "args": ["--setup"],
+        }
+        if caps.terminal_auth_by_meta:
+            # -P: the terminal stands in a workspace, from which nothing may be imported.
+            start = ["-P", "-m", "crow", "login"]
+            command = {"label": "crow login", "command": sys.executable, "args": start, "env": {}}
+            login["_meta"] = {"terminal-auth": command}
+        methods.append(login)
+    return methods
+
+
+# FROM frontend.failures: What went wrong as a JSON-RPC error: one place, so that every client gets the sentence a
+# person can act on.
+#
+# Strategy: the code says whose turn it is (the client's parameters, a login, a session that is not there, or anything
+# else); the message and `data.details` are both the sentence, since clients show one or the other. Values of
+# parameters
+# are never repeated: they may hold secrets. What is repeated is cut, as a line has a bound. Pure.
+
+
+REQUEST_CANCELLED = -32800
+
+WORDS_BYTES = 8_000
+ID_BYTES = 1_000
+
+EXPECTED = {
+    "missing": "it is missing",
+    "string_type": "expected a string",
+    "int_type": "expected a whole number",
+    "bool_type": "expected true or false",
+    "list_type": "expected a list",
+    "model_type": "expected an object",
+    "dict_type": "expected an object",
+}
+"""What the commonest faults mean in the protocol's own words; others say it well enough."""
+
+
+def invalid_params(method: str, error: ValidationError) -> RequestError:
+    """-32602 with the first fault's place and reason."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(step) for step in first["loc"]) or "params"
+    reason = "it is of a type that is not known" if "tag" in first["type"] else first["msg"]
+    return _failed(-32602, f"{method}: {place}: {EXPECTED.get(first['type'], reason)}.")
+
+
+def request_error(error: CrowError) -> RequestError:
+    """The JSON-RPC error for one of ours."""
+    words = str(error)
+    match error:
+        case NoSuchSession():
+            return _failed(-32002, words, sessionId=head_and_tail(error.session_id, ID_BYTES))
+        case ArgumentError():
+            return _failed(-32602, words)
+        case AuthError():
+            return _failed(-32000, words, authRequired=True)
+        case _:
+            return internal_error(words)
+
+
+def internal_error(words: str) -> RequestError:
+    """-32603."""
+    return _failed(-32603, words)
+
+
+def unknown_method(method: str) -> RequestError:
+    """-32601."""
+    return RequestError(-32601, "Method not found", {"method": head_and_tail(method, ID_BYTES)})
+
+
+def cancelled_request(method: str) -> RequestError:
+    """-32800: the client took the request back."""
+    return _failed(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
+
+
+def ended_request(method: str) -> RequestError:
+    """-32603: the connection ended before the request was done."""
+    return internal_error(f"The connection was closed before {method} was done. Start crow again and repeat it.")
+
+
+def _failed(code: int, words: str, **data: object) -> RequestError:
+    words = head_and_tail(words, WORDS_BYTES)
+    return RequestError(code, words, {**data, "details": words})
+
+
+# FROM frontend.agent: The method table: what each ACP method does.
+#
+# Strategy: parameters are checked by the SDK's models, but read from the raw object, since the models drop what they
+# do
+# not know; `_meta` is data and can override nothing. Every failure becomes a JSON-RPC error in one place, with the
+# sentence a person can act on. A request that the client takes back is answered all the same. Knows the protocol and
+# sessions; not models, SQL or tools.
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, assert_never
 
 import anyio
 from acp import RequestError
@@ -19,19 +19,34 @@ from acp.connection import Connection
 from crow.agent import PermissionQuestion
 from crow.domain.conversation import Replay
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
-from crow.domain.events import CommandsChanged, EntryStored, Event, ModeChanged, OptionsChanged
-from crow.frontend.asking import Timeouts
-from crow.frontend.bounds import PART_BYTES, weight
-from crow.frontend.live import Live
+from crow.domain.events import (
+    CommandsChanged,
+    Elicitation,
+    ElicitationAnswer,
+    EntryStored,
+    Event,
+    FormQuestion,
+    ModeChanged,
+    OptionsChanged,
+    UrlQuestion,
+)
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.permissions import PermissionAnswer, permission_answer, permission_params
-from crow.frontend.replayed import Replayed
-from crow.frontend.server import Wire
+from crow.frontend.server import Timeouts, Wire
+from crow.frontend.tool_calls import PART_BYTES, call_fields, diff_contents, fenced, head_and_tail, text_content, weight
+from crow.frontend.updates import Live, Replayed
 
 if TYPE_CHECKING:
-    from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
+    from crow.agent import PermissionQuestion
+    from crow.domain.events import Elicitation, ElicitationKind
 
-__all__ = ["SessionClient"]
+__all__ = [
+    "PermissionAnswer",
+    "SessionClient",
+    "elicitation_answer",
+    "elicitation_params",
+    "permission_answer",
+    "permission_params",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +162,7 @@ class SessionClient:
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
-        from crow.domain.elicitation import ElicitationAnswer
-        from crow.frontend.elicitation import elicitation_answer, elicitation_params
+        from crow.domain.events import ElicitationAnswer
 
         params = elicitation_params(self._session_id, question)
         if params["mode"] not in self.elicits or weight(params) > PART_BYTES:
@@ -188,3 +202,86 @@ class SessionClient:
 def is_passing(entry: Entry) -> bool:
     """Whether a history does not tell of the entry, though it changes what is shown live."""
     return isinstance(entry.body, Started)
+
+
+# FROM frontend.permissions: The question that a permission request asks, and its answer.
+#
+# Strategy: the request repeats all that was announced of the call, as many clients draw their dialog from it alone.
+# The ids of the options are their kinds. Whatever is no clear yes is a no. Knows nothing of rules.
+
+
+PermissionAnswer: TypeAlias = Literal[
+    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
+]
+KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
+
+
+def permission_params(session_id: str, question: PermissionQuestion) -> dict[str, Any]:
+    """The parameters of `session/request_permission`."""
+    announcement = question.offer.announcement
+    call = call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
+    content = diff_contents(announcement.diffs)
+    if question.offer.shown:
+        content.append(text_content(fenced(head_and_tail(question.offer.shown))))
+    if content:
+        call["content"] = content
+    options = [
+        {"optionId": "allow_once", "kind": "allow_once", "name": "Allow"},
+        {"optionId": "allow_always", "kind": "allow_always", "name": f"Always allow {question.always}"},
+        {"optionId": "reject_once", "kind": "reject_once", "name": "Reject"},
+        {"optionId": "reject_always", "kind": "reject_always", "name": f"Always reject {question.always}"},
+    ]
+    if not question.always:
+        options = options[::2]
+    return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+
+
+def permission_answer(result: object) -> PermissionAnswer:
+    """What the client's answer means."""
+    match result:
+        case {"outcome": {"outcome": "cancelled"}}:
+            return "cancelled"
+        case {"outcome": {"outcome": "selected", "optionId": chosen}}:
+            return next((kind for kind in KINDS if kind == chosen), "reject_once")
+        case _:
+            return "reject_once"
+
+
+# FROM frontend.elicitation: The request that puts a question to the user, and its answer.
+#
+# Strategy: as for permissions, both directions are pure functions. Whatever is no clear answer counts as dismissed;
+# of
+# an accepted form only values that a form can hold are taken. Knows no capability.
+
+
+def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
+    """The parameters of `elicitation/create`."""
+    params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
+    if question.call is not None:
+        params["toolCallId"] = question.call.call_id
+    match question:
+        case FormQuestion(schema=schema):
+            return params | {"mode": "form", "requestedSchema": {"type": "object", **schema}}
+        case UrlQuestion(url=url, id=question_id):
+            return params | {"mode": "url", "url": url, "elicitationId": question_id}
+        case _:
+            assert_never(question)
+
+
+def elicitation_answer(result: object) -> ElicitationAnswer:
+    """What the client's answer means."""
+    match result:
+        case {"action": "accept", "content": dict(content)}:
+            return ElicitationAnswer(action="accept", content={k: v for k, v in content.items() if _is_value(v)})
+        case {"action": "accept"}:
+            return ElicitationAnswer(action="accept")
+        case {"action": "decline"}:
+            return ElicitationAnswer(action="decline")
+        case _:
+            return ElicitationAnswer(action="cancel")
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, str) for item in value)
+    return isinstance(value, str | int | float)

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.bounds import PIECE_BYTES, head_and_tail, pieces
+from crow.frontend.tool_calls import PIECE_BYTES, head_and_tail, pieces
 
 __all__ = ["blocks", "own_parts", "parts_from"]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from crow.agent.modes import MODES as MODE_IDS
-from crow.agent.modes import Mode as ModeId
+from crow.agent.permissions import MODES as MODE_IDS
+from crow.agent.permissions import Mode as ModeId
 from crow.domain.errors import ArgumentError
 
 __all__ = [

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 import anyio.abc
+from acp import RequestError
 from acp.connection import Connection
 
 from crow.frontend.frames import INVALID_REQUEST, Fault, Message, RequestId
+from crow.store import Store
 
-__all__ = ["Handler", "RequestParams", "Wire", "serve"]
+if TYPE_CHECKING:
+    from crow.agent import Adapters
+    from crow.tools import McpServer, Workspace
+
+__all__ = ["Ask", "Handler", "Kit", "RequestParams", "Timeouts", "Wire", "refusal_words", "serve"]
 
 CLOSE_S = 0.8
 
@@ -134,3 +141,66 @@ async def serve(transport: Transport, handler: Handler, started: Callable[[], Co
                 await handler.close()
             tasks.cancel_scope.cancel()
     await connection.close()
+
+
+# FROM frontend.kit: What the composition root gives the front end: functions and settings, so that it needs to know
+# no adapter.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """`open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and
+    costs nothing. `renewed` gives another of these when the user has changed their settings since, None when they have
+    not, and costs hardly more. `models` are the names offered, `model` is the default, empty if none is set;
+    `more_models` asks the endpoint for further ones, bounded in time, and gives none where it fails. `auto_compact` is
+    whether sessions compact by themselves unless they were told otherwise, `editor_terminals` whether commands run in
+    the editor's terminals, `hidden_variables` which variables these commands must not see, `timeouts` how long the
+    editor and its user may take for an answer. `servers` are the user's own, for every session. `log_hint` says where
+    the log is. `warm_up` imports, off the event loop, what a prompt needs; `trim` gives memory back that lies free, and
+    blocks meanwhile.
+    """
+
+    version: str
+    open_store: Callable[[], Awaitable[Store]]
+    adapters: Callable[[Store], Adapters]
+    workspace: Callable[[str, Sequence[str]], Workspace]
+    check: Callable[[], None]
+    warm_up: Callable[[], Awaitable[None]]
+    trim: Callable[[], None]
+    more_models: Callable[[], Awaitable[Sequence[str]]]
+    renewed: Callable[[], Kit | None]
+    models: Sequence[str]
+    model: str
+    mode: str
+    auto_compact: bool
+    editor_terminals: bool
+    timeouts: Timeouts
+    log_hint: str
+    hidden_variables: Callable[[], Sequence[str]] = tuple
+    servers: Sequence[McpServer] = ()
+
+
+# FROM frontend.asking: What all requests to the editor share: how one is sent, how long its answer may take, and what
+# a refusal says.
+
+
+Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Sends a request to the editor and gives its result. Raises RequestError for its error, ConnectionError without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long an answer may take, in seconds: `editor_s` one of the editor itself, about a file or a terminal;
+    `user_s` one that a person gives: nobody waits for ever, and a lunch break is no answer."""
+
+    editor_s: float = 30.0
+    user_s: float = 24 * 3600.0
+
+
+def refusal_words(error: RequestError) -> str:
+    """What the editor says: some put the sentence into `data`, under a message that says nothing."""
+    match error.data:
+        case {"details": str(words)} | {"error": str(words)} | str(words) if words:
+            return words
+        case _:
+            return str(error)

@@ -9,10 +9,12 @@ protocol's updates; not its methods.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -24,24 +26,36 @@ from acp.connection import Connection
 from crow.agent import new_session_id
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Session
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreUnavailable
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.messages import JsonObject
 from crow.frontend.client import SessionClient
-from crow.frontend.kit import Kit
-from crow.frontend.opening import Opening, session_info, with_users_own
 from crow.frontend.options import config_options, mode_state
-from crow.frontend.params import ClientCapabilities
+from crow.frontend.params import ClientCapabilities, mcp_servers_from
+from crow.frontend.server import Kit
 from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 
 if TYPE_CHECKING:
-    from crow.agent.adapters import Adapters
+    from crow.agent import Adapters
     from crow.agent.templates import Template
     from crow.frontend.server import Wire
-    from crow.tools.prompts import ServerPrompt
+    from crow.tools import McpServer, ServerPrompt
 
-__all__ = ["OpenSessions", "Opened"]
+__all__ = [
+    "NULLABLE",
+    "Idle",
+    "OpenSessions",
+    "Opened",
+    "Opening",
+    "alias_named",
+    "entry_named",
+    "opening_from",
+    "session_info",
+    "wants_archived",
+    "with_users_own",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -363,10 +377,248 @@ def command_list(templates: Sequence[Template], prompts: Sequence[ServerPrompt])
     listed = [(spec.name, spec.description, spec.hint) for spec in COMMANDS]
     listed += [(template.name, template.description, template.hint) for template in templates]
     if prompts:
-        from crow.agent.server_prompts import hint_of
+        from crow.agent.templates import hint_of
 
         listed += [(prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in prompts]
     return [
         {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
         for name, description, hint in listed
     ]
+
+
+# FROM frontend.opening: What a request that opens a session asks for: where it works, with which servers, and what
+# `_meta` adds.
+#
+# Strategy: read from the raw parameters once, into one frozen value; what would make the session useless is an error
+# that names the parameter, what `_meta` holds that crow does not know is left alone. Looks at directories, opens
+# nothing.
+
+
+NULLABLE = {"mcpServers": (), "additionalDirectories": ()}
+"""Parameters for which null means their default; the SDK's models refuse it."""
+
+MOST_DIRECTORIES = 100
+MODEL_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """`model` None: as configured. `config` is what the session keeps of `_meta`."""
+
+    cwd: str
+    directories: tuple[str, ...]
+    servers: tuple[McpServer, ...]
+    model: str | None = None
+    config: JsonObject = field(default_factory=dict)
+
+
+def opening_from(params: Mapping[str, Any]) -> Opening:
+    """The opening that `params` of session/new, load or resume ask for.
+
+    :raises ArgumentError: a directory, a server or a value of `_meta` that cannot be used.
+    """
+    given = params.get("additionalDirectories") or ()
+    if not isinstance(given, list | tuple) or len(given) > MOST_DIRECTORIES:
+        raise ArgumentError(f"additionalDirectories: expected a list of at most {MOST_DIRECTORIES} absolute paths.")
+    meta = _object(params, "_meta")
+    options = _object(_object(meta, "claudeCode"), "options")
+    return Opening(
+        cwd=existing_directory("cwd", params["cwd"]),
+        directories=tuple(existing_directory("additionalDirectories", path) for path in given),
+        servers=mcp_servers_from(params.get("mcpServers")),
+        model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
+        config=_system_prompt(meta.get("systemPrompt")) | _most_turns(options.get("maxTurns")),
+    )
+
+
+def with_users_own(own: Sequence[McpServer], given: Sequence[McpServer]) -> tuple[McpServer, ...]:
+    """The user's servers, then those of the editor that are not the same; of two with one name both stay, as the
+    user's rules about a server of theirs must never hold for another."""
+    known = {(server.name, address(server)) for server in own}
+    return (*own, *(server for server in given if (server.name, address(server)) not in known))
+
+
+def address(server: McpServer) -> tuple[str, ...]:
+    """What tells whether two servers are the same one."""
+    from crow.tools import StdioServer
+
+    return (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
+
+
+def existing_directory(name: str, path: object) -> str:
+    """`path`, if sessions can work there. :raises ArgumentError: relative, missing, or no directory."""
+    if not isinstance(path, str):
+        raise ArgumentError(f"{name}: expected an absolute path as a string.")
+    if not Path(path).is_absolute():
+        raise ArgumentError(f'{name} is "{path}"; expected an absolute path, such as "/home/me/project".')
+    try:
+        found = Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or with a NUL in it
+        found = False
+    if not found:
+        raise ArgumentError(f'{name} is "{path}", which is not a directory that exists here.')
+    return path
+
+
+def session_info(row: SessionRow) -> dict[str, Any]:
+    """A row as `session/list` shows it."""
+    updated = datetime.datetime.fromtimestamp(row.updated_ms / 1000, datetime.UTC)
+    info: dict[str, Any] = {
+        "sessionId": row.id,
+        "cwd": row.cwd,
+        "updatedAt": updated.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
+    if row.title is not None:
+        info["title"] = row.title
+    if row.additional_directories:
+        info["additionalDirectories"] = list(row.additional_directories)
+    return info
+
+
+def _system_prompt(given: object) -> dict[str, object]:
+    """A text stands in for crow's own role; `{"append": text}` comes after everything else."""
+    match given:
+        case None:
+            return {}
+        case str():
+            return {"system_prompt": given} if given.strip() else {}
+        case {"append": str(text)}:
+            return {"system_prompt_append": text} if text.strip() else {}
+        case _:
+            raise ArgumentError('_meta.systemPrompt: expected a text, or an object such as {"append": "Be brief."}.')
+
+
+def _most_turns(given: object) -> dict[str, object]:
+    if given is None:
+        return {}
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ArgumentError("_meta.claudeCode.options.maxTurns: expected a whole number above 0.")
+    return {"max_turns": given}
+
+
+def _model(name: str, given: Mapping[str, Any]) -> str | None:
+    value = given.get("model")
+    if value is not None and (not isinstance(value, str) or len(value) > MODEL_CHARS):
+        raise ArgumentError(f"{name}: expected the name of a model, of at most {MODEL_CHARS} characters.")
+    return value or None
+
+
+def _object(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = given.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+# FROM frontend.crow_meta: What clients may say to crow alone, under `_meta.crow`, since the protocol has no word for
+# it.
+#
+# Strategy: what is not said is None or false; what is said and cannot be used is an error that names it, as it would
+# do
+# something else than was asked. Decides nothing.
+
+
+ALIAS_CHARS = 200
+
+
+def alias_named(params: Mapping[str, Any]) -> str | None:
+    """`alias`: the name of the session to open, or to make. :raises ArgumentError: no usable name."""
+    alias = _said(params).get("alias")
+    if alias is None:
+        return None
+    if not isinstance(alias, str) or not alias.strip() or len(alias) > ALIAS_CHARS or not alias.isprintable():
+        raise ArgumentError(
+            f'_meta.crow.alias: expected a name of 1 to {ALIAS_CHARS} characters, such as "cli:default".'
+        )
+    return alias
+
+
+def entry_named(params: Mapping[str, Any]) -> int | None:
+    """`entry`: the id of the entry to fork from. :raises ArgumentError: no whole number above 0."""
+    entry = _said(params).get("entry")
+    if entry is None:
+        return None
+    if not isinstance(entry, int) or isinstance(entry, bool) or not 0 < entry < 2**63:
+        raise ArgumentError(f"_meta.crow.entry is {entry!r}; expected the id of an entry, a whole number above 0.")
+    return entry
+
+
+def wants_archived(params: Mapping[str, Any]) -> bool:
+    """`archived`: list the archived sessions instead of the others."""
+    return _said(params).get("archived") is True
+
+
+def _said(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = params.get("_meta")
+    said = meta.get("crow") if isinstance(meta, dict) else None
+    return said if isinstance(said, dict) else {}
+
+
+# FROM agent.idle: When nothing runs: the moment to tidy the store.
+#
+# Strategy: turns are counted as they come and go; some seconds after the last of them has ended the store is tidied,
+# and
+# a turn that begins meanwhile stops that between two of its small steps: what is left gets done another time. Knows
+# neither sessions nor what tidying is.
+
+
+AFTER_S = 3.0
+"""A user who reads an answer needs longer than this; one who types ahead is not disturbed."""
+
+
+class Idle:
+    """Calls `tidy` when no turn has run for `after_s`. `run` is its task."""
+
+    def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = AFTER_S) -> None:
+        self._tidy = tidy
+        self._after_s = after_s
+        self._turns = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = anyio.Event()
+        self._tidying: anyio.CancelScope | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around each turn."""
+        self._turns += 1
+        self._put_off()
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            self._plan(self._after_s)
+
+    def tidy_soon(self) -> None:
+        """There is something to tidy: as soon as no turn runs."""
+        self._plan(0.0)
+
+    def stop(self) -> None:
+        """End a tidying that is under way; the store is about to close."""
+        self._turns += 1
+        self._put_off()
+
+    async def run(self) -> None:
+        """Tidy again and again, until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due = anyio.Event()
+            if self._turns:  # one has begun in this very moment; its end plans anew
+                continue
+            with anyio.CancelScope() as self._tidying:
+                try:
+                    await self._tidy()
+                except StoreError as error:
+                    logger.warning("Nothing was tidied: %s", error)
+            self._tidying = None
+
+    def _plan(self, delay_s: float) -> None:
+        self._put_off()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin)
+
+    def _put_off(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
+
+    def _begin(self) -> None:
+        if not self._turns:  # else it is planned anew when they end
+            self._due.set()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from acp import RequestError
 
-from crow.frontend.asking import Ask, refusal_words
+from crow.frontend.server import Ask, refusal_words
 
 if TYPE_CHECKING:
     from crow.tools import OnOutput

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from acp import RequestError
 
-from crow.frontend.asking import Ask, refusal_words
-from crow.frontend.bounds import PART_BYTES, weight
+from crow.frontend.server import Ask, refusal_words
 from crow.frontend.terminal import EditorTerminals
+from crow.frontend.tool_calls import PART_BYTES, weight
 
 if TYPE_CHECKING:
     from crow.frontend.params import ClientCapabilities

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from crow.domain.messages import Answer, Message, ToolSpec
+from crow.domain.messages import Answer, Message, ToolSpec, Usage
 
 __all__ = [
     "Delta",
@@ -24,6 +24,7 @@ __all__ = [
     "TextDelta",
     "ThoughtDelta",
     "ThoughtLevel",
+    "cost_of",
 ]
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
@@ -146,3 +147,16 @@ class EndpointMemory(Protocol):
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Merge `facts` into what is known (top-level keys replace)."""
         ...
+
+
+# FROM agent.cost: What a request cost. Knows token counts and prices, nothing of who asks.
+
+
+def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
+    """USD for one request; None when usage or prices are unknown."""
+    if usage is None or info.input_price is None or info.output_price is None:
+        return None
+    cached = usage.cached_tokens or 0
+    cached_price = info.input_price if info.cached_price is None else info.cached_price
+    fresh = max(0, (usage.input_tokens or 0) - cached)
+    return (fresh * info.input_price + cached * cached_price + (usage.output_tokens or 0) * info.output_price) / 1e6

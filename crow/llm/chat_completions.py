@@ -44,11 +44,9 @@ from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.dialect import most_output_tokens, refused_part
 from crow.llm.encode import Encoder
 from crow.llm.endpoint import Endpoint, Timeouts, is_local
-from crow.llm.exchange import MOST_ADAPTATIONS, Exchange, Pace, Response
-from crow.llm.failures import Complaint, Origin, complaint_of_response, failure
-from crow.llm.learned import Learned
-from crow.llm.listing import Offered, read_listing
-from crow.llm.waits import retry_after_s
+from crow.llm.errors import Complaint, Origin, complaint_of_response, failure, retry_after_s
+from crow.llm.models import Learned, Offered, read_listing
+from crow.llm.stream import MOST_ADAPTATIONS, Exchange, Pace, Response
 
 __all__ = ["ChatCompletions"]
 
@@ -358,7 +356,7 @@ class _HttpBody:
         self._reader = asyncio.create_task(self._read_all())
 
     async def read(self) -> bytes:
-        """See :class:`crow.llm.exchange.Response`."""
+        """See :class:`crow.llm.stream.Response`."""
         while not self._arrived and not self._reader.done():
             self._has_news.clear()
             await self._has_news.wait()
@@ -371,7 +369,7 @@ class _HttpBody:
         return data
 
     async def close(self) -> None:
-        """See :class:`crow.llm.exchange.Response`."""
+        """See :class:`crow.llm.stream.Response`."""
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._response.aclose()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from crow.llm.endpoint import Endpoint, Thinking
-from crow.llm.failures import Complaint
+from crow.llm.errors import Complaint
 
 __all__ = ["Dialect", "dialect_of", "most_output_tokens", "refused_part"]
 

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.calls import CallAssembler, new_call_id
-from crow.llm.endings import ending_of, finish_word
-from crow.llm.failures import Complaint, Origin, complaint_in, failure, page_title
-from crow.llm.framing import chunks_in, is_end, is_filler
-from crow.llm.leaked import CallDetector
-from crow.llm.reasoning import ReasoningDetails, content_pieces, details_text, thought_of
+from crow.llm.errors import Complaint, Origin, complaint_in, failure, page_title
+from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
+from crow.llm.sse import chunks_in, is_end, is_filler
 from crow.llm.surrogates import Joiner, mended, mended_members
-from crow.llm.thinking import ThinkSplitter
-from crow.llm.usage import newer_usage, read_usage
+from crow.llm.text_tool_calls import CallDetector
+from crow.llm.tool_calls import CallAssembler, new_call_id
 
-__all__ = ["MOST_CHARS", "Piece", "StreamParser"]
+__all__ = ["MOST_CHARS", "Ending", "Piece", "StreamParser", "ending_of", "finish_word", "newer_usage", "read_usage"]
 
 MOST_CHARS = 4_000_000
 """How much is taken of one answer: text, reasoning and tool arguments together."""
@@ -404,3 +402,110 @@ class StreamParser:
         if self._finish_word not in {None, "stop", "tool_calls"}:
             raise ProtocolError(f'{who} sent an empty answer (finish reason "{self._finish_word}"). Ask again.')
         raise ProtocolError(f"{who} sent an empty answer. Ask again, or try another model.")
+
+
+# FROM llm.endings: How vendors call the end of an answer, and what each of their words means to us. Pure.
+
+
+Ending: TypeAlias = FinishReason | Literal["failed", "too_long", "malformed"]
+"""What an end means: one of our finish reasons, or that there is no answer."""
+
+_WORDS: tuple[tuple[Ending, str], ...] = (
+    ("stop", "stop end_turn eos eos_token end stop_sequence complete completed"),
+    ("stop", "tool_calls function_call tool_use tool_call tool-calls"),
+    ("length", "length max_tokens max_output_tokens max_completion_tokens max_length model_length incomplete"),
+    ("refusal", "content_filter content-filter sensitive refusal safety recitation blocklist spii image_safety"),
+    ("refusal", "prohibited_content guardrail_intervened content_filtered error_toxic language"),
+    ("failed", "error abort aborted network_error insufficient_system_resource cancelled canceled failed"),
+    ("too_long", "model_context_window_exceeded context_window_exceeded context_length_exceeded"),
+)
+_ENDINGS: dict[str, Ending] = {word: ending for ending, words in _WORDS for word in words.split()}
+_FAMILIES: tuple[tuple[Ending, re.Pattern[str]], ...] = (
+    ("malformed", re.compile(r"malformed")),
+    ("failed", re.compile(r"(?:_|\b)error\b|timeout|timed_out|overloaded|failure|unavailable")),
+    ("refusal", re.compile(r"content_?filter|moderation|prohibited|safety")),
+    ("length", re.compile(r"max_?(?:new_|output_|completion_)?(?:tokens|length|output)|(?:length|token|output)_limit")),
+    ("length", re.compile(r"\Acontext_length\Z")),
+)
+_DRESS = re.compile(r"\A(?:finish_?reason[._:])|[\"'\s]+", re.IGNORECASE)
+
+
+def finish_word(value: object) -> str | None:
+    """The word in a `finish_reason`, in lower case; None where it says nothing yet."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, Mapping):
+        value = value.get("type") or value.get("reason")
+    if not isinstance(value, str):
+        return None
+    word = _DRESS.sub("", value).lower()
+    return None if word in {"", "null", "none"} else word
+
+
+def ending_of(word: str) -> Ending:
+    """What `word` means; an unknown one is `stop`, which asks for an answer to be there."""
+    known = _ENDINGS.get(word)
+    if known is not None:
+        return known
+    return next((ending for ending, family in _FAMILIES if family.search(word)), "stop")
+
+
+# FROM llm.usage: Token counts, wherever and under whatever names an endpoint reports them. Pure.
+
+
+def read_usage(report: object) -> Usage | None:
+    """The counts of one report; None if it holds none."""
+    if not isinstance(report, Mapping):
+        return None
+    sent = _first(report, "prompt_tokens", "input_tokens")
+    made = _first(report, "completion_tokens", "output_tokens")
+    in_details = _mapping(report.get("prompt_tokens_details") or report.get("input_tokens_details"))
+    out_details = _mapping(report.get("completion_tokens_details") or report.get("output_tokens_details"))
+    cached = _first(in_details, "cached_tokens")
+    if cached is None:
+        cached = _first(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+    if sent is not None and report.get("prompt_tokens") is None:
+        # Anthropic's own counts leave what was read from the cache, or written to it, out of the input.
+        beside = (_first(report, "cache_read_input_tokens"), _first(report, "cache_creation_input_tokens"))
+        sent += sum(count for count in beside if count is not None)
+    reasoning = _first(out_details, "reasoning_tokens")
+    if reasoning is None:
+        reasoning = _first(report, "reasoning_tokens")
+    total = _first(report, "total_tokens")
+    if reasoning and sent is not None and made is not None and total == sent + made + reasoning:
+        # xAI counts the reasoning beside the completion, everybody else inside it.
+        made += reasoning
+    usage = Usage(input_tokens=sent, output_tokens=made, cached_tokens=cached, reasoning_tokens=reasoning)
+    return None if usage == Usage() else usage
+
+
+def newer_usage(known: Usage | None, report: Usage | None) -> Usage | None:
+    """Reports are cumulative: the last one counts, member by member; one of zeros says nothing after one of numbers."""
+    if report is None or known is None:
+        return report or known
+    if not (report.input_tokens or report.output_tokens):
+        return known
+    return Usage(
+        input_tokens=_newer(known.input_tokens, report.input_tokens),
+        output_tokens=_newer(known.output_tokens, report.output_tokens),
+        cached_tokens=_newer(known.cached_tokens, report.cached_tokens),
+        reasoning_tokens=_newer(known.reasoning_tokens, report.reasoning_tokens),
+    )
+
+
+def _newer(known: int | None, reported: int | None) -> int | None:
+    return known if reported is None else reported
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _first(report: Mapping[str, object], *keys: str) -> int | None:
+    for key in keys:
+        value = report.get(key)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 13:
+            value = int(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12:
+            return int(value)
+    return None

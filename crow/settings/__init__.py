@@ -4,19 +4,19 @@ A setting that cannot be used is reported as a `problem` beside the defaults, so
 and show the words at the first prompt. Nothing in a workspace is ever read here.
 """
 
-from crow.settings.gather import Loaded, load_settings
-from crow.settings.paths import Paths
-from crow.settings.servers import McpServerSettings, expanded
-from crow.settings.target import Target, names_offered, target_of
+from crow.settings.endpoints import Target, names_offered, target_of
+from crow.settings.load import Loaded, Paths, load_settings
 from crow.settings.values import (
     OFFLINE,
     CompactionSettings,
     EditorSettings,
     LimitSettings,
     LogSettings,
+    McpServerSettings,
     ModelSettings,
     PermissionSettings,
     Settings,
+    expanded,
 )
 
 __all__ = [

@@ -7,14 +7,14 @@ are wired by `crow.app` alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Attachment, PlanItem
-from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
+from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
+from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
 
 __all__ = [
     "Access",
@@ -31,8 +31,11 @@ __all__ = [
     "Outcome",
     "Plan",
     "Ports",
+    "PromptArgument",
     "Protection",
     "ServerOptions",
+    "ServerPrompt",
+    "ServerPrompts",
     "ServerStatus",
     "Skill",
     "StdioServer",
@@ -378,3 +381,45 @@ class Ports:
     plan: Plan
     delegate: Delegate | None = None
     asker: Asker | None = None
+
+
+# FROM tools.prompts: The prompts that MCP servers offer, as the agent sees them: templates that the server fills in
+# when they are used.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptArgument:
+    """What a prompt is filled in with."""
+
+    name: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPrompt:
+    """A prompt on offer. `name` is `server:prompt`, unique in the session, without blanks; `server` is for people."""
+
+    name: str
+    server: str
+    description: str
+    arguments: tuple[PromptArgument, ...] = ()
+
+
+class ServerPrompts(Protocol):
+    """The prompts of a session's servers."""
+
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """What is offered now, in the order of the servers; only of those that are ready."""
+        ...
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """The prompt of this name. A server that is still starting is waited for, one that has failed is started
+        again; None: no server has it, or its server is not there."""
+        ...
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """What the prompt says with these arguments; not empty.
+
+        :raises ~crow.domain.errors.ToolServerError: the server is gone, refused, or gave nothing that can be used.
+        """
+        ...

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import anyio
 import anyio.to_thread
 
-__all__ = ["HiddenKeys", "KeySource", "Process", "child_environment", "start"]
+__all__ = ["HiddenKeys", "KeySource", "Process", "child_environment", "found_program", "start"]
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows one way to end a process
 KILL_S = 0.3  # for the loop to hear of a killed child; only an unkillable one takes so long
@@ -234,3 +234,27 @@ def has_running_member(group: int) -> bool:
         if int(process_group) == group and state not in (b"Z", b"X"):
             return True
     return False
+
+
+# FROM tools.programs: Programs that crow runs of its own accord, found where no repository could have put them.
+#
+# Strategy: the directories of PATH in order, without those that are relative or lie inside the workspace; of what is
+# found there, a link that leads into the workspace does not count either. Knows no program.
+
+
+def found_program(name: str, is_inside: Callable[[Path], bool]) -> str | None:
+    """The absolute path of the first program of this name on PATH that is not inside the workspace, None without one.
+
+    Where the workspace is the whole file system, everything on PATH counts.
+    """
+    is_everything = is_inside(Path(os.sep))
+    for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        if not os.path.isabs(directory):
+            continue
+        path = os.path.join(directory, name)
+        if not os.access(path, os.X_OK) or not os.path.isfile(path):
+            continue
+        places = (Path(os.path.realpath(directory)), Path(os.path.realpath(path)))
+        if is_everything or not any(map(is_inside, places)):
+            return path
+    return None

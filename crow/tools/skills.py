@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crow.tools import Skill
-from crow.tools.disk import read_file
 from crow.tools.front_matter import front_matter
+from crow.tools.workspace import read_file
 
 __all__ = ["FoundSkill", "SkillText", "find_skills", "read_skill"]
 

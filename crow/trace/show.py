@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from crow.trace.recording import Recorded
+from crow.trace.record import Recorded
 from crow.trace.schema import Side
 
 __all__ = ["shown"]

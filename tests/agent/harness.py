@@ -10,19 +10,16 @@ from typing import Any, Literal
 
 import anyio
 
-from crow.agent import PermissionQuestion
-from crow.agent.adapters import Adapters, OpenToolbox, SessionSettings
-from crow.agent.compaction.limits import CompactionSettings
+from crow.agent import Adapters, OpenToolbox, PermissionQuestion, SessionSettings
+from crow.agent.compaction.budget import CompactionSettings
 from crow.agent.session import Session
-from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.entries import Announcement, Body, Entry
-from crow.domain.events import EntryStored, Event, TextShown
+from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, EntryStored, Event, TextShown
 from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model, ModelInfo
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
-from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerStatus, Skill
-from crow.tools.prompts import ServerPrompt
+from crow.store.sqlite.store import SqliteStore
+from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerPrompt, ServerStatus, Skill
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]

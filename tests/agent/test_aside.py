@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 
-from crow.agent.aside import IfLong
+from crow.agent.session import IfLong
 
 
 async def test_a_short_block_begins_nothing() -> None:

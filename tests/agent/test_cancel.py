@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.agent import draft
+from crow.agent import stream as draft
 from crow.agent.session import Session
 from crow.domain.entries import Assistant, TurnEnd
 from crow.domain.errors import AuthError, CrowError, ModelError, NetworkError

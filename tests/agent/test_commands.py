@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crow.agent.commands import COMMANDS, Typed, parse
-from crow.agent.commands.answering import HANDLERS
+from crow.agent.commands.handlers import HANDLERS
 from crow.domain.entries import Command
 from tests.agent.harness import opened, text
 from tests.support.scripted_model import Say, ScriptedModel

@@ -8,9 +8,8 @@ import anyio
 import pytest
 
 from crow.agent.branch import Branch
+from crow.agent.compaction.budget import CompactionSettings, Window
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.compaction.window import Window
 from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured

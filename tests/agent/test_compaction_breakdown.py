@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from crow.agent.compaction.breakdown import breakdown, picture
-from crow.agent.compaction.limits import CompactionSettings, limits_for
+from crow.agent.compaction.budget import CompactionSettings, breakdown, limits_for, picture
 from crow.domain.conversation import Projection
 from crow.domain.entries import Checkpoint, Prompt
 from crow.domain.messages import ToolSpec

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from crow.agent.compaction.compactor import CompactionResult
 from crow.agent.compaction.hooks import Advice, Done, Hooks, NamedHook, Proposal
-from crow.agent.compaction.outcome import CompactionResult
 from crow.domain.entries import Checkpoint, NewEntry, Prompt, TurnEnd
 from crow.domain.events import NoticeShown, SummaryShown
 from crow.llm import ModelInfo

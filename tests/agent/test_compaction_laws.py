@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.contents import hiding_order
-from crow.agent.compaction.limits import CompactionSettings
+from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.compaction.checkpoint import hiding_order
 from crow.agent.compaction.planner import Reason
 from crow.domain.conversation import Replay, for_model
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Restore, ToolResult, User

@@ -10,9 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.compaction.limits import CompactionSettings, Limits, cut_for, limits_for
-from crow.agent.compaction.measuring import Measure, measure, recalibrated, reports_since_break, silent_cut
-from crow.agent.compaction.window import LearnedWindow, Window, learned_in
+from crow.agent.compaction.budget import (
+    CompactionSettings,
+    LearnedWindow,
+    Limits,
+    Measure,
+    Window,
+    cut_for,
+    learned_in,
+    limits_for,
+    measure,
+    recalibrated,
+    reports_since_break,
+    silent_cut,
+)
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
 from crow.domain.errors import ContextOverflow, StoreError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.retention import retention, working_set
-from crow.agent.asking import Permissions
-from crow.agent.briefing import Briefing
+from crow.agent.prompt import Briefing
+from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Checkpoint, Mask, NewEntry
 from crow.llm import ModelInfo, Request

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from crow.agent.compaction.contents import files_touched, hiding_order, pins_of, skills_of
-from crow.agent.compaction.limits import CompactionSettings, limits_for
-from crow.agent.compaction.measuring import Measure
+from crow.agent.compaction.budget import CompactionSettings, Measure, limits_for
+from crow.agent.compaction.checkpoint import files_touched, hiding_order, pins_of, skills_of
 from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (

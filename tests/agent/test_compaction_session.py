@@ -7,8 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.compaction.window import LearnedWindow, learned_in
+from crow.agent.compaction.budget import CompactionSettings, LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured

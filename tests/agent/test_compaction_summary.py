@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.compaction.limits import CompactionSettings, limits_for
+from crow.agent.compaction.budget import CompactionSettings, limits_for
 from crow.agent.compaction.summary import NOTES_HEADING, Asking, Head, Summary, notes, summarise
 from crow.domain.messages import (
     AssistantMessage,

@@ -10,17 +10,17 @@ from typing import Any
 
 import anyio
 
-from crow.agent.adapters import Adapters, SessionSettings
-from crow.agent.compaction.limits import CompactionSettings
-from crow.agent.permission import user_rules
+from crow.agent import Adapters, SessionSettings
+from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallProgressed
 from crow.domain.messages import Text, ToolMessage, Usage, UserMessage
 from crow.llm import ModelInfo, Request
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
-from crow.tools.mcp_client import ToolSettings, open_toolbox
+from crow.store.sqlite.store import SqliteStore
+from crow.tools.mcp.client import ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, text
 from tests.support.scripted_model import Say, ScriptedStream, call

@@ -6,8 +6,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.agent import draft as drafts
-from crow.agent.draft import Draft, merged
+from crow.agent import stream as drafts
+from crow.agent.stream import Draft, merged
 from crow.domain.errors import NetworkError, StoreUnavailable
 from crow.domain.events import Event, NoticeShown, TextShown, ThoughtShown
 from crow.llm import Retrying, TextDelta, ThoughtDelta

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.overlap import Overlap, without_overlap
+from crow.agent.stream import Overlap, without_overlap
 from crow.domain.entries import Assistant, Reminder
 from crow.domain.errors import NetworkError, RateLimited
 from crow.domain.messages import AssistantMessage

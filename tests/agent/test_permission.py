@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.modes import MODES
-from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
+from crow.agent.permissions import MODES, Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
 from crow.domain.entries import Announcement
 from crow.tools import Access, Offer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.permission import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
+from crow.agent.permissions import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
 from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.tools import Offer

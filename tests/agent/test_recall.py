@@ -11,7 +11,7 @@ from crow.agent.recall import BranchLog
 from crow.domain.entries import Assistant, Checkpoint
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 
@@ -110,7 +110,7 @@ async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store:
 
 
 async def test_what_was_not_looked_through_is_said(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crow.store.scan._MOST_CHARACTERS", 1_000)
+    monkeypatch.setattr("crow.store.sqlite.search._MOST_CHARACTERS", 1_000)
     (asked,) = await add(store, "s1", said("", calls=2))
     stored = await add(store, "s1", result(asked.id, "needle"), result(asked.id, "y" * 2_000, index=1))
     assert await recall(store, "needle") == (

@@ -12,7 +12,7 @@ import pytest
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallEnded
-from crow.tools.mcp_client import open_toolbox
+from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import NoteTaker, Opened, PermissionAnswer, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 

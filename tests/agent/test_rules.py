@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.command_words import mentions, simple_words
-from crow.agent.modes import MODES
-from crow.agent.permission import Allow, Ask, Refuse, Rule, decide, rule_for, user_rules
+from crow.agent.permissions import MODES, Allow, Ask, Refuse, Rule, decide, mentions, rule_for, simple_words, user_rules
 from crow.domain.entries import Announcement
 from crow.tools import Access, Offer
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.server_prompts import CalledPrompt, Filling, called, filling, hint_of
+from crow.agent.templates import CalledPrompt, Filling, called, filling, hint_of
 from crow.domain.errors import ArgumentError
-from crow.tools.prompts import PromptArgument, ServerPrompt
+from crow.tools import PromptArgument, ServerPrompt
 
 
 def offered(*arguments: str) -> ServerPrompt:

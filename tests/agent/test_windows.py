@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.asking import Permissions
 from crow.agent.branch import Branch
-from crow.agent.briefing import Briefing
+from crow.agent.compaction.budget import MIN_ROOM, CompactionSettings, LearnedWindow, Window, gauge_on, learned_in
 from crow.agent.compaction.compactor import Compactor, Helpers
-from crow.agent.compaction.gauge import gauge_on
-from crow.agent.compaction.limits import MIN_ROOM, CompactionSettings
-from crow.agent.compaction.window import LearnedWindow, Window, learned_in
+from crow.agent.prompt import Briefing
+from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import NewEntry, TurnEnd
 from crow.domain.errors import ContextOverflow

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from crow.domain.titles import code, in_title
+from crow.domain.rendering import code, in_title
 
 MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
 TEXTS = st.text(

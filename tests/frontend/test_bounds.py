@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.frontend.bounds import bounded, changed_regions, head_and_tail, pieces, weight
+from crow.frontend.tool_calls import bounded, changed_regions, head_and_tail, pieces, weight
 
 lines = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "same\n", *(f"{n}\n" for n in range(30))]), max_size=40)
 

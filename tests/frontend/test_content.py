@@ -9,8 +9,8 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.bounds import PART_BYTES, weight
 from crow.frontend.content import blocks, own_parts, parts_from
+from crow.frontend.tool_calls import PART_BYTES, weight
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 

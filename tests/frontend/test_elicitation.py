@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from crow.domain.elicitation import ElicitationAnswer, FormQuestion, UrlQuestion
 from crow.domain.entries import CallRef
-from crow.frontend.elicitation import elicitation_answer, elicitation_params
+from crow.domain.events import ElicitationAnswer, FormQuestion, UrlQuestion
+from crow.frontend.client import elicitation_answer, elicitation_params
 from crow.trace.schema import Judge
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}

@@ -9,9 +9,9 @@ import pytest
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.errors import ArgumentError
+from crow.frontend.client import permission_answer, permission_params
 from crow.frontend.options import Choice, config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
-from crow.frontend.permissions import permission_answer, permission_params
 from crow.tools import HttpServer, Offer, StdioServer
 from crow.trace.schema import judge
 

@@ -49,12 +49,9 @@ from crow.domain.events import (
     TitleChanged,
 )
 from crow.domain.messages import Image, Link, Resource, Text
-from crow.frontend.bounds import LINE_BYTES
-from crow.frontend.live import Live
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.replayed import Replayed
-from crow.frontend.tool_calls import result_contents
-from crow.frontend.updates import plan
+from crow.frontend.tool_calls import LINE_BYTES, result_contents
+from crow.frontend.updates import Live, Replayed, plan
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()

@@ -18,7 +18,7 @@ from crow.domain.entries import (
 )
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 __all__ = ["SESSION", "grow"]
 

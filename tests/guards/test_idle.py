@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from crow.agent.idle import Idle
 from crow.app import Wiring
 from crow.frontend.agent import AcpAgent
 from crow.frontend.server import serve
+from crow.frontend.sessions import Idle
 from crow.frontend.transport import StdioTransport
 from crow.settings import load_settings
 

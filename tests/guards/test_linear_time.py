@@ -14,16 +14,16 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.command_words import mentions, simple_words
-from crow.agent.overlap import without_overlap
+from crow.agent.permissions import mentions, simple_words
+from crow.agent.stream import without_overlap
 from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec
-from crow.domain.titles import in_title
-from crow.llm.calls import tool_name
+from crow.domain.rendering import in_title
 from crow.llm.endpoint import Timeouts
-from crow.llm.failures import Origin, complaint_of_response, failure
+from crow.llm.errors import Origin, complaint_of_response, failure
+from crow.llm.tool_calls import tool_name
+from crow.tools.builtin.edit import replace as replaced
 from crow.tools.builtin.files import similar_names
-from crow.tools.builtin.replace import replace as replaced
 from crow.tools.workspace import DiskWorkspace
 from tests.llm.test_chat_completions import ASK, ask, asking
 from tests.support import fake_endpoint as fake

@@ -11,13 +11,12 @@ from pathlib import Path
 from crow.domain.entries import Assistant
 from crow.domain.events import Event
 from crow.domain.replay import Replay
-from crow.frontend.live import Live
 from crow.frontend.params import client_capabilities
-from crow.frontend.replayed import Replayed
+from crow.frontend.updates import Live, Replayed
 from crow.llm.parser import StreamParser
 from crow.llm.sse import SseDecoder
 from crow.store.codec import encode
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.guards.long import SESSION, grow
 from tests.guards.test_updates import END, Shown, followed
 from tests.support.fake_endpoint import chunk, sse

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.compaction.limits import CompactionSettings
-from crow.store.sqlite import SqliteStore
+from crow.agent.compaction.budget import CompactionSettings
+from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import Tool, opened, text
 from tests.guards.long import SESSION, grow
 from tests.store.scenes import new_session

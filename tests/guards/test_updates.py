@@ -5,14 +5,14 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from crow.agent import draft as drafts
-from crow.agent.draft import Draft
+from crow.agent import stream as drafts
+from crow.agent.stream import Draft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
 from crow.llm import Request
 from crow.llm.endpoint import Timeouts
-from crow.llm.exchange import Exchange, Pace
-from crow.llm.failures import Complaint, Origin
+from crow.llm.errors import Complaint, Origin
+from crow.llm.stream import Exchange, Pace
 from tests.support.fake_endpoint import chunk, sse
 
 TOKENS = 20_000

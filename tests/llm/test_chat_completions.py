@@ -25,11 +25,12 @@ from crow.domain.errors import (
     RateLimited,
 )
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, Usage, UserMessage
-from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta, exchange
+from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
+from crow.llm import stream as exchange
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint, Timeouts
-from crow.llm.exchange import Pace
 from crow.llm.parser import MOST_CHARS
+from crow.llm.stream import Pace
 from tests.support.fake_endpoint import (
     CUT,
     HANG,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from crow.app import endpoint_of
 from crow.domain.errors import (
     AuthError,
     BadRequest,
@@ -17,11 +18,9 @@ from crow.domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from crow.endpoints import endpoint_of
 from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
 from crow.llm.endpoint import Endpoint
-from crow.llm.failures import Complaint, Origin, complaint_in, complaint_of_response, failure
-from crow.llm.waits import retry_after_s
+from crow.llm.errors import Complaint, Origin, complaint_in, complaint_of_response, failure, retry_after_s
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")

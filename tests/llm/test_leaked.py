@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.llm.leaked import CallDetector
+from crow.llm.text_tool_calls import CallDetector
 from tests.llm.streams import TOOLS
 
 ROOT = Path(__file__).parents[2]

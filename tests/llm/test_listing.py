@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crow.llm.listing import Offered, read_listing
+from crow.llm.models import Offered, read_listing
 
 
 @pytest.mark.parametrize(

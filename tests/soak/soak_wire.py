@@ -21,13 +21,12 @@ from acp import RequestError
 from hypothesis import HealthCheck, Phase, given, settings
 
 from crow.domain.errors import CrowError
+from crow.frontend.client import elicitation_answer, permission_answer
 from crow.frontend.content import parts_from
-from crow.frontend.elicitation import elicitation_answer
 from crow.frontend.frames import Fault, LineSplitter, Oversized, encode, parse
-from crow.frontend.opening import opening_from
 from crow.frontend.options import option_chosen
 from crow.frontend.params import client_capabilities, client_name
-from crow.frontend.permissions import permission_answer
+from crow.frontend.sessions import opening_from
 from tests.support.hostile import Besieged, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))

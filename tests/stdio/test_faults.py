@@ -18,8 +18,8 @@ import anyio
 import pytest
 
 from crow.domain.entries import Assistant, TurnEnd
-from crow.store.migrations import VERSION
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.migrations import VERSION
+from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import ROOT, StartCrow
 from tests.stdio.test_turns import drafted_text, opened, reloaded
 from tests.support import fake_endpoint as fake

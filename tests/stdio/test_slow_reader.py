@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import ROOT
 from tests.store.scenes import converse, new_session
 from tests.support import fake_endpoint as fake

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from crow.store import Store
-from crow.store.database import JournalMode
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.database import JournalMode
+from crow.store.sqlite.store import SqliteStore
 
 
 class Stores:

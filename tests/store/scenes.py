@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crow.domain.entries import (
-    Announcement,
-    Assistant,
-    Body,
-    CallRef,
-    Entry,
-    NewEntry,
-    ToolResult,
-    TurnEnd,
-)
+from crow.domain.entries import Announcement, Assistant, Body, CallRef, Entry, NewEntry, ToolResult, TurnEnd
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession, SessionRow, Store
 

@@ -19,7 +19,7 @@ import pytest
 from crow.domain.entries import Assistant, NewEntry, TurnEnd, User
 from crow.domain.errors import LeafMoved, StoreUnavailable
 from crow.store import SessionChanges
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.conftest import Stores
 from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, said
 
@@ -191,7 +191,7 @@ async def test_of_two_claims_one_wins(stores: Stores):
 async def test_writers_wait_for_the_file_lock_where_sqlite_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_bug: bool
 ):
-    monkeypatch.setattr("crow.store.database._HAS_WAL_RESET_BUG", has_bug)
+    monkeypatch.setattr("crow.store.sqlite.database._HAS_WAL_RESET_BUG", has_bug)
     store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=0.05)
     with (tmp_path / "crow.db.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

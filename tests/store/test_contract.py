@@ -6,16 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from crow.domain.entries import (
-    Assistant,
-    Checkpoint,
-    Note,
-    Prompt,
-    Remark,
-    Restore,
-    TurnEnd,
-    User,
-)
+from crow.domain.entries import Assistant, Checkpoint, Note, Prompt, Remark, Restore, TurnEnd, User
 from crow.domain.entries import NewEntry as New
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Image, Link, Resource, Text, ToolSpec, Usage

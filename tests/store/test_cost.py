@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from crow.store import NewSession, removal, sessions
-from crow.store.branches import left_behind
-from crow.store.migrations import migrate
+from crow.store import NewSession
+from crow.store.sqlite import maintenance as removal
+from crow.store.sqlite import sessions
+from crow.store.sqlite.migrations import migrate
+from crow.store.sqlite.paths import left_behind
 
 Work = Callable[[sqlite3.Connection], object]
 

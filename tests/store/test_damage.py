@@ -24,12 +24,12 @@ from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.messages import ToolMessage, ToolSpec
 from crow.store import SessionRow
 from crow.store.codec import SPILL_BYTES, encode
-from crow.store.intake import Defaults
-from crow.store.migrations import VERSION
-from crow.store.repair import problems as problems_of
-from crow.store.repair import repair
-from crow.store.sqlite import SqliteStore
-from crow.store.upkeep import Upkeep
+from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.migrations import VERSION
+from crow.store.sqlite.repair import problems as problems_of
+from crow.store.sqlite.repair import repair
+from crow.store.sqlite.store import SqliteStore
+from crow.store.sqlite.transfer import Defaults
 from tests.store.scenes import ANNOUNCED, add, begin, bodies, converse, history, ids, new_session, result, said
 from tests.support.paths import problems
 

@@ -24,10 +24,10 @@ from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, File, Mask
 from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.domain.messages import Image, Text, ToolCall, Usage
 from crow.store import NewSession, Scope, SessionChanges
-from crow.store.export_file import ExportFile
-from crow.store.intake import Defaults, Intake
-from crow.store.sqlite import SqliteStore
-from crow.store.upkeep import Imported, Upkeep
+from crow.store.portable import ExportFile
+from crow.store.sqlite.admin import Imported, Upkeep
+from crow.store.sqlite.store import SqliteStore
+from crow.store.sqlite.transfer import Defaults, Intake
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, row_ids, said
 from tests.store.test_codec import record
 
@@ -469,7 +469,7 @@ async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_
 async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it_is_there(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.store.intake._PIECE_RECORDS", 2)
+    monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
     await told(sqlite_store)
     data = await exported(sqlite_store)
     await anyio.Path(tmp_path / "x.jsonl").write_bytes(data)
@@ -507,7 +507,7 @@ async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it
 async def test_an_import_that_was_cut_short_leaves_nothing_and_can_be_repeated(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.store.intake._PIECE_RECORDS", 2)
+    monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
     await told(sqlite_store)
     data = await exported(sqlite_store)
     file = tmp_path / "x.jsonl"
@@ -530,7 +530,7 @@ async def test_an_import_that_was_cut_short_leaves_nothing_and_can_be_repeated(
 async def test_what_a_dead_process_was_importing_is_removed_by_the_next(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.store.intake._PIECE_RECORDS", 2)
+    monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
     await told(sqlite_store)
     data = await exported(sqlite_store)
     await anyio.Path(tmp_path / "x.jsonl").write_bytes(data)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from crow.domain.errors import StoreUnavailable
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, converse, history, new_session, result, said
 from tests.support.disks import without_shared_memory
 

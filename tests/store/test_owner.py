@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from crow.store.owner import LEASE_MS, Owner, enlist, is_alive, readable, retire
+from crow.store.sqlite.lease import LEASE_MS, Owner, enlist, is_alive, readable, retire
 
 HERE = Owner.current()
 
@@ -36,7 +36,7 @@ def test_a_store_of_this_process_lives_while_it_is_open():
 
 
 def test_another_process_lives_as_long_as_it_runs_and_its_pid_is_not_enough():
-    code = "import sys; from crow.store.owner import Owner; print(Owner.current(), flush=True); sys.stdin.read()"
+    code = "import sys; from crow.store.sqlite.lease import Owner; print(Owner.current(), flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

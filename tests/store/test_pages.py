@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.store.pages import Pages, Value, wal_pages
+from crow.store.sqlite.pages import Pages, Value, wal_pages
 
 VALUES = st.one_of(
     st.none(),

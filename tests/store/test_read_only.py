@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.store.migrations import VERSION
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.migrations import VERSION
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import begin, converse, new_session
 from tests.support.disks import unprivileged
 

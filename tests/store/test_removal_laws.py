@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Body, File
 from crow.domain.errors import ArgumentError
-from crow.store.intake import Defaults
-from crow.store.sqlite import SqliteStore
-from crow.store.upkeep import Upkeep
+from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.store import SqliteStore
+from crow.store.sqlite.transfer import Defaults
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, said
 from tests.support.killing import HALVES
 

@@ -16,9 +16,9 @@ import pytest
 
 from crow.domain.errors import StoreUnavailable
 from crow.domain.messages import Text
-from crow.store import rescue
-from crow.store.database import JournalMode
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite import rescue
+from crow.store.sqlite.database import JournalMode
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
 from tests.support.disks import DROP
 

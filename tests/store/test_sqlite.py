@@ -20,11 +20,11 @@ import pytest
 from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
 from crow.domain.errors import LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text
-from crow.store import removal
-from crow.store.database import JournalMode
-from crow.store.migrations import APPLICATION_ID, FILES, VERSION, schema
-from crow.store.owner import Owner, retire
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite import maintenance as removal
+from crow.store.sqlite.database import JournalMode
+from crow.store.sqlite.lease import Owner, retire
+from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, schema
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 
 PROJECT = Path(__file__).parents[2]
@@ -421,7 +421,7 @@ async def test_lists_walk_an_index_and_sort_nothing(sqlite_store: SqliteStore):
     seen: list[str] = []
 
     def explain(sql: sqlite3.Connection) -> None:
-        from crow.store.sessions import list_sessions
+        from crow.store.sqlite.sessions import list_sessions
 
         sql.set_trace_callback(seen.append)
         for cwd in (None, "/work"):
@@ -495,7 +495,7 @@ print([name for name in ("openai", "mcp", "acp", "pydantic", "httpx", "importlib
 async def test_closing_gives_up_on_a_write_that_waits_for_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.store.lock._CLOSING_PATIENCE_S", 0.05)
+    monkeypatch.setattr("crow.store.sqlite.connection._CLOSING_PATIENCE_S", 0.05)
     store = await SqliteStore.open(tmp_path / "crow.db")
     await store.create_session(new_session())
     errors: list[str] = []

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from crow.domain.errors import StoreUnavailable
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 
 def note(sql: sqlite3.Connection, name: str) -> str:

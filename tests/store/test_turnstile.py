@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import anyio.lowlevel
 
-from crow.store.together import Turnstile
+from crow.store.sqlite.connection import Turnstile
 
 
 class Passes:

@@ -15,10 +15,9 @@ from crow.domain.entries import NewEntry
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
 from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges
-from crow.store.retention import Old
-from crow.store.sqlite import SqliteStore
-from crow.store.totals import Total
-from crow.store.upkeep import Upkeep
+from crow.store.sqlite.admin import Old, Upkeep
+from crow.store.sqlite.search import Total
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, new_session, result, row_ids, said
 
 DAY_MS = 86_400_000

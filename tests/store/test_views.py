@@ -12,7 +12,7 @@ import pytest
 
 from crow.domain.entries import Announcement, CallRef, Checkpoint, Diff, File, Mask, NewEntry, Restore, Skill
 from crow.domain.messages import Usage
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, ids, new_session, result, said
 
 

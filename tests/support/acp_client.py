@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from crow.trace.order import Order
+from crow.trace.check import Order
 from crow.trace.schema import Judge, Side, WireFault
 from tests.support.house_rules import HouseRules
 

@@ -14,12 +14,9 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.compaction.compactor import Compactor, Helpers
-from crow.agent.compaction.gauge import Gauge
-from crow.agent.compaction.limits import CompactionSettings, Limits
-from crow.agent.compaction.outcome import CompactionResult
+from crow.agent.compaction.budget import CompactionSettings, Gauge, Limits, Window
+from crow.agent.compaction.compactor import CompactionResult, Compactor, Helpers
 from crow.agent.compaction.planner import Reason
-from crow.agent.compaction.window import Window
 from crow.domain.entries import (
     Announcement,
     Assistant,

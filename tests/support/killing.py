@@ -25,7 +25,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import crow.store.intake
+import crow.store.sqlite.transfer
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
 from crow.domain.events import EntryStored, Event
@@ -33,9 +33,9 @@ from crow.domain.messages import Usage, UserMessage
 from crow.domain.rendering import parts_text
 from crow.llm import ModelInfo, Request
 from crow.store import SessionChanges
-from crow.store.intake import Defaults
-from crow.store.sqlite import SqliteStore
-from crow.store.upkeep import Upkeep
+from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.store import SqliteStore
+from crow.store.sqlite.transfer import Defaults
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support.compaction import AnsweringModel
@@ -333,7 +333,7 @@ def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
 def main(directory: str, *steps: str) -> None:
     """See `killed`."""
     report = Report()
-    crow.store.intake._PIECE_RECORDS = 2
+    crow.store.sqlite.transfer._PIECE_RECORDS = 2
     gc.freeze()  # a child must not copy the pages of all that was imported
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (
         ("create", _create, None),

@@ -16,7 +16,7 @@ import pytest
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
 from crow.tools import Asker, Delegate, McpServer, Offer, Outcome, Ports, ServerOptions, StdioServer
-from crow.tools.mcp_client import McpToolbox, ToolSettings, open_toolbox
+from crow.tools.mcp.client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 
 OPTIONS = ServerOptions()

@@ -4,7 +4,7 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.tools import builtin
-from crow.tools.builtin.arguments import check, parse
+from crow.tools.builtin.tool import check, parse
 
 SCHEMAS = {spec.name: spec.input_schema for spec in builtin.SPECS}
 

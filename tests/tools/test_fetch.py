@@ -18,7 +18,7 @@ import pytest
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
-from crow.tools.page import CODECS, codec_of, page_text
+from crow.tools.html import CODECS, codec_of, page_text
 from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
 from tests.tools.conftest import OpenBox
 
@@ -167,7 +167,7 @@ async def test_a_conversion_that_does_not_end_is_given_up(
 ):
     endless = tmp_path / "endless.py"
     endless.write_text("while True: pass\n")
-    monkeypatch.setattr("crow.tools.page.__file__", str(endless))
+    monkeypatch.setattr("crow.tools.html.__file__", str(endless))
     monkeypatch.setattr("crow.tools.builtin.fetch.CONVERT_S", 0.1)
     with web() as url:
         async with open_box(fetches_private=True) as box:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.messages import Image
 from crow.tools import Offer, Outcome
-from crow.tools.builtin.window import Window
+from crow.tools.builtin.files import Window
 from tests.tools.conftest import OpenBox, call
 
 
@@ -46,8 +46,8 @@ async def test_long_lines_and_large_windows_are_bounded(open_box: OpenBox, root:
 async def test_any_lines_of_a_huge_file_are_read_in_bounded_memory(
     open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.tools.builtin.read.WHOLE_BYTES", 4)
-    monkeypatch.setattr("crow.tools.builtin.read.PIECE_BYTES", 7)
+    monkeypatch.setattr("crow.tools.builtin.files.WHOLE_BYTES", 4)
+    monkeypatch.setattr("crow.tools.builtin.files.PIECE_BYTES", 7)
     lines = [f"line {number}" for number in range(1, 51)]
     lines[9] = "é" * 3_000
     (root / "huge.txt").write_text("\ufeff" + "\r\n".join(lines))

@@ -12,11 +12,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.modes import MODES
-from crow.agent.permission import Allow, decide
+from crow.agent.permissions import MODES, Allow, decide
 from crow.agent.prompt import build_prompt, facts_now, read_instructions
 from crow.tools import Ports, StdioServer
-from crow.tools.mcp_client import open_toolbox
+from crow.tools.mcp.client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, stdio
 

@@ -15,7 +15,7 @@ import pytest
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
 from crow.tools import HttpServer, Offer, Outcome, Ports, ServerStatus, StdioServer, builtin
-from crow.tools.mcp_client import open_toolbox
+from crow.tools.mcp.client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, stdio, until_gone
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.domain.elicitation import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.entries import Announcement, CallRef
+from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.messages import ToolCall
 from crow.tools import Offer, Outcome, ServerOptions, ServerStatus
-from crow.tools.mcp_sieve import schema_fault, tool_fault
+from crow.tools.mcp.listing import schema_fault, tool_fault
 from tests.tools.conftest import Box, OpenBox, call, stdio
 
 QUESTION = FormQuestion(
@@ -135,7 +135,7 @@ def test_what_json_schema_allows_is_let_pass():
 async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.tools.mcp_client.OFFERED_CHARS", 400)
+    monkeypatch.setattr("crow.tools.mcp.client.OFFERED_CHARS", 400)
     async with open_box(stdio("various.py", "many")) as box:
         await box.toolbox.wait_ready(10)
         offered = [spec.name for spec in box.toolbox.specs() if "__" in spec.name or spec.name.endswith("_tools")]

@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 
 from crow.tools import StdioServer
-from crow.tools.mcp_stdio import StdioTransport
+from crow.tools.mcp.stdio import StdioTransport
 from crow.tools.process import HiddenKeys
 from tests.tools.conftest import stdio, until_gone
 
@@ -138,13 +138,13 @@ async def test_last_words_are_kept_and_errors_logged_up_to_a_bound(root: Path, c
         with anyio.fail_after(5):
             await transport.closed.wait()
     assert transport.last_words.endswith("x\nno token: ä")
-    lines = [record.getMessage() for record in caplog.records if record.name == "crow.tools.mcp_stdio"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "crow.tools.mcp.stdio"]
     assert len(lines) == 1001
     assert (lines[0], lines[-1]) == ("srv: x", "srv: further lines are not logged")
 
 
 async def test_an_endless_line_ends_the_connection_and_not_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("crow.tools.mcp_stdio.LINE_BYTES", 1_000_000)
+    monkeypatch.setattr("crow.tools.mcp.stdio.LINE_BYTES", 1_000_000)
     transport = StdioTransport(stdio("unruly.py", "endless-line"), root)
     async with transport as (read, _):
         with anyio.fail_after(5), pytest.raises(anyio.EndOfStream):
@@ -153,7 +153,7 @@ async def test_an_endless_line_ends_the_connection_and_not_the_memory(root: Path
 
 
 async def test_a_server_that_does_not_read_holds_up_nobody(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("crow.tools.mcp_stdio.UNREAD_BYTES", 1_000_000)
+    monkeypatch.setattr("crow.tools.mcp.stdio.UNREAD_BYTES", 1_000_000)
     transport = StdioTransport(stdio("unruly.py", "mute"), root)
     request = SessionMessage(
         mcp.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params={"text": "x" * 300_000})
@@ -169,7 +169,7 @@ async def test_a_server_that_does_not_read_holds_up_nobody(root: Path, monkeypat
 async def test_a_reader_that_falls_behind_holds_the_server_and_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow.tools.mcp_stdio.QUEUED_BYTES", 10_000)
+    monkeypatch.setattr("crow.tools.mcp.stdio.QUEUED_BYTES", 10_000)
     program = (
         "import json\nfor number in range(5000): "
         "print(json.dumps({'jsonrpc': '2.0', 'id': number, 'result': {'x': 'y' * 100}}))"

@@ -11,10 +11,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.permission import Allow, decide
+from crow.agent.permissions import Allow, decide
 from crow.domain.messages import ToolCall
 from crow.tools import Ports, builtin
-from crow.tools.mcp_client import open_toolbox
+from crow.tools.mcp.client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, RecordingLog
 

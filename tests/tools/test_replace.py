@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.replace import Replaced, replace
+from crow.tools.builtin.edit import Replaced, replace
 
 CODE = "def f():\n    if x:\n        return 1\n    return 2\n"
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from crow.tools.builtin import scan
-from crow.tools.programs import found_program
+from crow.tools.process import found_program
 from tests.tools.conftest import OpenBox
 
 FAKE = f"""#!{sys.executable} -IS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crow.trace.order import Order
+from crow.trace.check import Order
 from crow.trace.schema import Judge, WireFault, check_update
 from tests.support.house_rules import HouseRules
 

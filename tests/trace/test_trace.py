@@ -11,8 +11,7 @@ import pytest
 
 from crow.cli import main
 from crow.trace.check import check
-from crow.trace.record import Recorder
-from crow.trace.recording import read_recording
+from crow.trace.record import Recorder, read_recording
 from tests.stdio.conftest import StartCrow, crow, home, place
 
 __all__ = ["crow", "home", "place"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from crow.agent.commands.desk import Desk, Handler
-from crow.agent.permission import Rule, rule_text, rules_in, typed_rule
+from crow.agent.commands import Desk, Handler
+from crow.agent.permissions import Rule, rule_text, rules_in, typed_rule
 from crow.domain.errors import ArgumentError
 from crow.store import SessionChanges
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from crow.agent.compaction.contents import files_touched, hiding_order, pins_of, skills_of
-from crow.agent.compaction.limits import Limits
-from crow.agent.compaction.measuring import Measure
+from crow.agent.compaction.budget import Limits, Measure
+from crow.agent.compaction.checkpoint import files_touched, hiding_order, pins_of, skills_of
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, ToolResult, User
 from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage

@@ -14,7 +14,7 @@ from typing import Literal, assert_never
 
 import anyio
 
-from crow.agent.compaction.limits import Limits
+from crow.agent.compaction.budget import Limits
 from crow.domain.errors import ModelError
 from crow.domain.messages import (
     Answer,

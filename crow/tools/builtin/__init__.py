@@ -19,18 +19,15 @@ from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolCall, ToolSpec
 from crow.tools import Offer, Outcome, Ports
-from crow.tools.builtin.arguments import check, parse, with_expectation
-from crow.tools.builtin.background import SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
-from crow.tools.builtin.files import WRITE_FILE
-from crow.tools.builtin.read import READ_FILE
+from crow.tools.builtin.files import READ_FILE, WRITE_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
 from crow.tools.builtin.session import RECALL, UPDATE_PLAN
-from crow.tools.builtin.shell import SHELL
+from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.task import TASK
-from crow.tools.builtin.tool import Around, Builtin, Running, system_words
+from crow.tools.builtin.tool import Around, Builtin, Running, check, parse, system_words, with_expectation
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 

@@ -7,6 +7,9 @@ that is not UTF-8 is refused, since writing it back would change it elsewhere.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.entries import Announcement, Diff, Location
@@ -14,7 +17,6 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, change, own_file, regular_file
-from crow.tools.builtin.replace import Replaced, replace
 from crow.tools.builtin.tool import (
     Arguments,
     Around,
@@ -26,7 +28,7 @@ from crow.tools.builtin.tool import (
     system_words,
 )
 
-__all__ = ["EDIT_FILE"]
+__all__ = ["EDIT_FILE", "Replaced", "replace"]
 
 
 async def look_at_edit(around: Around, args: Arguments) -> Offer:
@@ -122,3 +124,179 @@ EDIT_FILE = Builtin(
     run=run_edit,
     is_barrier=True,
 )
+
+
+# FROM tools.builtin.replace: Replacing a piece of text by another: exactly, or forgiving about white space where that
+# is unambiguous.
+#
+# An exact match comes first, with the file's own line ends; then lines are compared without white space at their ends
+# and
+# with one shift of indentation, which the new text is given too. Bytes outside the match are never touched.
+
+
+NUMBERED = re.compile(r"\s*\d+\t")
+LINES_NAMED = 5
+LINES_COMPARED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """The new text, how many places changed, the first line that did (from 1), and how the match was made if it was
+    not exact."""
+
+    text: str
+    count: int
+    line: int
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Indentation to take away from or put before a line; one of both is empty."""
+
+    remove: str = ""
+    add: str = ""
+
+    def apply(self, line: str) -> str:
+        """The line, shifted; an empty one stays empty."""
+        return self.add + line.removeprefix(self.remove) if line.strip() else line
+
+
+def replace(text: str, old: str, new: str, *, every: bool, name: str) -> Replaced:
+    """Put `new` in the place of `old` in the text of the file `name`.
+
+    :raises ~crow.domain.errors.ArgumentError: nothing to replace, or more than one place and not `every`.
+    """
+    if not old:
+        raise ArgumentError("edit_file: old_text is empty; expected text of the file, or use write_file for a new file")
+    if old == new:
+        raise ArgumentError("edit_file: old_text and new_text are the same; nothing would change")
+    for wanted, given in spellings(text, old, new):
+        count = text.count(wanted)
+        if not every and text.find(wanted, text.find(wanted) + 1) >= 0:  # occurrences that overlap are two as well
+            raise ArgumentError(too_many(text, wanted, max(2, count), name))
+        if count:
+            at = text.index(wanted)
+            line = text.count("\n", 0, at) + 1
+            is_lf = "\n" not in old and not every and line_end_at(text, at) == "\n"
+            return Replaced(text=text.replace(wanted, new if is_lf else given), count=count, line=line)
+    return replace_loosely(text, old, new, name)
+
+
+def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
+    """Old and new text as given, then with the line ends of a file that has CRLF."""
+    if "\r" not in text or "\r\n" not in text or "\r" in old:
+        return [(old, new)]
+    with_crlf = (old.replace("\n", "\r\n"), re.sub(r"\r?\n", "\r\n", new))
+    return [with_crlf, (old, new)] if "\n" in old else [(old, with_crlf[1])]
+
+
+def line_end_at(text: str, at: int) -> str:
+    """How the line at `at` ends; the last one, how the one before it does."""
+    end = text.find("\n", at)
+    end = end if end >= 0 else text.rfind("\n", 0, at)
+    return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
+
+
+def too_many(text: str, wanted: str, count: int, name: str) -> str:
+    lines, at = [], -1
+    for _ in range(min(count, LINES_NAMED)):
+        at = text.index(wanted, at + 1)
+        lines.append(str(text.count("\n", 0, at) + 1))
+    where = ", ".join(lines) + (" ..." if count > LINES_NAMED else "")
+    return (
+        f"edit_file: old_text occurs {count} times in {name}; include more lines so that it occurs once "
+        f"(lines {where}), or set all"
+    )
+
+
+def replace_loosely(text: str, old: str, new: str, name: str) -> Replaced:
+    """The one place whose lines differ from `old` in trailing white space and one shift of indentation."""
+    lines = split_lines(text)
+    wanted = old.removesuffix("\n").split("\n")
+    found = places(lines, wanted, name)
+    if not found:
+        raise ArgumentError(not_found(lines, wanted, name))
+    if len(found) > 1:
+        where = ", ".join(str(index + 1) for index, _ in found[:LINES_NAMED])
+        raise ArgumentError(
+            f"edit_file: old_text occurs nowhere in {name} exactly, and {len(found)} times apart from white space "
+            f"(lines {where}); copy the one that is meant, with its white space"
+        )
+    index, shift = found[0]
+    matched = lines[index : index + len(wanted)]
+    line_end = "\r\n" if matched[0].endswith("\r\n") else "\n"
+    given = [shift.apply(line.removesuffix("\r")) for line in new.removesuffix("\n").split("\n")] if new else []
+    placed = "".join(line + line_end for line in given)
+    if given and not matched[-1].endswith("\n"):
+        placed = placed.removesuffix(line_end)
+    return Replaced(
+        text="".join(lines[:index]) + placed + "".join(lines[index + len(wanted) :]),
+        count=1,
+        line=index + 1,
+        remark="old_text matched apart from white space"
+        + (", new_text was indented like it" if shift != Shift() else ""),
+    )
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines with their ends, at `\\n` alone."""
+    lines = [line + "\n" for line in text.split("\n")]
+    last = lines.pop().removesuffix("\n")
+    return [*lines, last] if last else lines
+
+
+def places(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, Shift]]:
+    """Where `wanted` stands, line by line, with the shift of each place.
+
+    :raises ~crow.domain.errors.ArgumentError: it would take too long to say.
+    """
+    if not any(line.strip() for line in wanted):
+        return []
+    # One search of the text is linear; comparing line by line is not, in a file of lines that are all alike.
+    bare = "".join(f"\n{line.strip()}" for line in [*lines, ""])
+    bare_wanted = "".join(f"\n{line.strip()}" for line in [*wanted, ""])
+    found, index, at, left = [], 0, 0, LINES_COMPARED
+    while (place := bare.find(bare_wanted, at)) >= 0:
+        index += bare.count("\n", at, place)
+        shift = shift_between(wanted, lines[index : index + len(wanted)])
+        if shift is not None:
+            found.append((index, shift))
+        left -= len(wanted)
+        if left < 0:
+            raise ArgumentError(f"edit_file: old_text is much like too many places in {name}; copy it exactly")
+        index, at = index + 1, place + 1
+    return found
+
+
+def shift_between(wanted: Sequence[str], actual: Sequence[str]) -> Shift | None:
+    """The one shift that leads from the wanted lines to the actual ones, None if they need several."""
+    shifts = set()
+    for want, have in zip(wanted, actual, strict=True):
+        if not want.strip():
+            continue
+        indent, actual_indent = indent_of(want), indent_of(have)
+        if actual_indent.endswith(indent):
+            shifts.add(Shift(add=actual_indent.removesuffix(indent)))
+        elif indent.endswith(actual_indent):
+            shifts.add(Shift(remove=indent.removesuffix(actual_indent)))
+        else:
+            return None
+    return shifts.pop() if len(shifts) == 1 else None
+
+
+def indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def not_found(lines: Sequence[str], wanted: Sequence[str], name: str) -> str:
+    """Why nothing matched, with the line that comes nearest."""
+    start = f"edit_file: old_text does not occur in {name}"
+    if all(NUMBERED.match(line) for line in wanted):
+        return f"{start}; leave out the line numbers that read_file shows"
+    first = next((line.strip() for line in wanted if line.strip()), "")
+    near = [index + 1 for index, line in enumerate(lines) if first and line.strip() == first]
+    if not near:
+        return f"{start}; read the file again and copy the text exactly"
+    where = ", ".join(map(str, near[:LINES_NAMED]))
+    return f"{start}; its first line stands at line {where}, but what follows differs: read it again from there"

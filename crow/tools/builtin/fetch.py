@@ -17,10 +17,11 @@ import anyio.to_thread
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
-from crow.domain.titles import in_title
-from crow.tools import Offer, Outcome, page
+from crow.domain.rendering import in_title
+from crow.tools import Offer, Outcome
+from crow.tools import html as page
+from crow.tools.builtin.files import PICTURE_BYTES, picture_type
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
-from crow.tools.pictures import PICTURE_BYTES, picture_type
 from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MOST_BYTES, Document, get, plain_url
 

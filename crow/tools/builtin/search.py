@@ -23,12 +23,12 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.domain.titles import code, in_title
+from crow.domain.rendering import code, in_title
 from crow.tools import Offer, Outcome, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import missing
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
-from crow.tools.programs import found_program
+from crow.tools.process import found_program
 
 __all__ = ["GREP", "LIST_FILES"]
 

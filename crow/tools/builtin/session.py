@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 from crow.domain.entries import Announcement, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.domain.titles import code
+from crow.domain.rendering import code
 from crow.tools import Offer, Outcome
 from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
 

@@ -7,6 +7,7 @@ anything; running reaches the world through the workspace and the session throug
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,23 @@ from crow.domain.messages import ToolSpec
 from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
 from crow.tools.jobs import Jobs
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.seen import Seen
 from crow.tools.skills import FoundSkill
+from crow.tools.workspace import Seen
 
-__all__ = ["Arguments", "Around", "Builtin", "Running", "path_names", "shown_name", "shown_path", "system_words"]
+__all__ = [
+    "Arguments",
+    "Around",
+    "Builtin",
+    "Running",
+    "check",
+    "parse",
+    "parse_foreign",
+    "path_names",
+    "shown_name",
+    "shown_path",
+    "system_words",
+    "with_expectation",
+]
 
 Arguments: TypeAlias = Mapping[str, Any]
 """Checked against the tool's schema; optional ones may be absent."""
@@ -104,3 +118,171 @@ def path_names(workspace: Workspace, path: Path) -> tuple[str, ...]:
     """A resolved path as rules may name it: absolute, and below cwd also relative to it."""
     name = shown_name(workspace, path)
     return (str(path),) if name == str(path) else (str(path), name)
+
+
+# FROM tools.builtin.arguments: Arguments of a built-in call, checked against the tool's schema.
+#
+# Strategy: the few keywords of JSON Schema that crow's own schemas use, and words that name the argument, show the
+# value
+# and say what is expected. Numbers and booleans written as text are taken, null stands for an absent optional
+# argument:
+# many models send both. Pure.
+
+
+SHOWN_CHARS = 80
+
+
+def parse(tool: str, text: str) -> dict[str, Any]:
+    """The object in a call's JSON text. :raises ~crow.domain.errors.ArgumentError: it is none."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ArgumentError(f"{tool}: the arguments are not valid JSON: {error}") from None
+    except RecursionError:
+        raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{tool}: the arguments are {shown(value)}; expected a JSON object")
+    return value
+
+
+def parse_foreign(tool: str, text: str) -> dict[str, Any]:
+    """The object in the JSON text of a call whose schema is not known here, fit to be sent.
+
+    :raises ~crow.domain.errors.ArgumentError: it is none, or UTF-8 cannot hold it.
+    """
+    value = parse(tool, text)
+    check_encodable(tool, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
+    return value
+
+
+def with_expectation(fault: str, spec: ToolSpec) -> str:
+    """The fault of a call that could not be read, with what its tool takes."""
+    properties, required = spec.input_schema.get("properties"), spec.input_schema.get("required")
+    if not isinstance(properties, Mapping) or not properties:
+        return f"{fault} {spec.name} takes no arguments: {{}}."
+    needed = required if isinstance(required, list | tuple) else ()
+    names = ", ".join(
+        f"{name} ({kind_of(schema)}{'' if name in needed else ', optional'})" for name, schema in properties.items()
+    )
+    return f"{fault} Expected a JSON object with {names}."
+
+
+def kind_of(schema: object) -> str:
+    """What a property takes, in a word or two."""
+    if not isinstance(schema, Mapping):
+        return "any value"
+    kind = schema.get("type", "any value")
+    return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
+
+
+def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the schema's types, absent ones left out.
+
+    :raises ~crow.domain.errors.ArgumentError: one is missing, unknown or of another type.
+    """
+    return checked_object(tool, "", schema, given)
+
+
+def checked_object(tool: str, where: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    properties: Mapping[str, Any] = schema["properties"]
+    required = schema.get("required", ())
+    for name in given:
+        if name not in properties:
+            raise ArgumentError(f"{tool}: {where}{name} is no argument; expected {', '.join(properties)}")
+    taken = {}
+    for name, expected in properties.items():
+        value = given.get(name)
+        if value is None and name not in required:
+            continue
+        if name not in given:
+            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {words(expected)}")
+        taken[name] = checked(tool, where + name, expected, value)
+    return taken
+
+
+def checked(tool: str, where: str, schema: Mapping[str, Any], value: Any) -> Any:
+    taken = coerced(schema["type"], value)
+    if taken is None or not fits(schema, taken):
+        raise ArgumentError(f"{tool}: {where} is {shown(value)}; expected {words(schema)}")
+    match taken:
+        case str():
+            check_encodable(tool, where, taken)
+        case list():
+            return [checked(tool, f"{where}[{index}]", schema["items"], item) for index, item in enumerate(taken)]
+        case dict():
+            return checked_object(tool, f"{where}.", schema, taken)
+    return taken
+
+
+def coerced(kind: str, value: Any) -> Any:
+    """`value` as the wanted type, None if it is of another."""
+    match kind, value:
+        case ("string", str()) | ("array", list()) | ("object", dict()) | ("boolean", bool()):
+            return value
+        case "boolean", "true" | "True":
+            return True
+        case "boolean", "false" | "False":
+            return False
+        case "integer", bool():
+            return None
+        case "integer", int():
+            return value
+        case "integer", float() if value.is_integer():
+            return int(value)
+        case "integer", str() if value.strip().lstrip("-").isdecimal() and len(value) < 20:
+            return int(value)
+    return None
+
+
+def fits(schema: Mapping[str, Any], value: Any) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    match value:
+        case bool():
+            return True
+        case int():
+            return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+        case str():
+            return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
+        case list():
+            return bool(len(value) <= schema.get("maxItems", len(value)))
+    return True
+
+
+def check_encodable(tool: str, where: str, text: str) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: UTF-8 cannot hold the text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"{tool}: {where} holds half a surrogate pair, \\u{ord(text[error.start]):04x}, at character "
+            f"{error.start}; expected text that UTF-8 can hold"
+        ) from None
+
+
+def words(schema: Mapping[str, Any]) -> str:
+    """What a schema expects, in words."""
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    match schema["type"]:
+        case "integer":
+            limits = f" from {schema['minimum']}" if "minimum" in schema else ""
+            return "a whole number" + limits + (f" to {schema['maximum']}" if "maximum" in schema else "")
+        case "string":
+            if "maxLength" in schema:
+                return f"text of at most {schema['maxLength']:,} characters"
+            return "text that is not empty" if schema.get("minLength") else "text"
+        case "boolean":
+            return "true or false"
+        case "array":
+            most = f"at most {schema['maxItems']} of them, " if "maxItems" in schema else ""
+            return f"a list ({most}each {words(schema['items'])})"
+    return "an object with " + ", ".join(schema["properties"])
+
+
+def shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
+    except RecursionError:
+        return "nested too deeply to show"
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"

@@ -1,0 +1,467 @@
+"""Sessions out of the database, as lines of the exchange format.
+
+Strategy: which entries belong to the chosen sessions is found by one query per conversation: their paths, whatever they
+wrote, and every place they ever stood on, with all that lies before; the branches of other sessions stay behind. Then
+entries are read in batches of bounded size, so that memory does not grow with the session and no read stays open.
+What runs at the moment (waiting prompts, a stream that is not stored yet) is no part of it. Reads only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+
+from crow.domain.entries import Body, Entry, NewEntry
+from crow.domain.errors import ArgumentError, StoreUnavailable
+from crow.store.codec import Encoded, encode
+from crow.store.portable import (
+    FORMAT,
+    Block,
+    ConversationRecord,
+    End,
+    EntryRecord,
+    ExportFile,
+    Header,
+    MoveRecord,
+    Record,
+    SessionRecord,
+    blob_record,
+    line_of,
+    renumbered,
+)
+from crow.store.sqlite.append import Tip
+from crow.store.sqlite.paths import entries_of, has_user, missing_entry
+from crow.store.sqlite.sessions import set_title
+
+__all__ = ["Chosen", "Defaults", "Intake", "Lines", "Piece", "abandon", "choose", "family", "next_entries", "show"]
+
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending.
+
+    Those of them in `missing` are named by others, but are not in the database, which is damaged.
+    """
+
+    conversation: int
+    head: tuple[ConversationRecord | SessionRecord, ...]
+    moves: tuple[MoveRecord, ...]
+    ids: array[int]
+    missing: frozenset[int]
+    sessions: frozenset[str]
+
+
+class Lines:
+    """Turns what was read into the lines of one file, and ends it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._hash = hashlib.sha256()
+        self._blobs: set[str] = set()
+
+    def header(self) -> bytes:
+        """The first line."""
+        return self._counted(line_of(Header(format=FORMAT)))
+
+    def head(self, chosen: Chosen) -> bytes:
+        """A conversation begins."""
+        self._blobs = set()
+        return b"".join(self._counted(line_of(record)) for record in chosen.head)
+
+    def entries(self, chosen: Chosen, entries: Sequence[Entry]) -> Iterator[bytes]:
+        """Some of its entries, with the blobs that were not there before."""
+        for entry in entries:
+            body = encode(
+                renumbered(entry.body, lambda name: _number(chosen.ids, name), lambda name: _bound(chosen.ids, name))
+            )
+            text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
+            assert text is not None
+            for name, data in body.blobs.items():
+                if name != body.spilled and name not in self._blobs:
+                    self._blobs.add(name)
+                    yield self._counted(line_of(blob_record(name, data)))
+            record = EntryRecord(
+                id=_number(chosen.ids, entry.id),
+                parent=None if entry.parent is None or entry.parent >= entry.id else _number(chosen.ids, entry.parent),
+                session=entry.session if entry.session in chosen.sessions else None,
+                turn=entry.turn,
+                model=entry.model,
+                usage=entry.usage,
+                cost=entry.cost,
+                estimate=entry.estimate,
+                created_ms=entry.created_ms,
+                kind=body.kind,
+                body={},
+            )
+            yield self._counted(line_of(record, body=text))
+
+    def moves(self, chosen: Chosen) -> bytes:
+        """The conversation ends."""
+        return b"".join(self._counted(line_of(record)) for record in chosen.moves)
+
+    def end(self) -> bytes:
+        """The last line."""
+        return line_of(End(lines=self._count, sha256=self._hash.hexdigest()))
+
+    def _counted(self, line: bytes) -> bytes:
+        self._count += 1
+        self._hash.update(line)
+        return line
+
+
+def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
+    """The chosen sessions and their sub-agents, by conversation; None chooses every one that is listed."""
+    start = "SELECT value FROM json_each(:ids)"
+    if ids is None:
+        start = "SELECT id FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"
+    rows = connection.execute(
+        f"WITH RECURSIVE family (id) AS ({start}"
+        " UNION SELECT s.id FROM family JOIN sessions s ON s.parent_id = family.id)"
+        " SELECT conversation, id FROM sessions WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL"
+        " ORDER BY conversation, number",
+        {"ids": json.dumps(ids)},
+    )
+    found: dict[int, tuple[str, ...]] = {}
+    for conversation, session_id in rows:
+        found[conversation] = (*found.get(conversation, ()), session_id)
+    return found
+
+
+def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
+    """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
+    chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
+    ids, missing = _entry_ids(connection, chosen)
+    query = "SELECT created_ms FROM conversations WHERE id = ?"
+    (created_ms,) = connection.execute(query, (conversation,)).fetchone() or (0,)
+    rows = connection.execute(
+        "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
+        " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number",
+        chosen,
+    )
+    names = [field.name for field in fields(SessionRecord)]
+    records = []
+    for row in rows:
+        values = dict(zip(names, row, strict=True))
+        for name in ("title_by_user", "listed", "archived"):
+            values[name] = bool(values[name])
+        for name in ("parent_id", "forked_from"):
+            values[name] = values[name] if values[name] in known else None
+        values["leaf"] = _maybe_number(ids, values["leaf"])
+        records.append(SessionRecord(**values))
+    moves = connection.execute(
+        "SELECT session, from_leaf, to_leaf, reason, created_ms FROM moves"
+        " WHERE session IN (SELECT value FROM json_each(:ids)) ORDER BY id",
+        chosen,
+    )
+    return Chosen(
+        conversation=conversation,
+        head=(ConversationRecord(created_ms=created_ms), *records),
+        moves=tuple(
+            MoveRecord(
+                session=session,
+                from_leaf=_maybe_number(ids, from_leaf),
+                to_leaf=_maybe_number(ids, to_leaf),
+                reason=reason,
+                created_ms=created_ms,
+            )
+            for session, from_leaf, to_leaf, reason, created_ms in moves
+        ),
+        ids=ids,
+        missing=missing,
+        sessions=frozenset(sessions),
+    )
+
+
+def next_entries(connection: sqlite3.Connection, chosen: Chosen, start: int, most: int) -> tuple[list[Entry], int]:
+    """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took; words stand for those that
+    are missing.
+
+    :raises StoreUnavailable: one was deleted meanwhile.
+    """
+    ids = chosen.ids[start : start + most]
+    found, taken = entries_of(connection, ids)
+    absent = set(ids[:taken]).difference(entry.id for entry in found)
+    if not absent <= chosen.missing:  # deleted, or on a damaged page that only an index led to
+        (living,) = connection.execute(
+            "SELECT count(*) FROM sessions WHERE id IN (SELECT value FROM json_each(?)) AND deleted_ms IS NULL",
+            (json.dumps(sorted(chosen.sessions)),),
+        ).fetchone()
+        if living < len(chosen.sessions):
+            raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
+    entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in absent)]
+    return sorted(entries, key=lambda entry: entry.id), taken
+
+
+def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
+    """The ids of what is exported, ascending, and which of them others name though they are not there."""
+    rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
+    named = {leaf for (leaf,) in rows}
+    there = array("q")
+    for entry_id, parent in connection.execute(_NEEDED, chosen):
+        there.append(entry_id)
+        if isinstance(parent, int) and not _number(there, parent):
+            named.add(parent)
+    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not _number(there, one))
+    return array("q", sorted([*there, *missing])) if missing else there, missing
+
+
+def _maybe_number(ids: array[int], entry: int | None) -> int | None:
+    return None if entry is None else _number(ids, entry) or None
+
+
+def _number(ids: array[int], entry: int) -> int:
+    """The number of an entry in the file, 0 if it is not there."""
+    at = bisect_left(ids, entry)
+    return at + 1 if at < len(ids) and ids[at] == entry else 0
+
+
+def _bound(ids: array[int], entry: int) -> int:
+    """The number from which on entries have at least this id."""
+    return bisect_left(ids, entry) + 1
+
+
+_NEEDED = """
+    WITH RECURSIVE
+    chosen (id) AS (SELECT value FROM json_each(:ids)),
+    needed (id) AS (
+        SELECT leaf FROM sessions WHERE id IN (SELECT id FROM chosen)
+        UNION SELECT e.id FROM chosen JOIN entries e ON e.session = chosen.id
+        UNION SELECT m.from_leaf FROM chosen JOIN moves m ON m.session = chosen.id
+        UNION SELECT m.to_leaf FROM chosen JOIN moves m ON m.session = chosen.id
+        UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
+    )
+    SELECT id, parent FROM entries
+    WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    ORDER BY id
+"""
+# `+` keeps the index by conversation out of it: where that is damaged, what it lacks would be left out without a
+# word.
+
+
+# FROM store.intake: Conversations of an exported file into the database.
+#
+# Strategy: others go on working meanwhile, so a conversation is written in many small transactions, between which
+# they
+# take their turns; its sessions stay hidden until the whole file is here, and are shown in one. Until then they are
+# owned
+# by the store that brings them, as a turn is: should it die, they are what a deleted session leaves, and go the same
+# way.
+# What is here already is left as it is: nothing is merged, nothing overwritten. A session comes in as a new one
+# would,
+# with the model and mode that the caller gives; no permission, configuration, alias or further directory comes with
+# it.
+# The file was checked before.
+
+
+_PIECE_RECORDS = 200
+_PIECE_CHARACTERS = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What an imported session gets, as a new one would."""
+
+    model: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some records of a conversation, ready to be written: entries come with their bodies as stored."""
+
+    entries: Sequence[tuple[EntryRecord, Encoded]]
+    moves: Sequence[MoveRecord]
+
+
+class Intake:
+    """One conversation on its way into the database: `begin`, each `next_piece` through `add`, then `show`.
+
+    Entry n of the file gets the id `_base` + n: those ids are reserved, since others write in between.
+    """
+
+    def __init__(self, file: ExportFile, block: Block, defaults: Defaults) -> None:
+        self._block = block
+        self._defaults = defaults
+        self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
+        self._base = 0
+        self._conversation = 0
+        self._rows: list[SessionRecord] = []
+        self._tips: dict[str | None, Tip] = {}
+
+    def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
+        """Make the conversation and its hidden sessions; false, and nothing is done, if they are here.
+
+        :raises ArgumentError: one of them is about to come or to go, by somebody else's doing.
+        """
+        if _is_here(connection, self._block):
+            return False
+        self._base = _reserved(connection, self._block.entries)
+        for record, body in self._records:
+            match record:
+                case ConversationRecord(created_ms=created_ms):
+                    self._add_conversation(connection, created_ms, now_ms)
+                case SessionRecord():
+                    self._add_session(connection, record)
+                case EntryRecord() | MoveRecord():
+                    self._records = chain([(record, body)], self._records)
+                    break
+                case _:
+                    pass
+        # What a session that is not in the file wrote: of no row, so that it counts for none.
+        self._tips[None] = Tip(connection, self._rows[0].id, now_ms=0)
+        self._tips[None].session_id = ""
+        connection.execute(
+            "UPDATE sessions SET deleted_ms = ?, state = 'running', owner = ?, lease_ms = ? WHERE conversation = ?",
+            (now_ms, here, now_ms, self._conversation),
+        )
+        return True
+
+    def next_piece(self) -> Piece | None:
+        """What comes next in the file; None at its end. Touches no database.
+
+        :raises ArgumentError: the file was changed since it was checked.
+        """
+        entries: list[tuple[EntryRecord, Encoded]] = []
+        moves: list[MoveRecord] = []
+        characters = 0
+        for record, body in self._records:
+            match record:
+                case EntryRecord():
+                    assert body is not None
+                    stored = encode(renumbered(body, lambda number: self._id(number) or 0, self._bound))
+                    characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
+                    entries.append((record, stored))
+                case MoveRecord():
+                    moves.append(record)
+                case _:
+                    pass
+            if len(entries) + len(moves) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
+                break
+        return Piece(entries=entries, moves=moves) if entries or moves else None
+
+    def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
+        """Write a piece. :raises StoreUnavailable: others took this process for dead, and removed what it wrote."""
+        found = connection.execute(
+            "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
+        )
+        if not found.rowcount:
+            raise StoreUnavailable(
+                "The import was interrupted for so long that it was given up. Import the file again."
+            )
+        for record, stored in piece.entries:
+            tip = self._tips[record.session]
+            tip.leaf, tip.now_ms = self._id(record.parent), record.created_ms
+            new = NewEntry(
+                body=stored.body, model=record.model, usage=record.usage, cost=record.cost, estimate=record.estimate
+            )
+            tip.add(new, turn=record.turn, encoded=stored, entry_id=self._base + record.id)
+        connection.executemany(
+            "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
+            [
+                (move.session, self._id(move.from_leaf), self._id(move.to_leaf), move.reason, move.created_ms)
+                for move in piece.moves
+            ],
+        )
+
+    def show(self, connection: sqlite3.Connection) -> None:
+        """See `show` below."""
+        for record in self._rows:
+            self._tips[record.id].save()
+            leaf = self._id(record.leaf)
+            listed = record.listed or (leaf is not None and has_user(connection, leaf))
+            connection.execute(
+                "UPDATE sessions SET leaf = ?, newest_entry = max(newest_entry, ?), has_prompt = ?, updated_ms = ?,"
+                " deleted_ms = NULL WHERE id = ?",
+                (leaf, leaf or 0, listed, record.updated_ms, record.id),
+            )
+
+    def _add_conversation(self, connection: sqlite3.Connection, created_ms: int, now_ms: int) -> None:
+        cursor = connection.execute("INSERT INTO conversations (created_ms) VALUES (?)", (created_ms,))
+        assert cursor.lastrowid is not None
+        self._conversation = cursor.lastrowid
+        connection.execute(
+            "INSERT OR REPLACE INTO imports (conversation, hash, created_ms) VALUES (?, ?, ?)",
+            (self._conversation, self._block.hash, now_ms),
+        )
+
+    def _add_session(self, connection: sqlite3.Connection, record: SessionRecord) -> None:
+        connection.execute(
+            "INSERT INTO sessions (id, conversation, forked_from, parent_id, cwd, title_by_user, model, mode, turn,"
+            " archived, created_ms, updated_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.id,
+                self._conversation,
+                record.forked_from,
+                record.parent_id,
+                record.cwd,
+                record.title_by_user,
+                self._defaults.model,
+                self._defaults.mode,
+                record.turn,
+                record.archived,
+                record.created_ms,
+                record.updated_ms,
+            ),
+        )
+        if record.title is not None:
+            set_title(connection, record.id, record.title)
+        self._rows.append(record)
+        self._tips[record.id] = Tip(connection, record.id, now_ms=record.updated_ms)
+
+    def _id(self, number: int | None) -> int | None:
+        """The id of an entry of the file; None if it has none with this number."""
+        return self._base + number if number is not None and 1 <= number <= self._block.entries else None
+
+    def _bound(self, number: int) -> int:
+        return self._base + max(1, min(number, self._block.entries + 1))
+
+
+def show(connection: sqlite3.Connection, intakes: Sequence[Intake]) -> None:
+    """All of it is here: the sessions are sessions like any other."""
+    for intake in intakes:
+        intake.show(connection)
+
+
+def abandon(connection: sqlite3.Connection, here: str) -> None:
+    """Nothing more comes of what `here` was bringing in: it may be removed."""
+    connection.execute(
+        "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
+    )
+
+
+def _is_here(connection: sqlite3.Connection, block: Block) -> bool:
+    """Whether the conversation is here: imported before from the same lines, or under one of its sessions' ids. A fork
+    alone, made of an import whose sessions are gone, is another conversation's."""
+    same = connection.execute(
+        "SELECT 1 FROM imports i JOIN sessions s ON s.conversation = i.conversation AND s.deleted_ms IS NULL"
+        " WHERE i.hash = ? AND s.forked_from IS NULL",
+        (block.hash,),
+    ).fetchone()
+    is_here = same is not None
+    for name in block.sessions:
+        row = connection.execute("SELECT deleted_ms IS NULL FROM sessions WHERE id = ?", (name,)).fetchone()
+        if row == (0,) and not is_here:
+            raise ArgumentError(
+                f'Session "{name}" is being imported, or removed, by another process at this moment. Import the file'
+                " again when that is done."
+            )
+        is_here = is_here or row is not None
+    return is_here
+
+
+def _reserved(connection: sqlite3.Connection, entries: int) -> int:
+    """The id after which so many ids are free, and are given to no other entry from now on."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+    if row is None:
+        connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', ?)", (entries,))
+        return 0
+    connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'entries'", (entries,))
+    return int(row[0])
