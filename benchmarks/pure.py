@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.rows import Row, arguments, report
-from crow.agent.compaction.budget import CompactionSettings, Measure, limits_for
+from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
 from crow.agent.compaction.planner import plan
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
@@ -34,7 +34,7 @@ from crow.domain.entries import (
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.domain.replay import Replay
 from crow.frontend.params import client_capabilities
-from crow.frontend.updates import Replayed
+from crow.frontend.updates import ReplayUpdates
 
 __all__: Sequence[str] = ()
 
@@ -162,7 +162,7 @@ def replays(entries: Sequence[Entry]) -> list[Row]:
         replay.end()
 
     def updates() -> None:
-        replay, replayed = Replay(), Replayed(client_capabilities({"clientCapabilities": {}}))
+        replay, replayed = Replay(), ReplayUpdates(client_capabilities({"clientCapabilities": {}}))
         for entry in entries:
             for event in replay.feed(entry):
                 replayed.updates(event)
@@ -177,9 +177,9 @@ def plans(entries: Sequence[Entry]) -> list[Row]:
     """The decision before every request, where there is room and where there is none."""
     projection = Projection(entries)
     context = projection.context()
-    roomy = limits_for(max(64_000, context.estimate * 4), None, context.fixed_estimate, CompactionSettings())
+    roomy = limits_for(max(64_000, context.estimate * 4), None, context.fixed_estimate, CompactionPolicy())
     found = Measure(used=context.estimate, fixed=context.fixed_estimate, scale=1.0, is_reported=False)
-    tight = limits_for(max(8_000, context.estimate), None, context.fixed_estimate, CompactionSettings())
+    tight = limits_for(max(8_000, context.estimate), None, context.fixed_estimate, CompactionPolicy())
     full = Measure(used=tight.threshold + 1, fixed=context.fixed_estimate, scale=1.0, is_reported=False)
     count = len(entries)
     return [

@@ -75,7 +75,7 @@ TOOLS = tuple(
 SYSTEM = "You are a coding agent. " * 60
 FILLER = "The parser reads one byte at a time and never looks back, whatever the server sends. "
 
-Place: TypeAlias = Literal[
+BranchTarget: TypeAlias = Literal[
     "user",
     "user, beyond the budget",
     "user, huge",
@@ -92,7 +92,7 @@ class Fact:
     """A word that occurs once in the session; `entry` holds it."""
 
     word: str
-    place: Place
+    place: BranchTarget
     entry: int
 
 
@@ -132,7 +132,7 @@ class Retention:
     """After so many compactions. `covered` entries are no longer in view; `reached` of them `recall` gives whole."""
 
     compactions: int
-    found: dict[Place, Found] = field(default_factory=lambda: defaultdict(Found))
+    found: dict[BranchTarget, Found] = field(default_factory=lambda: defaultdict(Found))
     modified: int = 0
     modified_listed: int = 0
     covered: int = 0
@@ -231,7 +231,7 @@ class Session:
         if diffs:
             self.modified[stored.id] = path
 
-    async def say(self, text: str, place: Place) -> None:
+    async def say(self, text: str, place: BranchTarget) -> None:
         compactor = compactor_on(self.branch, self.model)
         half = len(text) // 2
         words = f"{text[:half]} {self.word()} {text[half:]}"

@@ -237,7 +237,7 @@ import asyncio, json, sys, time
 from pathlib import Path
 from benchmarks.store import answer
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 async def main(path, name, seconds):
     store = await SqliteStore.open(Path(path))

@@ -24,9 +24,9 @@ from benchmarks.store import answer, grow, timed
 from crow.domain.entries import Assistant, NewEntry, TurnEnd
 from crow.domain.messages import Text
 from crow.store import NewSession, Scope
-from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import Defaults
+from crow.store.sqlite.transfer import ImportDefaults
 
 __all__: Sequence[str] = ()
 
@@ -35,7 +35,7 @@ import asyncio, json, sys, time
 from pathlib import Path
 from benchmarks.store import answer
 from crow.store import NewSession
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 async def main(path):
     store = await SqliteStore.open(Path(path))
@@ -73,7 +73,7 @@ async def short_sessions(store: SqliteStore, number: int) -> None:
         await store.append(name, leaf=leaf, turn=1, entries=[answer(), end], release=True)
 
 
-async def write_export(upkeep: Upkeep, path: Path) -> None:
+async def write_export(upkeep: SessionAdmin, path: Path) -> None:
     with path.open("wb") as file:
         async for line in upkeep.export(["long"]):
             file.write(line)
@@ -88,8 +88,8 @@ async def import_rows(file: Path, path: Path, entries: int) -> list[Row]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        defaults = Defaults(model="m", mode="ask")
-        row = await once(f"import {entries:,} entries", lambda: Upkeep(store).import_file(file, defaults))
+        defaults = ImportDefaults(model="m", mode="ask")
+        row = await once(f"import {entries:,} entries", lambda: SessionAdmin(store).import_file(file, defaults))
         worst = json.loads(process.communicate("")[0])
     await store.close()
     return [row, Row("  the longest that another process waited for a step", worst, worst, "ms")]
@@ -110,7 +110,7 @@ async def measure(directory: Path, entries: int, sessions: int) -> list[Row]:
     path, file = directory / "crow.db", directory / "long.jsonl"
     store = await SqliteStore.open(path)
     try:
-        upkeep = Upkeep(store)
+        upkeep = SessionAdmin(store)
         leaf = await grow(store, "long", entries)
         seen = NewEntry(body=Assistant(text="A jackdaw came by.", message_id="a"), model="m")
         await store.append("long", leaf=leaf, turn=2, entries=[seen])

@@ -22,7 +22,7 @@ import anyio
 from crow import __version__
 from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
-from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.domain.errors import AuthError, CrowError
 from crow.log import start_logging
 from crow.runtime import importing
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
     from crow.agent.runner import WaitableToolbox
     from crow.agent.templates import Template
-    from crow.frontend.server import Kit
+    from crow.frontend.server import ServerDependencies
     from crow.llm import EndpointMemory, Model, ModelInfo
     from crow.llm.chat_completions import ChatCompletions
     from crow.llm.endpoint import Endpoint
     from crow.llm.offline import OfflineModel
     from crow.store import Store
-    from crow.store.sqlite.admin import Upkeep
+    from crow.store.sqlite.admin import SessionAdmin
     from crow.store.sqlite.store import SqliteStore
     from crow.tools import McpServer, Ports, Workspace
     from crow.tools.process import HiddenKeys
@@ -76,11 +76,11 @@ async def open_store(loaded: Loaded) -> SqliteStore:
     return await SqliteStore.open(loaded.paths.database)
 
 
-def upkeep_of(store: SqliteStore) -> Upkeep:
+def upkeep_of(store: SqliteStore) -> SessionAdmin:
     """What people do with the old sessions of an open store."""
-    from crow.store.sqlite.admin import Upkeep
+    from crow.store.sqlite.admin import SessionAdmin
 
-    return Upkeep(store)
+    return SessionAdmin(store)
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
@@ -137,12 +137,12 @@ class Wiring:
         # The configured models; those that the endpoint tells of come behind them.
         self._offered = list(names_offered(self._settings))
 
-    def kit(self) -> Kit:
+    def kit(self) -> ServerDependencies:
         """What the front end needs."""
-        from crow.frontend.server import Kit, Timeouts
+        from crow.frontend.server import EditorTimeouts, ServerDependencies
 
         editor = self._settings.editor
-        return Kit(
+        return ServerDependencies(
             version=__version__,
             open_store=self._open_store,
             adapters=self._adapters,
@@ -158,14 +158,14 @@ class Wiring:
             auto_compact=self._settings.compaction.auto,
             editor_terminals=editor.terminals,
             hidden_variables=lambda: self._hidden_keys().names(),
-            timeouts=Timeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
+            timeouts=EditorTimeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
             servers=tuple(
                 server_from(name, server) for name, server in self._settings.mcp_servers.items() if server.enabled
             ),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
-    def _renewed(self) -> Kit | None:
+    def _renewed(self) -> ServerDependencies | None:
         """What the front end needs now, if the user's file is another since: models and endpoints hold from the next
         prompt, as do rules and compaction; what only an opened session looks at, for those that are opened later."""
         if self._reload is None or not self._loaded.is_stale:
@@ -234,7 +234,7 @@ class Wiring:
             self._of_sessions = SessionSettings(
                 steps_per_turn=limits.steps_per_turn,
                 rules=user_rules(self._settings.permissions.allow, self._settings.permissions.deny),
-                compaction=CompactionSettings(
+                compaction=CompactionPolicy(
                     auto=compaction.auto,
                     threshold=compaction.threshold,
                     keep_tokens=compaction.keep_tokens,
@@ -455,7 +455,7 @@ _PENDING = "pending"
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
     """The endpoint; `key` is what its command has printed."""
-    from crow.llm.endpoint import Endpoint, Timeouts
+    from crow.llm.endpoint import Endpoint, EndpointTimeouts
 
     preset = target.preset
     if key is None and target.key is not None:
@@ -474,7 +474,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         input_price=target.input_price,
         cached_price=target.cached_price,
         output_price=target.output_price,
-        timeouts=Timeouts(
+        timeouts=EndpointTimeouts(
             connect_s=target.connect_timeout_s,
             first_byte_s=target.first_byte_timeout_s,
             idle_s=target.idle_timeout_s,

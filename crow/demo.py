@@ -28,13 +28,13 @@ from rich.text import Text
 
 from crow.domain.errors import CrowError
 
-__all__ = ["CrowProcess", "DemoFailed", "Json", "Listener", "Page", "Replay", "Story", "show", "start_crow"]
+__all__ = ["CrowProcess", "DemoFailed", "DemoReplay", "Json", "Listener", "Printer", "Story", "show", "start_crow"]
 
 
 def show() -> None:
     """Run the demo on stdout. :raises DemoFailed: a step went wrong."""
     console = Console(highlight=False, emoji=False)
-    page = Page(console)
+    page = Printer(console)
     environment = dict(os.environ)
     offline = not _names_an_endpoint(environment)
     with tempfile.TemporaryDirectory(prefix="crow-demo-") as scratch:
@@ -130,7 +130,7 @@ class Shown:
 class Story:
     """Tells the story on `page`; `scratch` is an empty directory, `environment` that of the processes."""
 
-    def __init__(self, page: Page, scratch: Path, environment: dict[str, str], *, offline: bool) -> None:
+    def __init__(self, page: Printer, scratch: Path, environment: dict[str, str], *, offline: bool) -> None:
         self._page = page
         self._workspace = scratch / "tea"
         self._stderr = scratch / "stderr.txt"
@@ -152,7 +152,7 @@ class Story:
             await self._edit(crow)
             await self._compact(crow)
             shown = await self._kill(crow)
-        replay = Replay()
+        replay = DemoReplay()
         async with start_crow(replay, self._environment, self._stderr) as crow:
             await self._load(crow, replay, shown)
             crow.listen(page)
@@ -238,7 +238,7 @@ class Story:
         self._expect(answer is None, "the answer was over before the process could be killed")
         return Shown(text=page.text, saved=page.text if answer is not None else "".join(early))
 
-    async def _load(self, crow: CrowProcess, replay: Replay, shown: Shown) -> None:
+    async def _load(self, crow: CrowProcess, replay: DemoReplay, shown: Shown) -> None:
         page = self._page
         page.scene("A new process loads the session", "session/load replays the whole history, then answers.")
         await self._initialize(crow)
@@ -298,7 +298,7 @@ def _short(text: str) -> str:
 _FINAL = {"completed": ("✓", "green"), "failed": ("✗", "red")}
 
 
-class Page:
+class Printer:
     """Prints a session as it happens. `text`, `pieces`, `asked` and `diffs` are what came since the last `scene`."""
 
     def __init__(self, console: Console) -> None:
@@ -408,7 +408,7 @@ class Page:
             self._in_line = False
 
 
-class Replay:
+class DemoReplay:
     """Listens to the replay of a session and keeps it as `(who, text)` in order, chunks of a message joined."""
 
     def __init__(self) -> None:

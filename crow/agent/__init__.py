@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from crow.agent.compaction.budget import CompactionSettings
+    from crow.agent.compaction.budget import CompactionPolicy
     from crow.agent.compaction.hooks import Hooks
     from crow.agent.permissions import Rule
     from crow.agent.runner import WaitableToolbox
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
     from crow.llm import Model, ModelInfo
     from crow.store import Store
-    from crow.tools import McpServer, Offer, Ports, Workspace
+    from crow.tools import McpServer, PlannedCall, Ports, Workspace
 
 __all__ = [
     "Adapters",
@@ -39,7 +39,7 @@ class PermissionQuestion:
     call: CallRef
     name: str
     arguments: str
-    offer: Offer
+    offer: PlannedCall
     always: str
 
 
@@ -111,7 +111,7 @@ class SessionSettings:
     """What the configuration says about sessions."""
 
     steps_per_turn: int
-    compaction: CompactionSettings
+    compaction: CompactionPolicy
     rules: tuple[Rule, ...] = ()
 
 

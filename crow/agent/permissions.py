@@ -21,7 +21,7 @@ from crow.domain.errors import ArgumentError
 
 if TYPE_CHECKING:
     from crow.domain.messages import JsonObject
-    from crow.tools import Offer
+    from crow.tools import PlannedCall
 
 __all__ = [
     "MODES",
@@ -69,7 +69,7 @@ class Rule:
         plain = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
         return plain | {"pattern": True} if self.is_pattern else plain
 
-    def covers(self, name: str, offer: Offer) -> bool:
+    def covers(self, name: str, offer: PlannedCall) -> bool:
         """Whether the rule is about this call."""
         if not fnmatchcase(name, self.tool):
             return False
@@ -111,7 +111,7 @@ class Refuse:
 Decision: TypeAlias = Allow | Ask | Refuse
 
 
-def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decision:
+def decide(name: str, offer: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
     """The decision for a call of tool `name`; an unknown mode is as strict as `ask`."""
     name = offer.tool or name
     covering = [rule for rule in rules if rule.covers(name, offer)]
@@ -139,7 +139,7 @@ def decide(name: str, offer: Offer, mode: str, rules: Sequence[Rule]) -> Decisio
     return Ask()
 
 
-def is_unreadable(offer: Offer, rules: Sequence[Rule]) -> bool:
+def is_unreadable(offer: PlannedCall, rules: Sequence[Rule]) -> bool:
     """Whether the user has forbidden to read the file that a call reads under another name."""
     return bool(offer.paths) and any(not rule.allow and rule.covers("read_file", offer) for rule in rules)
 
@@ -232,7 +232,7 @@ def rule_text(rule: Rule) -> str:
     return f"`{rule.tool}({argument})`" if rule.is_pattern else f"`{rule.tool}`, exactly `{argument}`"
 
 
-def rule_for(name: str, offer: Offer, *, allow: bool) -> Rule:
+def rule_for(name: str, offer: PlannedCall, *, allow: bool) -> Rule:
     """The rule that an "always" answer about this call makes; of a file outside the workspace, about that file."""
     name = offer.tool or name
     if offer.outside and offer.paths and "*" not in offer.paths[0] and "?" not in offer.paths[0]:

@@ -24,9 +24,9 @@ from crow.agent import new_message_id
 from crow.agent.branch import Branch
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Remark, Reminder
 from crow.domain.messages import ToolSpec
-from crow.tools import ServerStatus, Skill
+from crow.tools import ServerStatus, SkillInfo
 
-__all__ = ["Briefing", "Facts", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
+__all__ = ["Briefing", "SessionFacts", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
 
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
@@ -62,7 +62,7 @@ MODES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class SessionFacts:
     """What may change while a session lives. `instructions` is the text of the AGENTS.md files, root first."""
 
     date: str
@@ -71,7 +71,7 @@ class Facts:
     servers: str
     skills: str = ""
 
-    def with_mode(self, mode: str) -> Facts:
+    def with_mode(self, mode: str) -> SessionFacts:
         """The same facts in another permission mode."""
         return replace(self, mode=mode)
 
@@ -86,7 +86,9 @@ class Facts:
         }
 
 
-def facts_now(mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[Skill] = ()) -> Facts:
+def facts_now(
+    mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[SkillInfo] = ()
+) -> SessionFacts:
     """The facts at this moment; `instructions` is what `read_instructions` gave."""
     failed = [f"{server.name}: {plain(server.detail)}" for server in servers if server.detail]
     again = [f"{server.name}: {plain(server.loss)}" for server in servers if server.losses and not server.detail]
@@ -94,7 +96,7 @@ def facts_now(mode: str, instructions: str, servers: Sequence[ServerStatus], ski
         "These MCP servers are not available: " + "; ".join(failed) if failed else "",
         "These MCP servers ended and were started again, without what they held: " + "; ".join(again) if again else "",
     ]
-    return Facts(
+    return SessionFacts(
         date=datetime.datetime.now().astimezone().strftime("%A, %d %B %Y"),
         instructions=instructions,
         mode=mode,
@@ -114,7 +116,7 @@ async def build_prompt(
     directories: Sequence[str],
     model: str,
     tools: Sequence[ToolSpec],
-    facts: Facts,
+    facts: SessionFacts,
     extra: str = "",
     role: str = ROLE,
 ) -> Prompt:
@@ -156,7 +158,7 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
     return told
 
 
-def changes(told: Mapping[str, str], facts: Facts) -> str | None:
+def changes(told: Mapping[str, str], facts: SessionFacts) -> str | None:
     """The reminder that is due, None when the model knows everything.
 
     Mode ask with no other mode told before needs no word; a section that became empty is said to be gone.
@@ -254,7 +256,7 @@ class Briefing:
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
         self._tools: tuple[ToolSpec, ...] = ()
-        self._facts: Facts | None = None
+        self._facts: SessionFacts | None = None
         self._instructions = ""
         self.look_back()
 
@@ -268,7 +270,7 @@ class Briefing:
         self._instructions = read_instructions(Path(self._branch.row.cwd))
 
     async def begin_turn(
-        self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[Skill]
+        self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[SkillInfo]
     ) -> None:
         """See what is there now, and write a prompt entry if the newest one no longer fits."""
         row = self._branch.row

@@ -33,9 +33,9 @@ from crow.domain.entries import (
     ToolResult,
 )
 from crow.domain.events import CallAnnounced, CallEnded
-from crow.tools import Offer, Workspace
+from crow.tools import PlannedCall, Workspace
 
-__all__ = ["Former", "PutBack", "look_at", "offer_to_put_back"]
+__all__ = ["RestorableFile", "RestoreResult", "look_at", "offer_to_put_back"]
 
 NAME = "put_back_files"
 ABSENT = ""
@@ -43,7 +43,7 @@ CANCEL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Former:
+class RestorableFile:
     """A changed file: what it holds now and what it held `then` (None: it did not exist).
 
     `fault`: why it cannot be put back, as words that go after its name; empty if it can.
@@ -57,14 +57,14 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutBack:
+class RestoreResult:
     """How it went. `left` are the files that still hold what was changed; `dismissed`: the user cancelled the turn."""
 
     left: tuple[str, ...] = ()
     dismissed: bool = False
 
 
-async def look_at(workspace: Workspace, changes: Sequence[Entry]) -> tuple[Former, ...]:
+async def look_at(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
     """The changed files of `changes` (file entries, oldest first, and results of their calls) that are not as they
     were."""
     by_path: dict[str, list[File]] = {}
@@ -82,8 +82,8 @@ async def look_at(workspace: Workspace, changes: Sequence[Entry]) -> tuple[Forme
 
 
 async def offer_to_put_back(
-    branch: Branch, client: Client, workspace: Workspace, files: Sequence[Former], *, command: Entry, asks: bool
-) -> PutBack:
+    branch: Branch, client: Client, workspace: Workspace, files: Sequence[RestorableFile], *, command: Entry, asks: bool
+) -> RestoreResult:
     """Announce it, ask if `asks`, do it, store what was done. `command` is the entry that it belongs to.
 
     :raises ~crow.domain.errors.StoreError: it could not be stored; a file is never changed before that.
@@ -94,7 +94,7 @@ async def offer_to_put_back(
     if not ready:
         remark = Remark(text="\n".join(refused), message_id=new_message_id())
         await branch.record([NewEntry(body=remark)])
-        return PutBack(left=tuple(left))
+        return RestoreResult(left=tuple(left))
     call = CallRef(assistant=command.id, index=0)
     announcement = announced(ready)
     arguments = json.dumps({"paths": [str(former.path) for former in ready]}, ensure_ascii=False)
@@ -103,11 +103,11 @@ async def offer_to_put_back(
         await branch.publish(CallAnnounced(call=call, name=NAME, arguments=arguments, announcement=announcement))
         answer = "allow_once"
         if asks:
-            offer = Offer(announcement=announcement, access="write")
+            offer = PlannedCall(announcement=announcement, access="write")
             question = PermissionQuestion(call=call, name=NAME, arguments=arguments, offer=offer, always="")
             answer = await client.ask(question)
         if answer == "cancelled":
-            return PutBack(left=tuple(former.name for former in files), dismissed=True)
+            return RestoreResult(left=tuple(former.name for former in files), dismissed=True)
         if answer == "allow_once":
             why = "the user agreed" if asks else "the user asked for it"
             await branch.record([NewEntry(body=Started(call=call, why=why, announcement=announcement))])
@@ -122,14 +122,16 @@ async def offer_to_put_back(
         remarks = [NewEntry(body=Remark(text=untold, message_id=new_message_id()))] if untold else []
         await branch.record([NewEntry(body=result), *remarks])
         is_open = False
-        return PutBack(left=tuple(left))
+        return RestoreResult(left=tuple(left))
     finally:
         if is_open:
             with anyio.move_on_after(CANCEL_S, shield=True):
                 await branch.publish(CallEnded(call=call, text="Nothing more was put back."))
 
 
-async def put_back(branch: Branch, workspace: Workspace, files: Sequence[Former], call: CallRef) -> dict[Path, str]:
+async def put_back(
+    branch: Branch, workspace: Workspace, files: Sequence[RestorableFile], call: CallRef
+) -> dict[Path, str]:
     """Each in its turn: what it holds now is stored, then it is written. The fault of each, empty for what went well.
 
     Looked at again first: the user may have thought for long, and worked meanwhile.
@@ -153,7 +155,7 @@ async def put_back(branch: Branch, workspace: Workspace, files: Sequence[Former]
 def result_of(
     call: CallRef,
     announcement: Announcement,
-    files: Sequence[Former],
+    files: Sequence[RestorableFile],
     faults: Mapping[Path, str],
     refused: Sequence[str],
 ) -> tuple[ToolResult, str]:
@@ -180,8 +182,8 @@ def result_of(
 
 async def look_at_one(
     workspace: Workspace, path: str, files: Sequence[File], results: Mapping[CallRef, ToolResult]
-) -> Former:
-    former = Former(path=Path(path), name=name_of(workspace, path))
+) -> RestorableFile:
+    former = RestorableFile(path=Path(path), name=name_of(workspace, path))
     files = [file for file in files if file.recorded_here]
     if not files:
         return faulty(former, "was changed before this session was imported")
@@ -199,7 +201,7 @@ async def look_at_one(
         return faulty(former, f"cannot be read ({error.strerror or error})")
     if now != former.then and digest(now) not in states(files[-1], results):
         return faulty(former, "was removed since" if now is None else "was changed since by others")
-    return Former(path=former.path, name=former.name, now=now, then=former.then)
+    return RestorableFile(path=former.path, name=former.name, now=now, then=former.then)
 
 
 async def held(workspace: Workspace, path: Path) -> bytes | None:
@@ -231,8 +233,8 @@ def digest(content: bytes | str | None) -> str:
     return hashlib.sha256(content.encode(errors="replace") if isinstance(content, str) else content).hexdigest()
 
 
-def faulty(former: Former, fault: str) -> Former:
-    return Former(path=former.path, name=former.name, fault=fault)
+def faulty(former: RestorableFile, fault: str) -> RestorableFile:
+    return RestorableFile(path=former.path, name=former.name, fault=fault)
 
 
 def name_of(workspace: Workspace, path: str) -> str:
@@ -241,7 +243,7 @@ def name_of(workspace: Workspace, path: str) -> str:
     return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
 
 
-def announced(files: Sequence[Former]) -> Announcement:
+def announced(files: Sequence[RestorableFile]) -> Announcement:
     """How it is shown before it is done: a diff of each file that is text."""
     return Announcement(
         title=f"Put back as before: {names_of(files)}",
@@ -251,11 +253,11 @@ def announced(files: Sequence[Former]) -> Announcement:
     )
 
 
-def names_of(files: Sequence[Former]) -> str:
+def names_of(files: Sequence[RestorableFile]) -> str:
     return ", ".join(former.name for former in files[:3]) + (", …" if len(files) > 3 else "")
 
 
-def diffs(files: Iterable[Former]) -> Iterable[Diff]:
+def diffs(files: Iterable[RestorableFile]) -> Iterable[Diff]:
     for former in files:
         try:
             now = None if former.now is None else former.now.decode()

@@ -17,14 +17,14 @@ import anyio.abc
 
 from crow.agent import Adapters, Client, new_message_id
 from crow.agent.branch import Branch
-from crow.agent.commands import Desk, Typed
+from crow.agent.commands import CommandContext, Typed
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.compaction.hooks import Hooks
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
-from crow.agent.session import Aside, Standing, Unstored, Waiter, set_mode, set_model
+from crow.agent.session import BackgroundTask, PendingPrompt, PendingTurnEnd, SessionStatus, set_mode, set_model
 from crow.agent.subagents import SubAgents
 from crow.agent.templates import CalledPrompt, filled
 from crow.agent.tool_calls import Permissions
@@ -35,12 +35,12 @@ from crow.domain.events import CommandsChanged, NoticeShown
 from crow.llm import Model
 from crow.tools import McpServer, Ports, ServerPrompt, ServerPrompts, ServerStatus, Toolbox, Workspace
 
-__all__ = ["CurrentPlan", "Toolset", "Turns", "WaitableToolbox"]
+__all__ = ["CurrentPlan", "Toolset", "TurnRunner", "WaitableToolbox"]
 
 SERVER_GRACE_S = 1.0
 
 
-class Turns:
+class TurnRunner:
     """Runs prompts and commands on one branch. `turn` is the one that runs; `want_tools` has the tools opened."""
 
     def __init__(
@@ -50,8 +50,8 @@ class Turns:
         workspace: Workspace,
         servers: Sequence[McpServer],
         branch: Branch,
-        unstored: Unstored,
-        standing: Standing,
+        unstored: PendingTurnEnd,
+        standing: SessionStatus,
         *,
         want_tools: Callable[[], None],
     ) -> None:
@@ -76,7 +76,7 @@ class Turns:
             compactor=self._make_compactor,
             steps=lambda: adapters.settings().steps_per_turn,
         )
-        self._glance: Aside | None = None
+        self._prefetch: BackgroundTask | None = None
 
     @property
     def sub_agents(self) -> Sequence[str]:
@@ -85,13 +85,13 @@ class Turns:
 
     def look(self, tasks: anyio.abc.TaskGroup) -> None:
         """Begin to look up what the next turn needs."""
-        self._glance = Aside(tasks, self._look)
+        self._prefetch = BackgroundTask(tasks, self._look)
 
-    def look_away(self) -> None:
+    def cancel_prefetch(self) -> None:
         """Nobody needs what is being looked up."""
-        if self._glance is not None:
-            self._glance.cancel()
-        self._glance = None
+        if self._prefetch is not None:
+            self._prefetch.cancel()
+        self._prefetch = None
 
     async def run(self) -> StopReason:
         """Answer the prompt that stands at the end of the branch."""
@@ -113,7 +113,7 @@ class Turns:
         )
         return await self.turn.run()
 
-    async def run_called(self, waiter: Waiter, typed: CalledPrompt) -> StopReason:
+    async def run_called(self, waiter: PendingPrompt, typed: CalledPrompt) -> StopReason:
         """Prompt with what a server makes of `/server:prompt`; with the words as they are where no server has it."""
         prompt = User(parts=tuple(waiter.parts), message_id=waiter.message_id)
         try:
@@ -134,7 +134,7 @@ class Turns:
         async def compactor() -> Compactor:
             return (await self._prepare())[0]
 
-        desk = Desk(
+        desk = CommandContext(
             branch=self._branch,
             store=self._adapters.store,
             client=self._client,
@@ -177,7 +177,7 @@ class Turns:
 
     async def _seen(self) -> None:
         """Wait for what `look` began to look up; look it up now if it did not."""
-        glance, self._glance = self._glance, None
+        glance, self._prefetch = self._prefetch, None
         if glance is None:
             await self._look()
         else:

@@ -26,7 +26,7 @@ import anyio.lowlevel
 from crow.agent import Client, commands, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.commands import Typed
-from crow.agent.compaction.budget import Gauge, Window, gauge_on
+from crow.agent.compaction.budget import ContextWindow, Gauge, gauge_on
 from crow.agent.links import with_contents
 from crow.domain.entries import Entry, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, LeafMoved, NoSuchSession, SessionBusy, StoreError
@@ -46,7 +46,7 @@ from crow.store import SessionChanges, Store, Tail
 if TYPE_CHECKING:
     from crow.agent import Adapters
     from crow.agent.prompt import Briefing
-    from crow.agent.runner import Turns
+    from crow.agent.runner import TurnRunner
     from crow.agent.templates import CalledPrompt
     from crow.agent.turn import Turn
     from crow.domain.events import ContextMeasured
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from crow.tools import McpServer, ServerPrompt, Workspace
 
 __all__ = [
-    "Aside",
-    "IfLong",
-    "Running",
+    "ActiveTurn",
+    "AfterDelay",
+    "BackgroundTask",
+    "PendingPrompt",
+    "PendingTurnEnd",
     "Session",
-    "Standing",
-    "Unstored",
-    "Waiter",
+    "SessionStatus",
     "set_mode",
     "set_model",
     "set_option",
@@ -85,15 +85,15 @@ class Session:
         self._client = client
         self._workspace = workspace
         self._branch = Branch(adapters.store, client, tail)
-        self._unstored = Unstored(adapters.store, self._branch)
-        self._standing = Standing(adapters, self._branch)
-        self._queue: deque[Waiter] = deque()
+        self._unstored = PendingTurnEnd(adapters.store, self._branch)
+        self._standing = SessionStatus(adapters, self._branch)
+        self._queue: deque[PendingPrompt] = deque()
         self._wake = anyio.Event()
         self._tools_wanted = anyio.Event()
         self._closing = False
         self._ended = anyio.Event()
-        self._running: Running | None = None
-        self._turns_made: Turns | None = None
+        self._running: ActiveTurn | None = None
+        self._turns_made: TurnRunner | None = None
 
     @property
     def branch(self) -> Branch:
@@ -126,7 +126,7 @@ class Session:
             await self._unstored.settle_if_possible()
         return not self._unstored
 
-    def submit(self, parts: Sequence[Part]) -> Waiter:
+    def submit(self, parts: Sequence[Part]) -> PendingPrompt:
         """Queue a prompt, at once, so that a cancel just behind it finds it; `answer` waits for its turn to end.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
@@ -134,7 +134,7 @@ class Session:
         if self._closing:
             raise NoSuchSession(self.id)
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
-        waiter = Waiter(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
+        waiter = PendingPrompt(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers and text.startswith("/"):
             from crow.agent.templates import called
 
@@ -142,7 +142,7 @@ class Session:
         self._queue.append(waiter)
         return waiter
 
-    async def answer(self, waiter: Waiter) -> StopReason:
+    async def answer(self, waiter: PendingPrompt) -> StopReason:
         """Store a submitted prompt and wait for its turn to end.
 
         :raises ~crow.domain.errors.CrowError: the turn failed; the session takes the next prompt all the same.
@@ -164,7 +164,7 @@ class Session:
             raise waiter.error
         return waiter.stop
 
-    async def _enqueue(self, waiter: Waiter) -> None:
+    async def _enqueue(self, waiter: PendingPrompt) -> None:
         """Put a prompt into the inbox, unless it is its turn now: then the claim stores it."""
         waiter.parts = await with_contents(self._expanded(waiter), self._workspace)
         waiter.waits = waiter.called is not None or self._closing or self._queue[0] is not waiter
@@ -175,7 +175,7 @@ class Session:
         """`submit` and `answer`."""
         return await self.answer(self.submit(parts))
 
-    def withdraw(self, waiter: Waiter) -> None:
+    def withdraw(self, waiter: PendingPrompt) -> None:
         """End one submitted prompt as `cancelled`; those before and behind it stay."""
         waiter.cancelled = True
         if self._queue and self._queue[0] is waiter:
@@ -185,7 +185,7 @@ class Session:
             waiter.stop = "cancelled"
             waiter.done.set()
 
-    def _expanded(self, waiter: Waiter) -> Sequence[Part]:
+    def _expanded(self, waiter: PendingPrompt) -> Sequence[Part]:
         """The parts, with one of the user's own commands replaced by the prompt that it stands for."""
         if not waiter.text.startswith("/"):
             return waiter.parts
@@ -225,7 +225,7 @@ class Session:
             self._tools_wanted.set()
 
     async def measured(self) -> ContextMeasured:
-        """See :meth:`crow.agent.session.Standing.measured`."""
+        """See :meth:`crow.agent.session.SessionStatus.measured`."""
         return await self._standing.measured()
 
     async def close(self) -> None:
@@ -280,14 +280,14 @@ class Session:
 
     def _hush(self) -> bool:
         turn = self._turn()
-        return turn is not None and turn.hush()
+        return turn is not None and turn.mute()
 
-    def _turns(self) -> Turns:
+    def _turns(self) -> TurnRunner:
         """What only turns need. Imported with the first of them, if `load` has not done it yet."""
         if self._turns_made is None:
-            from crow.agent.runner import Turns
+            from crow.agent.runner import TurnRunner
 
-            self._turns_made = Turns(
+            self._turns_made = TurnRunner(
                 self._adapters,
                 self._client,
                 self._workspace,
@@ -299,18 +299,18 @@ class Session:
             )
         return self._turns_made
 
-    async def _serve(self, waiter: Waiter, background: anyio.abc.TaskGroup) -> None:
+    async def _serve(self, waiter: PendingPrompt, background: anyio.abc.TaskGroup) -> None:
         if not waiter.ready.is_set():
             await waiter.ready.wait()
         if waiter not in self._queue:  # it could not be stored, and its request has said so
             return
 
         try:
-            self._running = running = Running(background, hush=self._hush, end=partial(self._end, CANCELLED))
+            self._running = running = ActiveTurn(background, mute=self._hush, end=partial(self._end, CANCELLED))
             if waiter.cancelled:
                 running.cancel()
             # A command may run for hours without a word; who cannot look up this process must not take it for dead.
-            async with IfLong(RENEW_S, self._renew_lease, again=True):
+            async with AfterDelay(RENEW_S, self._renew_lease, again=True):
                 await running.run(partial(self._answer, waiter, background, running))
         except Exception as error:  # noqa: BLE001  a session's failure stays its own: the request answers it
             waiter.error = error
@@ -328,7 +328,7 @@ class Session:
         except StoreError as error:
             logger.warning("Session %s: no sign of life could be given: %s", self.id, error)
 
-    async def _answer(self, waiter: Waiter, background: anyio.abc.TaskGroup, running: Running) -> None:
+    async def _answer(self, waiter: PendingPrompt, background: anyio.abc.TaskGroup, running: ActiveTurn) -> None:
         """Claim the turn, run it, end it. Cancelled or failed, it is ended all the same."""
         if self._turns_made is not None and waiter.command is None:
             self._turns_made.look(background)
@@ -360,7 +360,7 @@ class Session:
             raise
         await self._end(end)
 
-    async def _claim(self, waiter: Waiter) -> bool:
+    async def _claim(self, waiter: PendingPrompt) -> bool:
         try:
             await self._unstored.settle()
             is_prompt = waiter.command is None and waiter.called is None  # the words of a called one are the server's
@@ -378,7 +378,7 @@ class Session:
         if self._turns_made is None:
             self._unstored.keep([NewEntry(body=end)])
         else:
-            self._turns_made.look_away()
+            self._turns_made.cancel_prefetch()
             turn = self._turns_made.leave(end)
         if turn is not None:
             with anyio.move_on_after(END_S, shield=True):
@@ -398,7 +398,7 @@ class Session:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Waiter:
+class PendingPrompt:
     """A prompt that somebody waits for, or a `command`, which is stored with its answer. `called` is the prompt of a
     server that it may be. `ready`: its parts are whole; `waits`: it is in the inbox, under `message_id`."""
 
@@ -431,18 +431,18 @@ HEAD_START_S = 0.0005
 """The store needs the interpreter for about as long until it waits for the disk; all else can be done meanwhile."""
 
 
-class Running:
-    """`hush` has the turn show nothing more, and tells whether it does nothing else either until it is cancelled;
+class ActiveTurn:
+    """`mute` has the turn show nothing more, and tells whether it does nothing else either until it is cancelled;
     `end`, one of `tasks`, then stores that it was cancelled."""
 
     def __init__(
-        self, tasks: anyio.abc.TaskGroup, *, hush: Callable[[], bool], end: Callable[[], Awaitable[None]]
+        self, tasks: anyio.abc.TaskGroup, *, mute: Callable[[], bool], end: Callable[[], Awaitable[None]]
     ) -> None:
         self._scope = anyio.CancelScope()
         self._tasks = tasks
-        self._hush = hush
+        self._hush = mute
         self._end = end
-        self._ending: Aside | None = None
+        self._ending: BackgroundTask | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -452,7 +452,7 @@ class Running:
     def cancel(self) -> None:
         """End the turn; without effect on one that was cancelled or is over."""
         if self._ending is None and self._hush():
-            self._ending = Aside(self._tasks, self._end)
+            self._ending = BackgroundTask(self._tasks, self._end)
             asyncio.get_running_loop().call_later(HEAD_START_S, self._scope.cancel)
         else:
             self._scope.cancel()
@@ -474,7 +474,7 @@ class Running:
 # FROM agent.aside: Work that a task of its own does beside another task, which waits for it later.
 
 
-class Aside:
+class BackgroundTask:
     """What `work` does, begun now as one of `tasks`."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[None]]) -> None:
@@ -504,7 +504,7 @@ class Aside:
             self._done.set()
 
 
-class IfLong:
+class AfterDelay:
     """Around a block that is mostly short: `work` is begun when the block has taken `after_s` seconds, with `again` as
     often as it has taken as long again. The end of the block waits for what was begun.
 
@@ -553,7 +553,7 @@ RETRY_S = 5.0
 """How long to leave the store alone, while idle, before what it refused is tried again."""
 
 
-class Unstored:
+class PendingTurnEnd:
     """What the store still owes one session: the end of its last turn, and prompts that were answered by an error."""
 
     def __init__(self, store: Store, branch: Branch) -> None:
@@ -625,7 +625,7 @@ SMALL_CHARS = 2_000
 """A prompt of no more characters is a small part of every window."""
 
 
-class Standing:
+class SessionStatus:
     """How the session of `branch` stands; `briefing` is what the model was told, once a turn has told it anything;
     `window` is what the session knows of its models' windows."""
 
@@ -635,7 +635,7 @@ class Standing:
         self._branch = branch
         self._place = (branch.row.cwd, branch.row.additional_directories)
         self._has_warned = False
-        self.window = Window(adapters.store, branch.row.id)
+        self.window = ContextWindow(adapters.store, branch.row.id)
 
     async def claim(self, message_id: str | None, parts: Sequence[Part], *, waits: bool) -> bool:
         """Take the turn for a prompt (`message_id` None: for a command); whether others had moved the session.

@@ -22,7 +22,7 @@ from crow.domain.events import NoticeShown, TextShown, ThoughtShown
 from crow.domain.messages import Answer
 from crow.llm import Delta, Retrying, Stream, TextDelta, ThoughtDelta
 
-__all__ = ["Draft", "Overlap", "without_overlap"]
+__all__ = ["AnswerDraft", "Overlap", "without_overlap"]
 
 PIECE_WAIT_S = 0.015
 SAVE_EVERY_S = 0.8
@@ -30,7 +30,7 @@ LATE_SAVE_S = 0.2
 BUFFER_CHARS = 512 * 1024
 
 
-class Draft:
+class AnswerDraft:
     """What was shown of an answer so far: `text`, `thought`. `before` is the text that the answer continues."""
 
     def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
@@ -66,7 +66,7 @@ class Draft:
         """The reasoning that was shown."""
         return "".join(self._thoughts)
 
-    def hush(self) -> None:
+    def mute(self) -> None:
         """Show nothing more, whatever is still read: what was shown is about to be stored."""
         self.is_hushed = True
 

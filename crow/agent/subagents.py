@@ -29,7 +29,7 @@ from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, Elicita
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model
 from crow.store import NewSession, SessionChanges, Store
-from crow.tools import Delegated, Offer, OnOutput, Outcome, ServerStatus, Skill, Task, Toolbox
+from crow.tools import OnOutput, Outcome, PlannedCall, ServerStatus, SkillInfo, SubagentResult, Task, Toolbox
 
 __all__ = ["SubAgents"]
 
@@ -57,9 +57,9 @@ class SubAgents:
     steps: Callable[[], int]
     running: set[str] = field(default_factory=set)
 
-    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> Delegated:  # noqa: ARG002
-        """See :class:`crow.tools.Delegate`."""
-        tools = Subset(toolbox, chosen(toolbox.specs(), task.tools))
+    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:  # noqa: ARG002
+        """See :class:`crow.tools.SubagentRunner`."""
+        tools = ToolSubset(toolbox, chosen(toolbox.specs(), task.tools))
         watcher = Watcher(self.client, self.log, on_output)
         branch = watcher.branch = await self._open(task, watcher)
         task_id = branch.row.id
@@ -102,7 +102,7 @@ class SubAgents:
         await branch.change(SessionChanges(mode=row.mode, model=row.model))
         return branch
 
-    async def _run(self, branch: Branch, task: Task, tools: Subset, watcher: Watcher) -> Delegated:
+    async def _run(self, branch: Branch, task: Task, tools: ToolSubset, watcher: Watcher) -> SubagentResult:
         """One prompt in the branch, to its end. Cancelled or failed, it is ended all the same."""
         with anyio.CancelScope(shield=True):
             await branch.claim(new_message_id(), parts=(Text(text=task.prompt),))
@@ -136,7 +136,7 @@ class SubAgents:
         return watcher.delegated(branch.row.id, end, failure)
 
 
-class Subset:
+class ToolSubset:
     """A toolbox with some of the tools of another."""
 
     def __init__(self, toolbox: Toolbox, specs: Sequence[ToolSpec]) -> None:
@@ -152,7 +152,7 @@ class Subset:
         """See :class:`crow.tools.Toolbox`."""
         return self._toolbox.servers()
 
-    def skills(self) -> tuple[Skill, ...]:
+    def skills(self) -> tuple[SkillInfo, ...]:
         """See :class:`crow.tools.Toolbox`."""
         return self._toolbox.skills() if "skill" in self._names else ()
 
@@ -160,15 +160,17 @@ class Subset:
         """See :class:`crow.tools.Toolbox`."""
         return await self._toolbox.restart(name)
 
-    async def offer(self, call: ToolCall) -> Offer:
+    async def offer(self, call: ToolCall) -> PlannedCall:
         """See :class:`crow.tools.Toolbox`."""
         offer = await self._toolbox.offer(call)
         if call.name in self._names:
             return offer
         fault = f'No tool "{call.name}" for this task. There are: {", ".join(spec.name for spec in self._specs)}.'
-        return Offer(announcement=offer.announcement, access="none", fault=fault)
+        return PlannedCall(announcement=offer.announcement, access="none", fault=fault)
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
+    async def run(
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+    ) -> Outcome:
         """See :class:`crow.tools.Toolbox`."""
         return await self._toolbox.run(call, call_id, on_output, judged=judged)
 
@@ -237,14 +239,14 @@ class Watcher:
         text = "\n".join([*self._lines[-50:], self._text.strip()]).strip()
         await self._on_output(text[-SHOWN_CHARS:])
 
-    def delegated(self, task_id: str, end: TurnEnd, failure: str) -> Delegated:
+    def delegated(self, task_id: str, end: TurnEnd, failure: str) -> SubagentResult:
         """How it ended."""
         text = self._answer
         if end.stop == "error":
             text = f"{text}\n\nThe task failed: {failure}".strip()
         elif end.stop != "end_turn":
             text = f"{text}\n\n[the task ended early: {end.stop}]".strip()
-        return Delegated(
+        return SubagentResult(
             id=task_id,
             text=text,
             is_error=end.stop != "end_turn",

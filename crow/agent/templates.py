@@ -21,7 +21,7 @@ from crow.tools.front_matter import front_matter
 if TYPE_CHECKING:
     from crow.tools import ServerPrompt, ServerPrompts
 
-__all__ = ["CalledPrompt", "Filling", "Template", "called", "filled", "filling", "hint_of", "read_templates"]
+__all__ = ["CalledPrompt", "Template", "TemplateArguments", "called", "filled", "filling", "hint_of", "read_templates"]
 
 MOST_BYTES = 256 * 1024
 MOST_TEMPLATES = 100
@@ -101,7 +101,7 @@ class CalledPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
+class TemplateArguments:
     """What a prompt is filled in with; `rest` is what no argument takes."""
 
     arguments: Mapping[str, str]
@@ -133,11 +133,11 @@ def hint_of(prompt: ServerPrompt) -> str:
     return " ".join(one.name if one.required else f"[{one.name}]" for one in prompt.arguments)
 
 
-def filling(prompt: ServerPrompt, text: str) -> Filling:
+def filling(prompt: ServerPrompt, text: str) -> TemplateArguments:
     """What `text` fills `prompt` in with. :raises ArgumentError: a required argument is missing; says which."""
     names = [argument.name for argument in prompt.arguments]
     if not names:
-        return Filling(arguments={}, rest=text)
+        return TemplateArguments(arguments={}, rest=text)
     arguments, plain = {}, []
     for word in split(text):
         name, equals, value = word.partition("=")
@@ -160,7 +160,7 @@ def filling(prompt: ServerPrompt, text: str) -> Filling:
                 f"`/{prompt.name}` needs `{argument.name}`. Type `/{prompt.name} {hint_of(prompt)}`, with quotes "
                 f"around what has blanks, or name it: `{argument.name}=...`."
             )
-    return Filling(arguments=arguments, rest=rest)
+    return TemplateArguments(arguments=arguments, rest=rest)
 
 
 def split(text: str) -> list[str]:

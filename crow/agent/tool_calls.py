@@ -20,15 +20,15 @@ import anyio
 from crow.agent import Client, PermissionQuestion
 from crow.agent.branch import Branch
 from crow.agent.permissions import Allow, Ask, Refuse, Rule, decide, rule_for, rule_words, rules_in
-from crow.agent.session import IfLong
+from crow.agent.session import AfterDelay
 from crow.domain.entries import Assistant, CallRef, Entry, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
-from crow.tools import Offer, Outcome, Toolbox
+from crow.tools import Outcome, PlannedCall, Toolbox
 
-__all__ = ["Calls", "Permissions", "Verdict"]
+__all__ = ["CallDecision", "Calls", "Permissions"]
 
 CANCELLED_SHOWN = "Cancelled."
 
@@ -42,7 +42,7 @@ class OpenCall:
 
     ref: CallRef
     call: ToolCall
-    offer: Offer
+    offer: PlannedCall
 
 
 class Calls:
@@ -66,12 +66,12 @@ class Calls:
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
 
-    async def look(self, calls: Sequence[ToolCall]) -> tuple[Offer, ...]:
+    async def look(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """What each call is about to do. What is to be shown of it is stored with the answer, before it is shown."""
         return tuple([await self._toolbox.offer(call) for call in calls])
 
     async def run(
-        self, entry: Entry, answer: Assistant, offers: Sequence[Offer]
+        self, entry: Entry, answer: Assistant, offers: Sequence[PlannedCall]
     ) -> tuple[tuple[ToolCall, ToolResult], ...]:
         """Run all calls of `answer`, which `entry` holds; they and their results, in call order.
 
@@ -102,7 +102,7 @@ class Calls:
             await self._branch.publish(CallEnded(call=call.ref, text=CANCELLED_SHOWN))
         self._open = {}
 
-    async def _announce(self, entry: Entry, answer: Assistant, offers: Sequence[Offer]) -> list[OpenCall]:
+    async def _announce(self, entry: Entry, answer: Assistant, offers: Sequence[PlannedCall]) -> list[OpenCall]:
         calls = []
         for index, (call, offer) in enumerate(zip(answer.calls, offers, strict=True)):
             opened = OpenCall(ref=CallRef(assistant=entry.id, index=index), call=call, offer=offer)
@@ -115,7 +115,7 @@ class Calls:
             )
         return calls
 
-    async def _allowed(self, opened: OpenCall, *, look_again: bool) -> tuple[str, Offer] | None:
+    async def _allowed(self, opened: OpenCall, *, look_again: bool) -> tuple[str, PlannedCall] | None:
         """Why the call may run, and as what; None when it may not and was answered so."""
         offer = opened.offer
         if look_again:  # an earlier call of this step changed something: what was seen before may be out of date
@@ -130,7 +130,7 @@ class Calls:
             await self._answer(opened, Outcome(text=verdict.words, is_error=True))
         return None if verdict.why is None else (verdict.why, offer)
 
-    async def _run_one(self, opened: OpenCall, why: str, offer: Offer) -> None:
+    async def _run_one(self, opened: OpenCall, why: str, offer: PlannedCall) -> None:
         started = NewEntry(body=Started(call=opened.ref, why=why))
         try:
             if offer.access != "read":
@@ -140,7 +140,7 @@ class Calls:
                 await self._answer(opened, outcome, duration_ms=duration_ms)
                 return
             unstored, self.ran = [started], True
-            async with IfLong(SOON_S, partial(self._start_late, unstored)):
+            async with AfterDelay(SOON_S, partial(self._start_late, unstored)):
                 outcome, duration_ms = await self._timed(opened, offer)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=unstored)
         except StoreError as error:
@@ -152,7 +152,7 @@ class Calls:
             await self._branch.record(unstored)
             unstored.clear()
 
-    async def _timed(self, opened: OpenCall, offer: Offer) -> tuple[Outcome, int]:
+    async def _timed(self, opened: OpenCall, offer: PlannedCall) -> tuple[Outcome, int]:
         """What the call gave, and how many milliseconds it took."""
         begun = time.monotonic()
 
@@ -222,7 +222,7 @@ UNANSWERED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CallDecision:
     """`why` it may run; else `words` for the model. `dismissed`: the user cancelled instead of answering."""
 
     why: str | None = None
@@ -238,21 +238,21 @@ class Permissions:
         self._client = client
         self.rules = tuple(rules)
 
-    async def judge(self, ref: CallRef, call: ToolCall, offer: Offer) -> Verdict:
+    async def judge(self, ref: CallRef, call: ToolCall, offer: PlannedCall) -> CallDecision:
         """Whether an announced call may run."""
         row = self._branch.row
         decision = decide(call.name, offer, row.mode, (*self.rules, *rules_in(row.permissions)))
         match decision:
             case Allow(why=why):
-                return Verdict(why=why)
+                return CallDecision(why=why)
             case Refuse(words=words):
-                return Verdict(words=words)
+                return CallDecision(words=words)
             case Ask():
                 return await self._ask(ref, call, offer)
             case _ as never:
                 assert_never(never)
 
-    async def _ask(self, ref: CallRef, call: ToolCall, offer: Offer) -> Verdict:
+    async def _ask(self, ref: CallRef, call: ToolCall, offer: PlannedCall) -> CallDecision:
         can_last = not offer.is_protected and not offer.asks_once
         answer = await self._client.ask(
             PermissionQuestion(
@@ -264,13 +264,13 @@ class Permissions:
             )
         )
         if answer == "cancelled":
-            return Verdict(dismissed=True)
+            return CallDecision(dismissed=True)
         allows = answer in ("allow_once", "allow_always")
         if (can_last and answer in ("allow_always", "reject_always")) or (allows and offer.asks_once):
             await self._remember(rule_for(call.name, offer, allow=allows))
         if allows:
-            return Verdict(why=f"{answer.replace('_', ' ')} by the user")
-        return Verdict(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
+            return CallDecision(why=f"{answer.replace('_', ' ')} by the user")
+        return CallDecision(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
 
     async def _remember(self, rule: Rule) -> None:
         known = self._branch.row.permissions

@@ -26,8 +26,8 @@ from crow.agent import new_message_id
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.prompt import Briefing
-from crow.agent.session import IfLong
-from crow.agent.stream import Draft
+from crow.agent.session import AfterDelay
+from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
 from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, ToolResult, User
 from crow.domain.errors import (
@@ -43,7 +43,7 @@ from crow.domain.errors import (
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, JsonObject, ToolCall
 from crow.llm import Request, ThoughtLevel, cost_of
-from crow.tools import Offer, Toolbox
+from crow.tools import PlannedCall, Toolbox
 
 __all__ = ["GIVE_UP", "POINT_OUT", "Repetition", "Turn"]
 
@@ -62,12 +62,12 @@ REPEATED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TurnStep:
     """A stored model response, and what its calls are about to do."""
 
     entry: Entry
     answer: Assistant
-    offers: Sequence[Offer]
+    offers: Sequence[PlannedCall]
 
 
 class Turn:
@@ -91,7 +91,7 @@ class Turn:
         self._gauge = compactor.gauge
         self._calls = Calls(branch, permissions, toolbox, self._seen_by_model)
         self._repetition = Repetition()
-        self._draft: Draft | None = None
+        self._draft: AnswerDraft | None = None
         self._answer: Answer | None = None
         self._listens = False
         self._steps = steps
@@ -143,7 +143,7 @@ class Turn:
         chars = self._gauge.cut_result(text, beside=beside)
         return min(CUT_CHARS, len(text) if chars is None else chars)
 
-    def hush(self) -> bool:
+    def mute(self) -> bool:
         """Show nothing more of the answer that the model is giving; whether it is giving one.
 
         If it is, the turn does nothing more at all until it is cancelled, which has to follow: so its end can be stored
@@ -151,7 +151,7 @@ class Turn:
         """
         if self._draft is None or not self._listens:
             return False
-        self._draft.hush()
+        self._draft.mute()
         return True
 
     async def end_open(self) -> None:
@@ -182,7 +182,7 @@ class Turn:
             text, notes = due
             await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
 
-    async def _ask(self) -> Step:
+    async def _ask(self) -> TurnStep:
         """One model response, stored and shown. A stream that broke after text was shown is continued once, without
         what it repeats; a request that was too long is sent again after a compaction."""
         continued = False
@@ -206,7 +206,7 @@ class Turn:
                     before = text
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
-    async def _ask_once(self, before: str) -> Step:
+    async def _ask_once(self, before: str) -> TurnStep:
         context = self._branch.context()
         request = Request(
             messages=context.messages,
@@ -215,7 +215,7 @@ class Turn:
             cache_key=self._branch.row.id,
             thought_level=thought_level_in(self._branch.row.config),
         )
-        self._draft = draft = Draft(self._branch, new_message_id(), before=before)
+        self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._listens = True
         try:
             async with self._model.stream(request) as stream:
@@ -230,10 +230,10 @@ class Turn:
         await self._gauge.answered()
         await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
-        return Step(entry=entry, answer=entry.body, offers=offers)
+        return TurnStep(entry=entry, answer=entry.body, offers=offers)
 
-    async def _look(self, draft: Draft, calls: Sequence[ToolCall]) -> tuple[Offer, ...]:
-        async with IfLong(LOOK_S, partial(save_shown, draft)):
+    async def _look(self, draft: AnswerDraft, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
+        async with AfterDelay(LOOK_S, partial(save_shown, draft)):
             return await self._calls.look(calls)
 
     async def _record_draft(self, new: NewEntry) -> Entry:
@@ -243,7 +243,7 @@ class Turn:
         await self._branch.publish(EntryStored(entry=entry))
         return entry
 
-    def _assistant(self, message_id: str, answer: Answer, offers: Sequence[Offer] = ()) -> NewEntry:
+    def _assistant(self, message_id: str, answer: Answer, offers: Sequence[PlannedCall] = ()) -> NewEntry:
         info = self._model.info
         return NewEntry(
             body=Assistant(
@@ -273,7 +273,7 @@ class Turn:
         return "end_turn"
 
 
-async def save_shown(draft: Draft) -> None:
+async def save_shown(draft: AnswerDraft) -> None:
     """Save what was shown of an answer that cannot be stored yet. If that fails, storing it is the next to try."""
     with suppress(StoreError):
         await draft.save()

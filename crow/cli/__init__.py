@@ -20,7 +20,7 @@ from crow import __version__
 from crow.cli import admin as keeping
 from crow.cli import sessions as looking
 from crow.cli.output import show
-from crow.cli.sessions import Act, Opened
+from crow.cli.sessions import Act, OpenStore
 from crow.domain.errors import ArgumentError, CrowError, UserError
 
 if TYPE_CHECKING:
@@ -352,6 +352,6 @@ async def _run(act: Act, options: argparse.Namespace, loaded: Loaded) -> None:
 
     store = await open_store(loaded)
     try:
-        await act(Opened(options, loaded, store, upkeep_of(store)))
+        await act(OpenStore(options, loaded, store, upkeep_of(store)))
     finally:
         await store.close()

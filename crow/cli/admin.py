@@ -17,19 +17,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 
 from crow.cli.output import Column, counted, in_terminal, on_one_line, show, show_json, time_text
-from crow.cli.sessions import Opened, ago_ms, directory, shortener, when
+from crow.cli.sessions import OpenStore, ago_ms, directory, shortener, when
 from crow.domain.errors import ArgumentError
 from crow.store import SessionChanges
 
 if TYPE_CHECKING:
-    from crow.store.sqlite.admin import Old
+    from crow.store.sqlite.admin import UnusedSession
 
 __all__ = ["NewFile", "archive", "back_up", "delete", "export", "import_file", "prune", "unarchive", "vacuum"]
 
 _MEGABYTE = 1024 * 1024
 
 
-async def export(opened: Opened) -> None:
+async def export(opened: OpenStore) -> None:
     """`crow sessions export`: JSONL, which loses nothing, or Markdown, to read."""
     options = opened.options
     if bool(options.ids) == options.all:
@@ -50,12 +50,12 @@ async def export(opened: Opened) -> None:
         _say(f"Wrote {file.path} ({file.size:,} bytes).")
 
 
-async def import_file(opened: Opened) -> None:
+async def import_file(opened: OpenStore) -> None:
     """`crow sessions import`: what is here already stays as it is."""
-    from crow.store.sqlite.transfer import Defaults
+    from crow.store.sqlite.transfer import ImportDefaults
 
     settings = opened.loaded.settings
-    defaults = Defaults(model=settings.model.name or "", mode=settings.permissions.mode)
+    defaults = ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
     done = await opened.upkeep.import_file(Path(opened.options.file), defaults)
     if opened.options.json:
         return show_json({"sessions": one.sessions, "entries": one.entries, "imported": one.is_new} for one in done)
@@ -66,17 +66,17 @@ async def import_file(opened: Opened) -> None:
     return None
 
 
-async def archive(opened: Opened) -> None:
+async def archive(opened: OpenStore) -> None:
     """`crow sessions archive`."""
     await _set_archived(opened, archived=True)
 
 
-async def unarchive(opened: Opened) -> None:
+async def unarchive(opened: OpenStore) -> None:
     """`crow sessions unarchive`."""
     await _set_archived(opened, archived=False)
 
 
-async def delete(opened: Opened) -> None:
+async def delete(opened: OpenStore) -> None:
     """`crow sessions delete`: all of the named ones, or none."""
     ids = await opened.found()
     titles = {name: (await opened.store.session(name)).title for name in ids}
@@ -84,7 +84,7 @@ async def delete(opened: Opened) -> None:
     _report(opened, ({"id": name, "title": titles[name], "deleted": True} for name in ids), "deleted")
 
 
-async def prune(opened: Opened) -> None:
+async def prune(opened: OpenStore) -> None:
     """`crow sessions prune`: what was not used for long."""
     options = opened.options
     before_ms = ago_ms("--older-than", options.older_than, now=datetime.now().astimezone())
@@ -111,7 +111,7 @@ async def prune(opened: Opened) -> None:
     return None
 
 
-async def vacuum(opened: Opened) -> None:
+async def vacuum(opened: OpenStore) -> None:
     """`crow sessions vacuum`: while others go on working."""
     before = _size(opened.loaded.paths.database)
     await opened.store.tidy()
@@ -122,7 +122,7 @@ async def vacuum(opened: Opened) -> None:
         _say(f"{before / _MEGABYTE:.1f} MB before, {after / _MEGABYTE:.1f} MB now.")
 
 
-async def back_up(opened: Opened) -> None:
+async def back_up(opened: OpenStore) -> None:
     """`crow sessions backup`: into a new file."""
     done = await opened.upkeep.back_up(_backup_path(opened.options.path))
     if opened.options.json:
@@ -132,14 +132,14 @@ async def back_up(opened: Opened) -> None:
         _say(f"Wrote {done.path} ({size}); it passes the integrity check.")
 
 
-async def _set_archived(opened: Opened, *, archived: bool) -> None:
+async def _set_archived(opened: OpenStore, *, archived: bool) -> None:
     changes = SessionChanges(archived=archived)
     rows = [await opened.store.update_session(name, changes) for name in await opened.found()]
     values = ({"id": row.id, "title": row.title, "archived": row.archived} for row in rows)
     _report(opened, values, "archived" if archived else "back on the list")
 
 
-async def _markdown(opened: Opened, ids: list[str] | None) -> AsyncIterator[bytes]:
+async def _markdown(opened: OpenStore, ids: list[str] | None) -> AsyncIterator[bytes]:
     from crow.cli.transcript import Transcript
 
     if ids is None:
@@ -166,7 +166,7 @@ def _backup_path(text: str) -> Path:
     return path / f"crow-{datetime.now().astimezone():%Y%m%d-%H%M%S}.db" if path.is_dir() else path
 
 
-def _report(opened: Opened, values: Iterable[Mapping[str, object]], what: str) -> None:
+def _report(opened: OpenStore, values: Iterable[Mapping[str, object]], what: str) -> None:
     if opened.options.json:
         show_json(values)
         return
@@ -179,7 +179,7 @@ def _say(text: str) -> None:
     print(on_one_line(text))
 
 
-def _as_json(old: Old, *, is_gone: bool) -> Mapping[str, object]:
+def _as_json(old: UnusedSession, *, is_gone: bool) -> Mapping[str, object]:
     return {**asdict(old), "used": time_text(old.used_ms, "seconds"), "deleted": is_gone}
 
 

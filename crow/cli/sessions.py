@@ -18,14 +18,14 @@ from crow.domain.errors import ArgumentError
 if TYPE_CHECKING:
     from crow.settings import Loaded
     from crow.store import Scope, SessionRow
-    from crow.store.sqlite.admin import Upkeep
-    from crow.store.sqlite.search import Group, Total
+    from crow.store.sqlite.admin import SessionAdmin
+    from crow.store.sqlite.search import Group, UsageTotal
     from crow.store.sqlite.store import SqliteStore
 
 __all__ = [
     "LISTED",
     "Act",
-    "Opened",
+    "OpenStore",
     "ago_ms",
     "day_ms",
     "directory",
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 
-class Opened(NamedTuple):
+class OpenStore(NamedTuple):
     """Closed by whoever opened it."""
 
     options: argparse.Namespace
     loaded: Loaded
     store: SqliteStore
-    upkeep: Upkeep
+    upkeep: SessionAdmin
 
     @property
     def cwd(self) -> str | None:
@@ -60,7 +60,7 @@ class Opened(NamedTuple):
         return list(dict.fromkeys([await self.upkeep.find(name) for name in self.options.ids]))
 
 
-Act: TypeAlias = Callable[[Opened], Awaitable[None]]
+Act: TypeAlias = Callable[[OpenStore], Awaitable[None]]
 
 
 # FROM cli.looking: Commands on sessions that only read: list, show, search, stats.
@@ -69,7 +69,7 @@ Act: TypeAlias = Callable[[Opened], Awaitable[None]]
 LISTED = 20
 
 
-async def list_sessions(opened: Opened) -> None:
+async def list_sessions(opened: OpenStore) -> None:
     """`crow sessions`: newest first."""
     options, cwd = opened.options, opened.cwd
     if options.newest:
@@ -107,7 +107,7 @@ async def list_sessions(opened: Opened) -> None:
     return None
 
 
-async def show_session(opened: Opened) -> None:
+async def show_session(opened: OpenStore) -> None:
     """`crow sessions show`: a transcript."""
     from crow.cli.transcript import Transcript, print_markdown
 
@@ -131,7 +131,7 @@ async def show_session(opened: Opened) -> None:
             print_markdown(transcript.feed(entry))
 
 
-async def search(opened: Opened) -> None:
+async def search(opened: OpenStore) -> None:
     """`crow sessions search`: what was said."""
     options = opened.options
     if options.limit < 1:
@@ -163,7 +163,7 @@ async def search(opened: Opened) -> None:
     return None
 
 
-async def stats(opened: Opened) -> None:
+async def stats(opened: OpenStore) -> None:
     """`crow sessions stats`: tokens and cost."""
     by, scope = _groups(opened.options.by), scope_of(opened)
     rows = await opened.upkeep.totals(by, scope)
@@ -189,7 +189,7 @@ async def stats(opened: Opened) -> None:
     return None
 
 
-def scope_of(opened: Opened) -> Scope:
+def scope_of(opened: OpenStore) -> Scope:
     """What `--cwd`, `--model`, `--since` and `--until` leave."""
     from crow.store import Scope
 
@@ -202,7 +202,7 @@ def scope_of(opened: Opened) -> Scope:
     )
 
 
-async def shortener(opened: Opened) -> Callable[[str], str]:
+async def shortener(opened: OpenStore) -> Callable[[str], str]:
     """How an id is shown: to a person as much of it as names the session, to a program all of it."""
     if not in_terminal():
         return lambda name: name
@@ -221,7 +221,7 @@ def directory(cwd: str) -> str:
     return f"~{cwd[len(home) :]}" if in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/") else cwd
 
 
-async def _name_newest(opened: Opened, cwd: str | None) -> None:
+async def _name_newest(opened: OpenStore, cwd: str | None) -> None:
     from pathlib import Path
 
     directory = cwd or str(Path.cwd())
@@ -244,13 +244,13 @@ def _groups(text: str) -> tuple[Group, ...]:
     return tuple(group for group in GROUPS if group in names)
 
 
-def _numbers(total: Total) -> list[str]:
+def _numbers(total: UsageTotal) -> list[str]:
     cost = "" if total.cost is None else f"{total.cost:.4f}"
     numbers = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
     return [*(f"{number:,}" if in_terminal() else str(number) for number in numbers), cost]
 
 
-def _total_as_json(total: Total, by: Sequence[Group]) -> Mapping[str, object]:
+def _total_as_json(total: UsageTotal, by: Sequence[Group]) -> Mapping[str, object]:
     keys: dict[str, object] = {name: getattr(total, name) for name in by}
     if "session" in by:
         keys["title"] = total.title

@@ -59,7 +59,7 @@ from crow.domain.rendering import (
 from crow.domain.replay import Replay
 from crow.domain.tokens import estimate_message, estimate_tools
 
-__all__ = ["Context", "Projection", "Replay", "Rows", "Step", "for_model"]
+__all__ = ["Context", "OpenStep", "Projection", "Replay", "Rows", "for_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class Projection:
         self._context = None
         self._tools_estimate = 0
         self._call_ids: set[str] = set()
-        self._step: Step | None = None
+        self._step: OpenStep | None = None
         self._settled_rows: Rows | None = None
         self._rows = Rows(SystemMessage(text=""))
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
@@ -239,7 +239,7 @@ class Projection:
             return
         self._rows.push(message, entry.id)
         if calls:
-            self._step = Step(entry.id, calls)
+            self._step = OpenStep(entry.id, calls)
 
     def _fold_result(self, entry: Entry, body: ToolResult) -> None:
         if body.plan is not None:
@@ -358,7 +358,7 @@ class Rows:
         self.estimates.append(estimate_message(message))
 
 
-class Step:
+class OpenStep:
     """An assistant message whose results still come in, in any order."""
 
     __slots__ = ("calls", "entry", "results", "started", "words")

@@ -24,10 +24,10 @@ from crow.frontend.content import own_parts, parts_from
 from crow.frontend.frames import RequestId
 from crow.frontend.options import mode_named, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name
-from crow.frontend.server import Kit, RequestParams, Wire
+from crow.frontend.server import ClientConnection, RequestParams, ServerDependencies
 from crow.frontend.sessions import (
     NULLABLE,
-    Idle,
+    IdleTimer,
     OpenSessions,
     alias_named,
     entry_named,
@@ -224,10 +224,10 @@ class PromptRequest(BaseModel):
 class AcpAgent:
     """Serves one connection."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: ServerDependencies) -> None:
         self._kit = kit
         self._sessions = OpenSessions(kit)
-        self._idle = Idle(self._sessions.tidy)
+        self._idle = IdleTimer(self._sessions.tidy)
         self._logged_out = False
         self._answering: set[asyncio.Task[Any]] = set()
         self._unanswered: set[anyio.CancelScope] = set()
@@ -251,7 +251,7 @@ class AcpAgent:
             "_session/steering": (PromptRequest, self._steer),
         }
 
-    def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
+    def attach(self, connection: Connection, wire: ClientConnection, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
         self._sessions.attach(connection, wire, tasks)
         tasks.start_soon(self._idle.run)

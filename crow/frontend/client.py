@@ -31,9 +31,9 @@ from crow.domain.events import (
     UrlQuestion,
 )
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.server import Timeouts, Wire
+from crow.frontend.server import ClientConnection, EditorTimeouts
 from crow.frontend.tool_calls import PART_BYTES, call_fields, diff_contents, fenced, head_and_tail, text_content, weight
-from crow.frontend.updates import Live, Replayed
+from crow.frontend.updates import LiveUpdates, ReplayUpdates
 
 if TYPE_CHECKING:
     from crow.agent import PermissionQuestion
@@ -58,18 +58,18 @@ class SessionClient:
         self,
         session_id: str,
         connection: Connection,
-        wire: Wire,
+        wire: ClientConnection,
         caps: ClientCapabilities,
         cwd: str,
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
-        timeouts: Timeouts,
+        timeouts: EditorTimeouts,
     ) -> None:
         self._session_id = session_id
         self._connection = connection
         self._wire = wire
         self._caps = caps
-        self._live = Live(caps, cwd=cwd)
+        self._live = LiveUpdates(caps, cwd=cwd)
         self._options = options
         self._commands = commands
         self._user_s = timeouts.user_s
@@ -104,7 +104,7 @@ class SessionClient:
         """Tell a stored history. Where a turn `goes_on` its events wait meanwhile; then what it has shown so far of its
         answer and its open calls is told again, and the rest comes live."""
         async with self._gate:
-            replay, replayed = Replay(), Replayed(self._caps)
+            replay, replayed = Replay(), ReplayUpdates(self._caps)
             ended: set[CallRef] = set()
             message_id = ""
 

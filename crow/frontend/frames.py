@@ -18,7 +18,7 @@ __all__ = [
     "INVALID_REQUEST",
     "MAX_DEPTH",
     "MAX_LINE_BYTES",
-    "Fault",
+    "FrameError",
     "LineSplitter",
     "Message",
     "Oversized",
@@ -48,7 +48,7 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class FrameError:
     """A line that is no message: the JSON-RPC error to answer it with. `id` is None where it cannot be known."""
 
     code: int
@@ -68,13 +68,13 @@ class Oversized:
     size: int
     limit: int
 
-    def fault(self) -> Fault:
+    def fault(self) -> FrameError:
         """Its answer."""
         words = (
             f"The line is {self.size} bytes long; crow reads at most {self.limit} bytes ({_mebibytes(self.limit)}) "
             "in one message. Send less at once, or name large files by resource_link."
         )
-        return Fault(code=INVALID_REQUEST, words=words)
+        return FrameError(code=INVALID_REQUEST, words=words)
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class LineSplitter:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse(line: bytes) -> Message | Fault | None:
+def parse(line: bytes) -> Message | FrameError | None:
     """A message fit for the connection, the fault to answer, or None for what needs neither."""
     line = line.strip().removeprefix(_BOM).strip()
     if not line:
@@ -125,22 +125,24 @@ def parse(line: bytes) -> Message | Fault | None:
     try:
         value = _decode(line)
     except UnicodeDecodeError as error:
-        return Fault(code=PARSE_ERROR, words=f"The line is not UTF-8 (byte {error.start}): {error.reason}.")
+        return FrameError(code=PARSE_ERROR, words=f"The line is not UTF-8 (byte {error.start}): {error.reason}.")
     except RecursionError:
-        return Fault(code=PARSE_ERROR, words=f"The line nests deeper than {MAX_DEPTH} levels.")
+        return FrameError(code=PARSE_ERROR, words=f"The line nests deeper than {MAX_DEPTH} levels.")
     except json.JSONDecodeError as error:
-        return Fault(code=PARSE_ERROR, words=f"The line is not JSON: {error.msg} at character {error.pos}.")
+        return FrameError(code=PARSE_ERROR, words=f"The line is not JSON: {error.msg} at character {error.pos}.")
     except ValueError:
         # Python refuses to read whole numbers of thousands of digits, and names its own setting for that.
-        return Fault(code=PARSE_ERROR, words="The line holds a number that is too long.")
+        return FrameError(code=PARSE_ERROR, words="The line holds a number that is too long.")
     match value:
         case dict():
             return _message(value)
         case list():
-            return Fault(code=INVALID_REQUEST, words="Batches are no part of ACP; send one object per line.")
+            return FrameError(code=INVALID_REQUEST, words="Batches are no part of ACP; send one object per line.")
         case _:
             name = "null" if value is None else type(value).__name__
-            return Fault(code=INVALID_REQUEST, words=f"A message is a JSON object, not {_JSON_NAMES.get(name, name)}.")
+            return FrameError(
+                code=INVALID_REQUEST, words=f"A message is a JSON object, not {_JSON_NAMES.get(name, name)}."
+            )
 
 
 def encode(message: Message) -> bytes:
@@ -214,7 +216,7 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def _message(value: Message) -> Message | Fault | None:
+def _message(value: Message) -> Message | FrameError | None:
     method = value.get("method")
     if method is None and ("result" in value or "error" in value or ("id" in value and "method" not in value)):
         return _response(value)
@@ -223,30 +225,30 @@ def _message(value: Message) -> Message | Fault | None:
     request_id = given if usable else None
     if "id" in value and not usable:
         words = f"A request's id is a whole number or a short string, not {_shown(given)}."
-        return Fault(code=INVALID_REQUEST, words=words)
+        return FrameError(code=INVALID_REQUEST, words=words)
     if not isinstance(method, str):
         words = f"method is {_shown(method)}; expected a string." if "method" in value else "The object has no method."
-        return Fault(code=INVALID_REQUEST, words=words, id=request_id)
+        return FrameError(code=INVALID_REQUEST, words=words, id=request_id)
     if value.get("jsonrpc") != "2.0":
         words = f'jsonrpc is {_shown(value.get("jsonrpc"))}; expected "2.0".'
-        return Fault(code=INVALID_REQUEST, words=words, id=request_id)
+        return FrameError(code=INVALID_REQUEST, words=words, id=request_id)
     params = value.get("params")
     if params is not None and not isinstance(params, dict):
         if "id" not in value:
             return None  # a notification is never answered
-        return Fault(code=INVALID_PARAMS, words=f"params is {_shown(params)}; expected an object.", id=request_id)
+        return FrameError(code=INVALID_PARAMS, words=f"params is {_shown(params)}; expected an object.", id=request_id)
     message: Message = {"jsonrpc": "2.0", "method": method, "params": {} if params is None else params}
     if "id" in value:
         message["id"] = request_id
     return message
 
 
-def _response(value: Message) -> Message | Fault | None:
+def _response(value: Message) -> Message | FrameError | None:
     given = value.get("id")
     if given is None and len(value.keys() & {"result", "error"}) > 0:
         return None  # it answers a line of ours that the client could not take; there is nobody to tell
     if given is None or not _is_id(given):
-        return Fault(code=INVALID_REQUEST, words=f"A response's id is a number or a string, not {_shown(given)}.")
+        return FrameError(code=INVALID_REQUEST, words=f"A response's id is a number or a string, not {_shown(given)}.")
     error = value.get("error")
     if error is None:
         answer: Message = {"jsonrpc": "2.0", "id": given}

@@ -19,14 +19,23 @@ import anyio.abc
 from acp import RequestError
 from acp.connection import Connection
 
-from crow.frontend.frames import INVALID_REQUEST, Fault, Message, RequestId
+from crow.frontend.frames import INVALID_REQUEST, FrameError, Message, RequestId
 from crow.store import Store
 
 if TYPE_CHECKING:
     from crow.agent import Adapters
     from crow.tools import McpServer, Workspace
 
-__all__ = ["Ask", "Handler", "Kit", "RequestParams", "Timeouts", "Wire", "refusal_words", "serve"]
+__all__ = [
+    "Ask",
+    "ClientConnection",
+    "EditorTimeouts",
+    "Handler",
+    "RequestParams",
+    "ServerDependencies",
+    "refusal_words",
+    "serve",
+]
 
 CLOSE_S = 0.8
 
@@ -50,7 +59,7 @@ class RequestParams(dict[str, Any]):
         self.request_id = request_id
 
 
-class Wire:
+class ClientConnection:
     """The transport as the connection and the method table share it: it knows which requests are open, and when a
     response has left.
 
@@ -87,7 +96,7 @@ class Wire:
                 self._open.add(request_id)
                 return message | {"params": RequestParams(message["params"], request_id)}
             words = "The request's id is that of another request, which is not answered yet; give each its own."
-            await self._transport.send(Fault(code=INVALID_REQUEST, words=words).response())
+            await self._transport.send(FrameError(code=INVALID_REQUEST, words=words).response())
 
     async def send(self, message: Message) -> None:
         """See the SDK's `Transport`."""
@@ -113,7 +122,7 @@ class Handler(Protocol):
         """Answer one request, or act on one notification. :raises RequestError:"""
         ...
 
-    def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
+    def attach(self, connection: Connection, wire: ClientConnection, tasks: anyio.abc.TaskGroup) -> None:
         """Called once before the first message."""
         ...
 
@@ -124,7 +133,7 @@ class Handler(Protocol):
 
 async def serve(transport: Transport, handler: Handler, started: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Serve until stdin ends or a signal asks to stop. `started` runs beside it and may take its time."""
-    wire = Wire(transport)
+    wire = ClientConnection(transport)
     connection = Connection(handler.handle, wire, listening=False)
     loop = asyncio.get_running_loop()
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
@@ -148,7 +157,7 @@ async def serve(transport: Transport, handler: Handler, started: Callable[[], Co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
+class ServerDependencies:
     """`open_store` raises StoreError; `check` raises AuthError or ConfigError when no prompt could be answered, and
     costs nothing. `renewed` gives another of these when the user has changed their settings since, None when they have
     not, and costs hardly more. `models` are the names offered, `model` is the default, empty if none is set;
@@ -168,13 +177,13 @@ class Kit:
     warm_up: Callable[[], Awaitable[None]]
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
-    renewed: Callable[[], Kit | None]
+    renewed: Callable[[], ServerDependencies | None]
     models: Sequence[str]
     model: str
     mode: str
     auto_compact: bool
     editor_terminals: bool
-    timeouts: Timeouts
+    timeouts: EditorTimeouts
     log_hint: str
     hidden_variables: Callable[[], Sequence[str]] = tuple
     servers: Sequence[McpServer] = ()
@@ -189,7 +198,7 @@ Ask: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class EditorTimeouts:
     """How long an answer may take, in seconds: `editor_s` one of the editor itself, about a file or a terminal;
     `user_s` one that a person gives: nobody waits for ever, and a lunch break is no answer."""
 

@@ -32,7 +32,7 @@ from crow.domain.messages import JsonObject
 from crow.frontend.client import SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, mcp_servers_from
-from crow.frontend.server import Kit
+from crow.frontend.server import ServerDependencies
 from crow.frontend.updates import usage
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
@@ -40,15 +40,15 @@ from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 if TYPE_CHECKING:
     from crow.agent import Adapters
     from crow.agent.templates import Template
-    from crow.frontend.server import Wire
+    from crow.frontend.server import ClientConnection
     from crow.tools import McpServer, ServerPrompt
 
 __all__ = [
     "NULLABLE",
-    "Idle",
+    "IdleTimer",
+    "OpenRequest",
+    "OpenSession",
     "OpenSessions",
-    "Opened",
-    "Opening",
     "alias_named",
     "entry_named",
     "opening_from",
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenSession:
     """A session that is open in this process, and the editor as it sees it."""
 
     session: Session
@@ -72,18 +72,18 @@ class OpenSessions:
     """`caps` are the client's, `models` the names offered; both may change while sessions are open, as may the user's
     settings: sessions that are opened later have those of then."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: ServerDependencies) -> None:
         self.caps = ClientCapabilities()
         self.models: tuple[str, ...] = tuple(kit.models)
         self._kit = kit
-        self._open: dict[str, Opened] = {}
+        self._open: dict[str, OpenSession] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
         self._is_warm = False
 
-    def attach(self, connection: Connection, wire: Wire, tasks: anyio.abc.TaskGroup) -> None:
+    def attach(self, connection: Connection, wire: ClientConnection, tasks: anyio.abc.TaskGroup) -> None:
         """See :class:`crow.frontend.server.Handler`."""
         self._connection, self._wire, self._tasks = connection, wire, tasks
 
@@ -95,7 +95,7 @@ class OpenSessions:
                 self._adapters = self._kit.adapters(self._store)
             return self._store
 
-    def find(self, session_id: object) -> Opened | None:
+    def find(self, session_id: object) -> OpenSession | None:
         """The open session of this id."""
         return self._open.get(session_id) if isinstance(session_id, str) else None
 
@@ -113,7 +113,7 @@ class OpenSessions:
         async with self._lock(session_id):
             yield self.named(session_id)
 
-    async def create(self, opening: Opening, *, alias: str | None = None) -> Opened:
+    async def create(self, opening: OpenRequest, *, alias: str | None = None) -> OpenSession:
         """A session that is new. :raises ArgumentError: the alias is taken."""
         store = await self.store()
         row = await store.create_session(
@@ -129,7 +129,7 @@ class OpenSessions:
         )
         return self._start(Tail(row=row, entries=()), opening)
 
-    async def aliased(self, alias: str, opening: Opening) -> Opened:
+    async def aliased(self, alias: str, opening: OpenRequest) -> OpenSession:
         """The session that has the alias, made if there is none."""
         store = await self.store()
         row = await store.named(alias)
@@ -143,7 +143,7 @@ class OpenSessions:
         async with self.reopened(row.id, opening) as opened:
             return opened
 
-    async def fork(self, session_id: str, opening: Opening, *, entry: int | None) -> Opened:
+    async def fork(self, session_id: str, opening: OpenRequest, *, entry: int | None) -> OpenSession:
         """A new session that goes on from another's entry (None: from where that stands)."""
         store = await self.store()
         async with self._lock(session_id):
@@ -157,7 +157,7 @@ class OpenSessions:
         return self._start(await store.open_session(row.id), opening)
 
     @asynccontextmanager
-    async def reopened(self, session_id: str, opening: Opening) -> AsyncIterator[Opened]:
+    async def reopened(self, session_id: str, opening: OpenRequest) -> AsyncIterator[OpenSession]:
         """Open a stored session here; one that is open here already and idle is opened anew, a busy one stays, and so
         does one whose last answer only memory has. When the block fails, what was not open before is closed again."""
         store = await self.store()
@@ -184,7 +184,7 @@ class OpenSessions:
                     opened.client.open()
                 raise
 
-    def _note_where_it_runs(self, live: Opened, opening: Opening) -> None:
+    def _note_where_it_runs(self, live: OpenSession, opening: OpenRequest) -> None:
         """Say, behind the response, that a running session cannot be taken to another directory."""
         cwd = live.session.branch.row.cwd
         if opening.cwd != cwd and live.session.busy:
@@ -213,7 +213,7 @@ class OpenSessions:
                 await self._end(self._open[session_id])
             await store.delete_session(session_id)
 
-    async def _end(self, opened: Opened) -> None:
+    async def _end(self, opened: OpenSession) -> None:
         """Close a session; from then on its client hears no more of it."""
         session = opened.session
         await session.close()
@@ -266,7 +266,7 @@ class OpenSessions:
             for opened in tuple(self._open.values()):
                 self._tasks.start_soon(opened.client.publish, OptionsChanged())
 
-    def introduce(self, opened: Opened) -> None:
+    def introduce(self, opened: OpenSession) -> None:
         """After the response of the running request has left: the client knows the session, so let updates pass, and
         first what it needs to draw: commands, usage, title."""
 
@@ -290,7 +290,7 @@ class OpenSessions:
             booleans=self.caps.boolean_options,
         )
 
-    async def _introduce(self, opened: Opened) -> None:
+    async def _introduce(self, opened: OpenSession) -> None:
         client, session = opened.client, opened.session
         commands = self._commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
@@ -318,7 +318,7 @@ class OpenSessions:
             lock = self._locks[session_id] = asyncio.Lock()
         return lock
 
-    async def _opened_row(self, store: Store, row: SessionRow, opening: Opening) -> SessionRow:
+    async def _opened_row(self, store: Store, row: SessionRow, opening: OpenRequest) -> SessionRow:
         """The row with what `opening` asks for; only in memory where nothing can be stored."""
         model = opening.model or row.model or self._kit.model
         if (row.cwd, row.additional_directories, row.model) == (opening.cwd, opening.directories, model):
@@ -330,7 +330,7 @@ class OpenSessions:
             logger.warning("Session %s is opened in %s for this time only: %s", row.id, opening.cwd, error)
             return replace(row, cwd=opening.cwd, additional_directories=opening.directories, model=model)
 
-    def _start(self, tail: Tail, opening: Opening) -> Opened:
+    def _start(self, tail: Tail, opening: OpenRequest) -> OpenSession:
         assert self._adapters is not None, "the store is open"
         row = tail.row
         client = SessionClient(
@@ -358,12 +358,12 @@ class OpenSessions:
             )
         servers = with_users_own(self._kit.servers, opening.servers)
         session = Session(self._adapters, client, workspace, servers, tail)
-        opened = Opened(session=session, client=client)
+        opened = OpenSession(session=session, client=client)
         self._open[row.id] = opened
         self._tasks.start_soon(self._host, opened)
         return opened
 
-    async def _host(self, opened: Opened) -> None:
+    async def _host(self, opened: OpenSession) -> None:
         try:
             await opened.session.run()
         except Exception:
@@ -402,7 +402,7 @@ MODEL_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class OpenRequest:
     """`model` None: as configured. `config` is what the session keeps of `_meta`."""
 
     cwd: str
@@ -412,7 +412,7 @@ class Opening:
     config: JsonObject = field(default_factory=dict)
 
 
-def opening_from(params: Mapping[str, Any]) -> Opening:
+def opening_from(params: Mapping[str, Any]) -> OpenRequest:
     """The opening that `params` of session/new, load or resume ask for.
 
     :raises ArgumentError: a directory, a server or a value of `_meta` that cannot be used.
@@ -422,7 +422,7 @@ def opening_from(params: Mapping[str, Any]) -> Opening:
         raise ArgumentError(f"additionalDirectories: expected a list of at most {MOST_DIRECTORIES} absolute paths.")
     meta = _object(params, "_meta")
     options = _object(_object(meta, "claudeCode"), "options")
-    return Opening(
+    return OpenRequest(
         cwd=existing_directory("cwd", params["cwd"]),
         directories=tuple(existing_directory("additionalDirectories", path) for path in given),
         servers=mcp_servers_from(params.get("mcpServers")),
@@ -564,7 +564,7 @@ AFTER_S = 3.0
 """A user who reads an answer needs longer than this; one who types ahead is not disturbed."""
 
 
-class Idle:
+class IdleTimer:
     """Calls `tidy` when no turn has run for `after_s`. `run` is its task."""
 
     def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = AFTER_S) -> None:

@@ -28,8 +28,8 @@ __all__ = [
     "PART_BYTES",
     "PIECE_BYTES",
     "TEXT_BYTES",
+    "DiffHunk",
     "Fields",
-    "Region",
     "announcement_of",
     "bounded",
     "call_fields",
@@ -266,7 +266,7 @@ _CONTEXT_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class DiffHunk:
     """A changed stretch of a file with its surroundings: first lines (from 1) and texts, before and after."""
 
     old_line: int
@@ -313,7 +313,7 @@ def bounded(value: object, limit: int) -> object:
     return value if _fits(value, limit) else {"note": "too large to show here"}
 
 
-def changed_regions(old: str, new: str) -> tuple[Region, ...]:
+def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
     """Where `new` differs from `old`, each with three lines around it; linear in their length."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     spans: list[tuple[int, int, int, int]] = []
@@ -326,7 +326,7 @@ def changed_regions(old: str, new: str) -> tuple[Region, ...]:
             spans.pop()
         spans.append(span)
     return tuple(
-        Region(
+        DiffHunk(
             old_line=start + 1,
             new_line=new_start + 1,
             old_text="".join(before[start:end]),

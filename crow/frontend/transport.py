@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from crow.domain.errors import EditorError
-from crow.frontend.frames import MAX_LINE_BYTES, Fault, LineSplitter, Message, Oversized, encode, parse
+from crow.frontend.frames import MAX_LINE_BYTES, FrameError, LineSplitter, Message, Oversized, encode, parse
 
 __all__ = ["MOST_WAITING_BYTES", "Observer", "Sink", "Source", "StdioTransport", "claim_stdio", "source_of"]
 
@@ -490,12 +490,12 @@ class StdioTransport:
         message = parse(line)
         if isinstance(message, dict) and "method" not in message:
             message = self._expected(message)
-        if isinstance(message, Fault):
+        if isinstance(message, FrameError):
             self._write(message.response())
             return None
         return message
 
-    def _expected(self, response: Message) -> Message | Fault | None:
+    def _expected(self, response: Message) -> Message | FrameError | None:
         """The response under the id that was asked; some clients send numbers back as strings."""
         given = response["id"]
         for asked in (given, int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given):
@@ -504,7 +504,7 @@ class StdioTransport:
                 return response | {"id": asked}
         if "result" in response or "error" in response:
             return None
-        return Fault(code=-32600, words="The object has no method.", id=given)
+        return FrameError(code=-32600, words="The object has no method.", id=given)
 
 
 def _line(message: Message) -> bytes:
@@ -515,4 +515,4 @@ def _line(message: Message) -> bytes:
             raise
         # A request is always answered, even where our answer has a fault.
         log.exception("The response to request %r has no JSON", message["id"])
-        return encode(Fault(code=-32603, words="Internal error: see crow's log.", id=message["id"]).response())
+        return encode(FrameError(code=-32603, words="Internal error: see crow's log.", id=message["id"]).response())

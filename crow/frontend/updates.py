@@ -70,8 +70,8 @@ from crow.frontend.tool_calls import (
 )
 
 __all__ = [
-    "Live",
-    "Replayed",
+    "LiveUpdates",
+    "ReplayUpdates",
     "Update",
     "agent_text",
     "agent_thought",
@@ -114,7 +114,7 @@ class _Streamed:
     thought: list[str] = field(default_factory=list)
 
 
-class Live:
+class LiveUpdates:
     """A running session towards one client. `cwd` is told to terminals; `new_id` names messages that are not stored."""
 
     def __init__(
@@ -453,7 +453,7 @@ def mask_id(entry: Entry) -> str:
 # with its final status, and nothing that was passing. Sends nothing.
 
 
-class Replayed:
+class ReplayUpdates:
     """A stored history towards one client: give it every event of :class:`crow.domain.replay.Replay` in order.
 
     A call becomes one update with its final status: its announcement waits here for the result or the end that follows.

@@ -24,7 +24,7 @@ from crow.frontend.tool_calls import PART_BYTES, weight
 
 if TYPE_CHECKING:
     from crow.frontend.params import ClientCapabilities
-    from crow.tools import Command, FileStat, OnOutput, Protection, Workspace
+    from crow.tools import BackgroundCommand, FileStat, OnOutput, Protection, Workspace
 
 __all__ = ["EditorWorkspace"]
 
@@ -148,7 +148,7 @@ class EditorWorkspace:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
 
-    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Command:
+    async def spawn(self, command: str, on_output: Callable[[str], None]) -> BackgroundCommand:
         """See :class:`crow.tools.Workspace`."""
         return await self._disk.spawn(command, on_output)
 

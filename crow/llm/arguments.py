@@ -15,7 +15,7 @@ from itertools import pairwise
 from crow.domain.messages import JsonObject
 from crow.llm.surrogates import mended
 
-__all__ = ["Fault", "begins_object", "fits", "is_whole", "json_text", "read_arguments"]
+__all__ = ["InvalidArguments", "begins_object", "fits", "is_whole", "json_text", "read_arguments"]
 
 # Control characters inside strings are common and have one meaning.
 _DECODER = json.JSONDecoder(strict=False)
@@ -31,7 +31,7 @@ _MOST_LAYERS = 3
 _MOST_COMMAS = 20
 
 
-class Fault(ValueError):
+class InvalidArguments(ValueError):
     """Why arguments cannot be used, in words for the model."""
 
 
@@ -45,7 +45,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
         return [{}]
     try:
         objects = _objects_in(text)
-    except Fault:
+    except InvalidArguments:
         newest = _last_snapshot(pieces)
         if newest is None:
             raise
@@ -56,7 +56,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
     if len(objects) > 1 and all(each == objects[0] for each in objects):
         objects = objects[:1]
     if len(objects) > 1 and not all(fits(each, schema) for each in objects):
-        raise Fault(f"the arguments hold {len(objects)} objects, run together; send one object per call")
+        raise InvalidArguments(f"the arguments hold {len(objects)} objects, run together; send one object per call")
     return [_decoded_members(_unwrapped(each, schema), schema) for each in objects]
 
 
@@ -65,9 +65,9 @@ def json_text(arguments: Mapping[str, object]) -> str:
     try:
         return mended(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
     except ValueError:
-        raise Fault("the arguments hold NaN or an infinite number, which JSON does not have") from None
+        raise InvalidArguments("the arguments hold NaN or an infinite number, which JSON does not have") from None
     except RecursionError:
-        raise Fault("the arguments are nested too deeply") from None
+        raise InvalidArguments("the arguments are nested too deeply") from None
 
 
 def begins_object(text: str) -> bool:
@@ -100,8 +100,8 @@ def _objects_in(text: str) -> list[dict[str, object]]:
     try:
         return [_object(_DECODER.decode(text))]
     except RecursionError:
-        raise Fault("the arguments are nested too deeply") from None
-    except Fault:
+        raise InvalidArguments("the arguments are nested too deeply") from None
+    except InvalidArguments:
         raise
     except ValueError as error:
         broken = error
@@ -113,11 +113,11 @@ def _objects_in(text: str) -> list[dict[str, object]]:
         try:
             value, at = _DECODER.raw_decode(text, at)
         except RecursionError:
-            raise Fault("the arguments are nested too deeply") from None
+            raise InvalidArguments("the arguments are nested too deeply") from None
         except json.JSONDecodeError as error:
             comma = _last_comma(text, error.pos) if commas < _MOST_COMMAS else None
             if comma is None:
-                raise Fault(_why(error, text)) from None
+                raise InvalidArguments(_why(error, text)) from None
             text = text[:comma] + text[comma + 1 :]
             commas += 1
             continue
@@ -125,9 +125,9 @@ def _objects_in(text: str) -> list[dict[str, object]]:
         while at < len(text) and text[at].isspace():
             at += 1
     if not objects:
-        raise Fault(_why(broken, text))
+        raise InvalidArguments(_why(broken, text))
     if not _TRAILING.match(text, at):
-        raise Fault("the arguments go on after their object; send one JSON object and nothing else")
+        raise InvalidArguments("the arguments go on after their object; send one JSON object and nothing else")
     return objects
 
 
@@ -147,12 +147,12 @@ def _object(value: object) -> dict[str, object]:
         try:
             value = _DECODER.decode(value)
         except (ValueError, RecursionError):
-            raise Fault("the arguments are a text; send a JSON object") from None
+            raise InvalidArguments("the arguments are a text; send a JSON object") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else "a single value"
-        raise Fault(f"the arguments are {kind}; send a JSON object")
+        raise InvalidArguments(f"the arguments are {kind}; send a JSON object")
     return value
 
 

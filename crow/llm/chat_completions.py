@@ -43,10 +43,10 @@ from crow.domain.messages import Answer
 from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.dialect import most_output_tokens, refused_part
 from crow.llm.encode import Encoder
-from crow.llm.endpoint import Endpoint, Timeouts, is_local
-from crow.llm.errors import Complaint, Origin, complaint_of_response, failure, retry_after_s
+from crow.llm.endpoint import Endpoint, EndpointTimeouts, is_local
+from crow.llm.errors import ErrorBody, Origin, complaint_of_response, failure, retry_after_s
 from crow.llm.models import Learned, Offered, read_listing
-from crow.llm.stream import MOST_ADAPTATIONS, Exchange, Pace, Response
+from crow.llm.stream import MOST_ADAPTATIONS, ChatStream, Response, RetryTiming
 
 __all__ = ["ChatCompletions"]
 
@@ -86,7 +86,7 @@ class _Client:
 class _Refused(Exception):
     """An HTTP error status, not yet judged."""
 
-    def __init__(self, complaint: Complaint, *, wait_s: float | None) -> None:
+    def __init__(self, complaint: ErrorBody, *, wait_s: float | None) -> None:
         super().__init__(complaint.message)
         self.complaint = complaint
         self.wait_s = wait_s
@@ -104,10 +104,10 @@ class ChatCompletions:
         *,
         memory: EndpointMemory | None = None,
         learned: Mapping[str, object] | None = None,
-        pace: Pace | None = None,
+        pace: RetryTiming | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._pace = pace or Pace()
+        self._pace = pace or RetryTiming()
         self._learned = Learned(endpoint, memory, learned)
         self._looking: asyncio.Task[None] | None = None
         self._encoders: OrderedDict[str, Encoder] = OrderedDict()
@@ -128,7 +128,7 @@ class ChatCompletions:
         return Origin(endpoint=shown, model=self._endpoint.model)
 
     @property
-    def timeouts(self) -> Timeouts:
+    def timeouts(self) -> EndpointTimeouts:
         """As configured."""
         return self._endpoint.timeouts
 
@@ -136,9 +136,9 @@ class ChatCompletions:
         """Whether a request can be made at all; see :meth:`crow.llm.Model.check`."""
         self._endpoint.check()
 
-    def stream(self, request: Request) -> Exchange:
+    def stream(self, request: Request) -> ChatStream:
         """Send `request` when entered and read; leaving the block closes the connection."""
-        return Exchange(self, request, pace=self._pace)
+        return ChatStream(self, request, pace=self._pace)
 
     async def close(self) -> None:
         """Close connections. Bounded; safe to call twice."""
@@ -199,7 +199,7 @@ class ChatCompletions:
                     raise await self._judged(refused) from None
         raise ProtocolError(f"{self.origin.endpoint} refused {MOST_ADAPTATIONS} forms of the request, one by one.")
 
-    async def adapted(self, request: Request, complaint: Complaint) -> bool:
+    async def adapted(self, request: Request, complaint: ErrorBody) -> bool:
         """Whether the next request will differ in what was refused."""
         error = failure(complaint, self.origin)
         if isinstance(error, (AuthError, QuotaExceeded, RateLimited)):

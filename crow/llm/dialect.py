@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from crow.llm.endpoint import Endpoint, Thinking
-from crow.llm.errors import Complaint
+from crow.llm.errors import ErrorBody
 
 __all__ = ["Dialect", "dialect_of", "most_output_tokens", "refused_part"]
 
@@ -180,7 +180,7 @@ _MOST_OUTPUT = re.compile(
 )
 
 
-def refused_part(complaint: Complaint, dialect: Dialect) -> str | None:
+def refused_part(complaint: ErrorBody, dialect: Dialect) -> str | None:
     """The part of the request that the endpoint refused, if leaving it out would change the next request. A complaint
     within a successful response may have no status."""
     if complaint.status not in {None, 400, 404, 415, 422, 500, 501}:
@@ -191,7 +191,7 @@ def refused_part(complaint: Complaint, dialect: Dialect) -> str | None:
     return None
 
 
-def most_output_tokens(complaint: Complaint) -> int | None:
+def most_output_tokens(complaint: ErrorBody) -> int | None:
     """The largest output limit that the endpoint takes, if it refused ours and said so."""
     match = _MOST_OUTPUT.search(complaint.searched) if complaint.status in {None, 400, 422} else None
     if match is None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from crow.domain.errors import AuthError, ConfigError
 from crow.llm import ModelInfo, ThoughtLevel
 
-__all__ = ["Endpoint", "Thinking", "Timeouts", "is_local"]
+__all__ = ["Endpoint", "EndpointTimeouts", "Thinking", "is_local"]
 
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
 """Where an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type` (with an effort beside
@@ -19,7 +19,7 @@ it, or without), `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class EndpointTimeouts:
     """Seconds. `first_byte_s`: until the first event, since a local model may read its prompt for minutes; `idle_s`:
     between two pieces after it; `grace_s`: for usage and `[DONE]` once the finish reason has come."""
 
@@ -50,7 +50,7 @@ class Endpoint:
     input_price: float | None = None
     cached_price: float | None = None
     output_price: float | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
     thought_level: ThoughtLevel | None = None
     thinking: Thinking = "effort"

@@ -1,6 +1,6 @@
 """What an endpoint complains of, turned into one of crow's errors.
 
-Strategy: first find the words, wherever a body or an event carries them (`Complaint`); then decide by status, code and
+Strategy: first find the words, wherever a body or an event carries them (`ErrorBody`); then decide by status, code and
 wording what kind of failure they are, throttling before overflow, since both speak of tokens. The provider's own words
 stay in the message. Pure: knows neither HTTP client nor stream, and never sees a key.
 """
@@ -31,7 +31,7 @@ from crow.domain.errors import (
 )
 
 __all__ = [
-    "Complaint",
+    "ErrorBody",
     "Origin",
     "complaint_in",
     "complaint_of_response",
@@ -113,7 +113,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint:
+class ErrorBody:
     """An endpoint's words. `everything` is the whole body or event: the telling part may hide in nested metadata."""
 
     message: str = ""
@@ -127,7 +127,7 @@ class Complaint:
         return f"{self.code} {self.message} {self.everything}"[:_SEARCHED_CHARS]
 
 
-def complaint_in(body: object) -> Complaint | None:
+def complaint_in(body: object) -> ErrorBody | None:
     """The error that a parsed event or body of a *successful* response carries, in any known shape, or None."""
     if isinstance(body, list):
         return next((found for item in body if (found := complaint_in(item)) is not None), None)
@@ -152,7 +152,7 @@ def complaint_in(body: object) -> Complaint | None:
     return _complaint(body, body) if is_error or (says_why and is_marked) else None
 
 
-def complaint_of_response(status: int, content: bytes) -> Complaint:
+def complaint_of_response(status: int, content: bytes) -> ErrorBody:
     """The words of an HTTP error; HTML is its title, never the page."""
     text = content.decode("utf-8", "replace").strip()
     try:
@@ -160,17 +160,17 @@ def complaint_of_response(status: int, content: bytes) -> Complaint:
     except (ValueError, RecursionError):
         title = page_title(text)
         message = title if title is not None else text[:_SHOWN_CHARS]
-        return Complaint(message=message, status=status, everything=text[:_SEARCHED_CHARS] if title is None else title)
+        return ErrorBody(message=message, status=status, everything=text[:_SEARCHED_CHARS] if title is None else title)
     found = complaint_in(body)
     if found is None and isinstance(body, (Mapping, str)) and body:
         found = _complaint(body, body)
     if found is None:
-        return Complaint(status=status, everything=text[:_SEARCHED_CHARS])
+        return ErrorBody(status=status, everything=text[:_SEARCHED_CHARS])
     # The status line is what the server means; a code in the body may be the status of somebody behind it.
     return replace(found, status=status)
 
 
-def failure(complaint: Complaint, origin: Origin, *, wait_s: float | None = None) -> ModelError:
+def failure(complaint: ErrorBody, origin: Origin, *, wait_s: float | None = None) -> ModelError:
     """The error to raise. `wait_s`: seconds the endpoint asked to wait, if it did."""
     words, status, searched = _words(complaint), complaint.status, complaint.searched
     who = origin.endpoint
@@ -203,7 +203,7 @@ def page_title(text: str) -> str | None:
     return title[:200] or "an HTML page without a title"
 
 
-def _other(complaint: Complaint, origin: Origin, *, words: str, wait_s: float | None) -> ModelError:
+def _other(complaint: ErrorBody, origin: Origin, *, words: str, wait_s: float | None) -> ModelError:
     status, searched, who = complaint.status, complaint.searched, origin.endpoint
     is_refusal = status is None or status < 500
     if is_refusal and _FILTERED.search(searched) and status not in {401, 404}:
@@ -238,7 +238,7 @@ def _is_bad(code: object) -> bool:
     return bool(code) and not (isinstance(code, int) and 200 <= code < 300)
 
 
-def _complaint_in_choice(body: Mapping[str, object]) -> Complaint | None:
+def _complaint_in_choice(body: Mapping[str, object]) -> ErrorBody | None:
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping) or not choice.get("error"):
@@ -246,17 +246,17 @@ def _complaint_in_choice(body: Mapping[str, object]) -> Complaint | None:
     return _complaint(choice["error"], body)
 
 
-def _complaint(error: object, body: object) -> Complaint:
+def _complaint(error: object, body: object) -> ErrorBody:
     everything = json.dumps(_without_echo(body), ensure_ascii=False, default=str)[:_SEARCHED_CHARS]
     if not isinstance(error, Mapping):
         outer = body if isinstance(body, Mapping) else {}
         code, status = _code_of(outer)
         message = error if isinstance(error, str) else _message_of(outer)
         message = message[:_SEARCHED_CHARS] or str(error)[:_SHOWN_CHARS]
-        return Complaint(message=message, code=code, status=status, everything=everything)
+        return ErrorBody(message=message, code=code, status=status, everything=everything)
     code, status = _code_of(error)
     message = _message_of(error)[:_SEARCHED_CHARS]
-    return Complaint(message=message, code=code, status=status, everything=everything)
+    return ErrorBody(message=message, code=code, status=status, everything=everything)
 
 
 def _without_echo(value: object, depth: int = 0) -> object:
@@ -311,7 +311,7 @@ def _code_of(error: Mapping[str, object]) -> tuple[str, int | None]:
     return " ".join(words), status
 
 
-def _words(complaint: Complaint) -> str:
+def _words(complaint: ErrorBody) -> str:
     """What to show: the endpoint's words, its code if that says more, and the status."""
     message = " ".join(complaint.message.split())[:_SHOWN_CHARS].rstrip(" .")
     facts = [f"HTTP {complaint.status}"] if complaint.status is not None else []

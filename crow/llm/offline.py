@@ -30,7 +30,7 @@ from crow.domain.messages import (
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
-__all__ = ["OfflineModel", "Reply", "is_summary_wanted", "recap", "reply_to", "summary"]
+__all__ = ["OfflineModel", "OfflineReply", "is_summary_wanted", "recap", "reply_to", "summary"]
 
 _WINDOW = 32_768
 _PIECE = re.compile(r"\s*\S+\s?|\s+")
@@ -133,7 +133,7 @@ class OfflineStream:
         self._answer = _answer(request, reply, "".join(self._text), is_cut=is_cut)
 
 
-def _answer(request: Request, reply: Reply, text: str, *, is_cut: bool) -> Answer:
+def _answer(request: Request, reply: OfflineReply, text: str, *, is_cut: bool) -> Answer:
     calls: tuple[ToolCall, ...] = ()
     if reply.call is not None and not is_cut:
         name, arguments = reply.call
@@ -169,7 +169,7 @@ _SHOWN_CHARS = 800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class OfflineReply:
     """What to answer: a thought, a text, at most one call; `is_slow` streams the text at reading pace."""
 
     text: str = ""
@@ -189,16 +189,16 @@ class _Step:
     is_slow: bool = False
 
 
-def reply_to(messages: Sequence[Message], offered: Sequence[str], *, may_call: bool) -> Reply:
+def reply_to(messages: Sequence[Message], offered: Sequence[str], *, may_call: bool) -> OfflineReply:
     """The reply to the last prompt in `messages`, given which tools are offered."""
     at = _last_prompt(messages)
     prompt = _prompt_text(messages[at]) if at is not None else ""
     if is_summary_wanted(prompt):
-        return Reply(text=summary(messages, prompt))
+        return OfflineReply(text=summary(messages, prompt))
     since = messages[at + 1 :] if at is not None else ()
     steps = _steps(prompt, messages)
     if not steps:
-        return Reply(text=_unknown(prompt))
+        return OfflineReply(text=_unknown(prompt))
     calls_made = sum(len(message.calls) for message in since if isinstance(message, AssistantMessage))
     results = [message for message in since if isinstance(message, ToolMessage)]
     words: list[str] = [_shown(results[-1].text)] if results else []
@@ -211,9 +211,9 @@ def reply_to(messages: Sequence[Message], offered: Sequence[str], *, may_call: b
         if not step.tool:
             continue
         if may_call and step.tool in offered:
-            return Reply(text="\n\n".join(words), thought=thought, call=(step.tool, step.arguments))
+            return OfflineReply(text="\n\n".join(words), thought=thought, call=(step.tool, step.arguments))
         words[-1] = f"I cannot do that: the tool {step.tool} is not offered to me."
-    return Reply(text="\n\n".join(words) or "Done.", thought=thought, is_slow=is_slow)
+    return OfflineReply(text="\n\n".join(words) or "Done.", thought=thought, is_slow=is_slow)
 
 
 def _after_calls(steps: Sequence[_Step], calls: int) -> Sequence[_Step]:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.errors import Complaint, Origin, complaint_in, failure, page_title
+from crow.llm.errors import ErrorBody, Origin, complaint_in, failure, page_title
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
 from crow.llm.sse import chunks_in, is_end, is_filler
 from crow.llm.surrogates import Joiner, mended, mended_members
@@ -68,7 +68,7 @@ class StreamParser:
         self._is_ended = False
         self._ending: tuple[FinishReason, tuple[ToolCall, ...]] | None = None
         self._usage: Usage | None = None
-        self.complaint: Complaint | None = None
+        self.complaint: ErrorBody | None = None
 
     @property
     def is_done(self) -> bool:

@@ -28,12 +28,12 @@ from crow.domain.errors import (
 )
 from crow.domain.messages import Answer
 from crow.llm import Delta, Request, Retrying
-from crow.llm.endpoint import Timeouts
-from crow.llm.errors import Complaint, Origin, page_title
+from crow.llm.endpoint import EndpointTimeouts
+from crow.llm.errors import ErrorBody, Origin, page_title
 from crow.llm.parser import Piece, StreamParser
 from crow.llm.sse import MAX_EVENT_BYTES, EventTooLarge, SseDecoder
 
-__all__ = ["MOST_ADAPTATIONS", "Exchange", "Line", "Pace", "Response", "retry_wait_s"]
+__all__ = ["MOST_ADAPTATIONS", "ChatStream", "Line", "Response", "RetryTiming", "retry_wait_s"]
 
 MOST_TRIES = 4
 MOST_ADAPTATIONS = 8
@@ -45,7 +45,7 @@ _CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RetryTiming:
     """How retries wait: `sleep` takes seconds, `chance` gives numbers from 0 to 1."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
@@ -73,7 +73,7 @@ class Line(Protocol):
         ...
 
     @property
-    def timeouts(self) -> Timeouts:
+    def timeouts(self) -> EndpointTimeouts:
         """How long to wait."""
         ...
 
@@ -81,7 +81,7 @@ class Line(Protocol):
         """Send it; refusals that can be adapted to were. :raises ~crow.domain.errors.ModelError:"""
         ...
 
-    async def adapted(self, request: Request, complaint: Complaint) -> bool:
+    async def adapted(self, request: Request, complaint: ErrorBody) -> bool:
         """Whether `request` will be sent in another form, now that the endpoint complained of it."""
         ...
 
@@ -94,10 +94,10 @@ class Line(Protocol):
         ...
 
 
-class Exchange:
+class ChatStream:
     """A running request; see :class:`crow.llm.Stream`. Entered and read by one task."""
 
-    def __init__(self, line: Line, request: Request, *, pace: Pace) -> None:
+    def __init__(self, line: Line, request: Request, *, pace: RetryTiming) -> None:
         self._line = line
         self._request = request
         self._pace = pace
@@ -106,7 +106,7 @@ class Exchange:
         self._adaptations = 0
         self._deltas = self._run()
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> ChatStream:
         return self
 
     async def __aexit__(

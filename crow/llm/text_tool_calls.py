@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from crow.domain.messages import JsonObject, ToolCall, ToolSpec
-from crow.llm.arguments import Fault, fits, json_text, read_arguments
+from crow.llm.arguments import InvalidArguments, fits, json_text, read_arguments
 from crow.llm.tool_calls import tool_name
 
 __all__ = ["END_TOKENS", "STARTS", "CallDetector", "Found", "may_be_bare", "may_be_marked", "read_bare", "read_marked"]
@@ -710,7 +710,7 @@ def _fits_exactly(found: tuple[str, str], tools: Mapping[str, ToolSpec]) -> bool
         return False
     try:
         objects = read_arguments([found[1]], tool.input_schema)
-    except Fault:
+    except InvalidArguments:
         return False
     return len(objects) == 1 and fits(objects[0], tool.input_schema)
 
@@ -727,6 +727,6 @@ def _calls(found: Found, tools: Mapping[str, ToolSpec], mint: Callable[[], str])
             if len(objects) != 1:
                 return ()
             calls.append(ToolCall(id=mint(), name=name, arguments=json_text(objects[0])))
-        except Fault:
+        except InvalidArguments:
             return ()
     return tuple(calls)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from crow.domain.messages import ToolCall, ToolSpec
-from crow.llm.arguments import Fault, begins_object, is_whole, json_text, read_arguments
+from crow.llm.arguments import InvalidArguments, begins_object, is_whole, json_text, read_arguments
 from crow.llm.surrogates import mended, mended_members
 
 __all__ = ["CallAssembler", "new_call_id", "tool_name"]
@@ -240,7 +240,7 @@ class CallAssembler:
         try:
             objects = read_arguments(call.pieces, tool.input_schema if tool is not None else None)
             texts = [json_text(each) for each in objects]
-        except Fault as error:
+        except InvalidArguments as error:
             fault = f"{fault}: {error}" if fault else str(error)
             return [ToolCall(id=call.id, name=name, arguments="{}", fault=fault, raw=raw, extra=extra)]
         if call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault:
@@ -272,7 +272,7 @@ class CallAssembler:
                 return []
             try:
                 arguments = json_text(parameters)
-            except Fault:
+            except InvalidArguments:
                 return []
             calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=arguments))
         return calls

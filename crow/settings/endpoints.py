@@ -14,14 +14,14 @@ from pydantic import SecretStr, ValidationError
 
 from crow.domain.errors import ConfigError
 from crow.settings.values import (
-    Expect,
-    Given,
+    Expected,
     LimitSettings,
     ModelSettings,
     NamedModel,
     ProviderSettings,
     Section,
     Settings,
+    SettingValue,
     all_metadata,
     shown,
     shown_key,
@@ -29,9 +29,9 @@ from crow.settings.values import (
 
 __all__ = [
     "PRESETS",
-    "Fact",
     "Named",
     "Preset",
+    "SourcedValue",
     "Target",
     "key_from",
     "names_offered",
@@ -209,12 +209,12 @@ class Named:
 
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     models: Mapping[str, NamedModel] = field(default_factory=dict)
-    given: Mapping[str, Given] = field(default_factory=dict)
+    given: Mapping[str, SettingValue] = field(default_factory=dict)
 
 
 def read_named(providers: object, models: object, file: Path, env: Mapping[str, str]) -> Named:
     """The tables under `providers` and `models`, as TOML gives them. :raises ConfigError:"""
-    given: dict[str, Given] = {}
+    given: dict[str, SettingValue] = {}
     endpoints = {
         name: _with_key(name, table, env, given)
         for name, table in _tables("providers", providers, ProviderSettings, file, given).items()
@@ -236,7 +236,7 @@ def read_named(providers: object, models: object, file: Path, env: Mapping[str, 
 
 
 def _tables(
-    kind: str, tables: object, table_type: type[Table], file: Path, given: dict[str, Given]
+    kind: str, tables: object, table_type: type[Table], file: Path, given: dict[str, SettingValue]
 ) -> dict[str, Table]:
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{file}: {kind} is {shown(kind, tables)}; expected tables: [{kind}.NAME]")
@@ -246,7 +246,7 @@ def _tables(
         if not isinstance(table, Mapping):
             raise ConfigError(f"{file}: {place} is {shown(name, table)}; expected a table: [{place}]")
         read[name] = _table(place, table, table_type, file)
-        given.update({f"{place}.{key}": Given(value, file.name, str(file)) for key, value in table.items()})
+        given.update({f"{place}.{key}": SettingValue(value, file.name, str(file)) for key, value in table.items()})
     return read
 
 
@@ -264,12 +264,14 @@ def _table(place: str, table: Mapping[str, object], table_type: type[Table], fil
         wrong = dict.fromkeys(str(detail["loc"][0]) for detail in error.errors())
     lines = []
     for key in wrong:
-        words = next(item.words for item in all_metadata(fields[key]) if isinstance(item, Expect))
+        words = next(item.words for item in all_metadata(fields[key]) if isinstance(item, Expected))
         lines.append(f"{file}: {place}.{key} is {shown(key, table[key])}; expected {words}")
     raise ConfigError("\n".join(lines))
 
 
-def _with_key(name: str, table: ProviderSettings, env: Mapping[str, str], given: dict[str, Given]) -> ProviderSettings:
+def _with_key(
+    name: str, table: ProviderSettings, env: Mapping[str, str], given: dict[str, SettingValue]
+) -> ProviderSettings:
     """The table with the key of its variable, which is stronger than one in the file."""
     preset = PRESETS.get(name)
     variable = table.api_key_env or (preset.key_env.value if preset is not None and preset.key_env else None)
@@ -277,7 +279,7 @@ def _with_key(name: str, table: ProviderSettings, env: Mapping[str, str], given:
     if not secret:
         return table
     origin, key = f"environment {variable}", SecretStr(secret)
-    given[f"{shown_key('providers', name)}.api_key"] = Given(key, origin, origin)
+    given[f"{shown_key('providers', name)}.api_key"] = SettingValue(key, origin, origin)
     return table.model_copy(update={"api_key": key})
 
 
@@ -293,7 +295,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Fact(Generic[T]):
+class SourcedValue(Generic[T]):
     """A value and the public page that states it."""
 
     value: T
@@ -306,11 +308,11 @@ class Preset:
     to think. `limit_field`: what the output limit is called. `cache`: prompts are cached by a key, or where a marker
     asks for it."""
 
-    base_url: Fact[str]
-    key_env: Fact[str] | None = None
-    thinking: Fact[Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]] | None = None
-    limit_field: Fact[Literal["max_tokens", "max_completion_tokens"]] | None = None
-    cache: Fact[Literal["key", "marker"]] | None = None
+    base_url: SourcedValue[str]
+    key_env: SourcedValue[str] | None = None
+    thinking: SourcedValue[Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]] | None = None
+    limit_field: SourcedValue[Literal["max_tokens", "max_completion_tokens"]] | None = None
+    cache: SourcedValue[Literal["key", "marker"]] | None = None
 
 
 _OPENAI = "https://github.com/openai/openai-python/blob/main/README.md"
@@ -328,85 +330,89 @@ _QWEN = "https://www.alibabacloud.com/help/en/model-studio/deep-thinking"
 
 PRESETS: dict[str, Preset] = {
     "openai": Preset(
-        base_url=Fact("https://api.openai.com/v1", _OPENAI),
-        key_env=Fact("OPENAI_API_KEY", _OPENAI),
-        thinking=Fact("effort", _OPENAI_CHAT),
-        limit_field=Fact("max_completion_tokens", _OPENAI_CHAT),
-        cache=Fact("key", _OPENAI_CHAT),
+        base_url=SourcedValue("https://api.openai.com/v1", _OPENAI),
+        key_env=SourcedValue("OPENAI_API_KEY", _OPENAI),
+        thinking=SourcedValue("effort", _OPENAI_CHAT),
+        limit_field=SourcedValue("max_completion_tokens", _OPENAI_CHAT),
+        cache=SourcedValue("key", _OPENAI_CHAT),
     ),
     "openrouter": Preset(
-        base_url=Fact("https://openrouter.ai/api/v1", _OPENROUTER),
-        key_env=Fact("OPENROUTER_API_KEY", _OPENROUTER),
-        thinking=Fact("reasoning", "https://openrouter.ai/docs/use-cases/reasoning-tokens"),
-        cache=Fact("marker", "https://openrouter.ai/docs/client-sdks/python/api-reference/components/caching"),
+        base_url=SourcedValue("https://openrouter.ai/api/v1", _OPENROUTER),
+        key_env=SourcedValue("OPENROUTER_API_KEY", _OPENROUTER),
+        thinking=SourcedValue("reasoning", "https://openrouter.ai/docs/use-cases/reasoning-tokens"),
+        cache=SourcedValue("marker", "https://openrouter.ai/docs/client-sdks/python/api-reference/components/caching"),
     ),
     "deepseek": Preset(
-        base_url=Fact("https://api.deepseek.com", _DEEPSEEK),
-        key_env=Fact("DEEPSEEK_API_KEY", _DEEPSEEK),
-        thinking=Fact("switch_effort", _DEEPSEEK),
+        base_url=SourcedValue("https://api.deepseek.com", _DEEPSEEK),
+        key_env=SourcedValue("DEEPSEEK_API_KEY", _DEEPSEEK),
+        thinking=SourcedValue("switch_effort", _DEEPSEEK),
     ),
     "kimi": Preset(
-        base_url=Fact("https://api.moonshot.ai/v1", _KIMI),
-        key_env=Fact("MOONSHOT_API_KEY", _KIMI),
-        thinking=Fact("switch", _KIMI),
+        base_url=SourcedValue("https://api.moonshot.ai/v1", _KIMI),
+        key_env=SourcedValue("MOONSHOT_API_KEY", _KIMI),
+        thinking=SourcedValue("switch", _KIMI),
     ),
     "glm": Preset(
-        base_url=Fact("https://api.z.ai/api/paas/v4", "https://docs.z.ai/llms-full.txt"),
-        key_env=Fact("ZAI_API_KEY", "https://docs.openclaw.ai/providers/zai"),
-        thinking=Fact("switch", "https://docs.z.ai/guides/capabilities/thinking"),
+        base_url=SourcedValue("https://api.z.ai/api/paas/v4", "https://docs.z.ai/llms-full.txt"),
+        key_env=SourcedValue("ZAI_API_KEY", "https://docs.openclaw.ai/providers/zai"),
+        thinking=SourcedValue("switch", "https://docs.z.ai/guides/capabilities/thinking"),
     ),
     "qwen": Preset(
-        base_url=Fact(
+        base_url=SourcedValue(
             "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", "https://docs.agno.com/reference/models/dashscope"
         ),
-        key_env=Fact("DASHSCOPE_API_KEY", "https://docs.agno.com/concepts/models/dashscope"),
-        thinking=Fact("enable_thinking", _QWEN),
+        key_env=SourcedValue("DASHSCOPE_API_KEY", "https://docs.agno.com/concepts/models/dashscope"),
+        thinking=SourcedValue("enable_thinking", _QWEN),
     ),
     "gemini": Preset(
-        base_url=Fact("https://generativelanguage.googleapis.com/v1beta/openai", _GEMINI),
-        key_env=Fact("GEMINI_API_KEY", _GEMINI),
+        base_url=SourcedValue("https://generativelanguage.googleapis.com/v1beta/openai", _GEMINI),
+        key_env=SourcedValue("GEMINI_API_KEY", _GEMINI),
     ),
     "groq": Preset(
-        base_url=Fact("https://api.groq.com/openai/v1", _GROQ),
-        key_env=Fact("GROQ_API_KEY", _GROQ),
+        base_url=SourcedValue("https://api.groq.com/openai/v1", _GROQ),
+        key_env=SourcedValue("GROQ_API_KEY", _GROQ),
     ),
     "xai": Preset(
-        base_url=Fact("https://api.x.ai/v1", _XAI),
-        key_env=Fact("XAI_API_KEY", _XAI),
+        base_url=SourcedValue("https://api.x.ai/v1", _XAI),
+        key_env=SourcedValue("XAI_API_KEY", _XAI),
     ),
     "mistral": Preset(
-        base_url=Fact("https://api.mistral.ai/v1", _MISTRAL),
-        key_env=Fact(
+        base_url=SourcedValue("https://api.mistral.ai/v1", _MISTRAL),
+        key_env=SourcedValue(
             "MISTRAL_API_KEY", "https://developers.llamaindex.ai/python/framework-api-reference/llms/mistralai"
         ),
     ),
     "together": Preset(
-        base_url=Fact("https://api.together.ai/v1", _TOGETHER),
-        key_env=Fact("TOGETHER_API_KEY", _TOGETHER),
+        base_url=SourcedValue("https://api.together.ai/v1", _TOGETHER),
+        key_env=SourcedValue("TOGETHER_API_KEY", _TOGETHER),
     ),
     "fireworks": Preset(
-        base_url=Fact("https://api.fireworks.ai/inference/v1", "https://readme.fireworks.ai/docs/openai-compatibility"),
-        key_env=Fact("FIREWORKS_API_KEY", _FIREWORKS),
+        base_url=SourcedValue(
+            "https://api.fireworks.ai/inference/v1", "https://readme.fireworks.ai/docs/openai-compatibility"
+        ),
+        key_env=SourcedValue("FIREWORKS_API_KEY", _FIREWORKS),
     ),
     "ollama": Preset(
-        base_url=Fact("http://localhost:11434/v1", "https://docs.ollama.com/api/openai-compatibility"),
+        base_url=SourcedValue("http://localhost:11434/v1", "https://docs.ollama.com/api/openai-compatibility"),
     ),
     "lmstudio": Preset(
-        base_url=Fact("http://localhost:1234/v1", "https://lmstudio.ai/docs/api/openai-api"),
+        base_url=SourcedValue("http://localhost:1234/v1", "https://lmstudio.ai/docs/api/openai-api"),
     ),
     "vllm": Preset(
-        base_url=Fact("http://localhost:8000/v1", "https://docs.vllm.ai/en/stable/serving/openai_compatible_server/"),
+        base_url=SourcedValue(
+            "http://localhost:8000/v1", "https://docs.vllm.ai/en/stable/serving/openai_compatible_server/"
+        ),
     ),
     "llamacpp": Preset(
-        base_url=Fact(
+        base_url=SourcedValue(
             "http://localhost:8080/v1", "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md"
         ),
     ),
     "sglang": Preset(
-        base_url=Fact("http://127.0.0.1:30000/v1", "https://mintlify.com/sgl-project/sglang/quickstart"),
+        base_url=SourcedValue("http://127.0.0.1:30000/v1", "https://mintlify.com/sgl-project/sglang/quickstart"),
     ),
     "tgi": Preset(
-        base_url=Fact(
+        base_url=SourcedValue(
             "http://localhost:8080/v1",
             "https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/consuming_tgi",
         ),

@@ -22,10 +22,10 @@ from crow.settings.endpoints import PRESETS
 from crow.settings.values import (
     ABOUT_THE_ENDPOINT,
     ABOUT_THE_MODEL,
-    Expect,
-    Given,
+    Expected,
     Section,
     Settings,
+    SettingValue,
     all_metadata,
     fault_at,
     shown,
@@ -141,16 +141,16 @@ _NAMED = ("models", "providers")
 
 def _gather(
     flags: Mapping[str, str], env: Mapping[str, str], file: Path
-) -> tuple[dict[str, Given], Mapping[str, Given], EndpointKeys]:
+) -> tuple[dict[str, SettingValue], Mapping[str, SettingValue], EndpointKeys]:
     """What was given by dotted keys, what was given in named tables, and the keys of all endpoints."""
-    stronger: dict[str, Given] = {}
+    stronger: dict[str, SettingValue] = {}
     for key, variable in _FROM_ENVIRONMENT.items():
         if text := env.get(variable, "").strip():
-            stronger[key] = Given(text, f"environment {variable}", f"environment {variable}")
+            stronger[key] = SettingValue(text, f"environment {variable}", f"environment {variable}")
     for key, text in flags.items():
         if text:
             flag = f"flag {_FLAGS.get(key, key)}"
-            stronger[key] = Given(_from_text(key, text), flag, flag)
+            stronger[key] = SettingValue(_from_text(key, text), flag, flag)
 
     tables = dict(_read_file(file, named=bool(env.get("CROW_CONFIG"))))
     named: dict[str, object] = {key: tables.pop(key) for key in _NAMED if isinstance(tables.get(key), Mapping)}
@@ -159,21 +159,21 @@ def _gather(
     in_model = {"api_key": values.get("model.api_key"), "api_key_env": values.get("model.api_key_env")}
     keys = _endpoint_keys((in_model, *_tables_in(named.get("providers"))), env)
     _drop_what_belongs_elsewhere(values, stronger)
-    gathered = {key: Given(value, file.name, str(file)) for key, value in values.items()}
+    gathered = {key: SettingValue(value, file.name, str(file)) for key, value in values.items()}
 
     key_variable = values.get("model.api_key_env", "OPENAI_API_KEY")
     if isinstance(key_variable, str) and (secret := env.get(key_variable, "").strip()):
         variable = f"environment {key_variable}"
-        gathered["model.api_key"] = Given(SecretStr(secret), variable, variable)
-    given: Mapping[str, Given] = {}
+        gathered["model.api_key"] = SettingValue(SecretStr(secret), variable, variable)
+    given: Mapping[str, SettingValue] = {}
     if named:
         from crow.settings.endpoints import read_named
 
         tables_read = read_named(named.get("providers", {}), named.get("models", {}), file, env)
         given = tables_read.given
-        gathered["providers"] = Given(tables_read.providers, file.name, str(file))
+        gathered["providers"] = SettingValue(tables_read.providers, file.name, str(file))
         if "models" in named:
-            gathered["models"] = Given(tables_read.models, file.name, str(file))
+            gathered["models"] = SettingValue(tables_read.models, file.name, str(file))
     return gathered | stronger, given, keys
 
 
@@ -237,7 +237,7 @@ def _refuse_unknown(values: Mapping[str, object], file: Path) -> None:
             raise ConfigError(f"{file}: there is no setting {key}; {hint}")
 
 
-def _drop_what_belongs_elsewhere(in_file: dict[str, object], stronger: Mapping[str, Given]) -> None:
+def _drop_what_belongs_elsewhere(in_file: dict[str, object], stronger: Mapping[str, SettingValue]) -> None:
     """What the file says of one endpoint or model must not be used with another: least of all the key."""
     for selector, names in (("model.base_url", ABOUT_THE_ENDPOINT), ("model.name", ABOUT_THE_MODEL)):
         if selector in in_file and selector in stronger:
@@ -265,7 +265,7 @@ def _leaf_types(annotation: object) -> tuple[object, ...]:
     return tuple(leaf for part in inside for leaf in _leaf_types(part))
 
 
-def _check(gathered: Mapping[str, Given]) -> Settings:
+def _check(gathered: Mapping[str, SettingValue]) -> Settings:
     """Each table is checked by itself and only when something in it was given: what checks all takes 20 ms to make."""
     nested: dict[str, dict[str, object]] = {}
     for key, given in gathered.items():
@@ -296,7 +296,7 @@ def _check(gathered: Mapping[str, Given]) -> Settings:
     )
 
 
-def _read_prompt(given: Given | None, directory: Path) -> str:
+def _read_prompt(given: SettingValue | None, directory: Path) -> str:
     if given is None:
         return ""
     key = "compaction.prompt_file"
@@ -321,7 +321,7 @@ def _shown_at(key: str, value: object) -> str:
 
 
 def _expectation(setting: FieldInfo) -> str:
-    return next(item.words for item in all_metadata(setting) if isinstance(item, Expect))
+    return next(item.words for item in all_metadata(setting) if isinstance(item, Expected))
 
 
 _SERVERS = "mcp_servers"

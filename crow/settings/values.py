@@ -19,8 +19,7 @@ __all__ = [
     "Body",
     "CompactionSettings",
     "EditorSettings",
-    "Expect",
-    "Given",
+    "Expected",
     "Headers",
     "Key",
     "LimitSettings",
@@ -34,6 +33,7 @@ __all__ = [
     "Rules",
     "Seconds",
     "Section",
+    "SettingValue",
     "Switch",
     "Thought",
     "Tokens",
@@ -91,40 +91,42 @@ def _sendable(key: SecretStr) -> SecretStr:
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class Expected:
     """What a setting takes: the end of the sentence `expected ...`."""
 
     words: str
 
 
-Switch = Annotated[bool, Expect("true or false")]
-Tokens = Annotated[int | None, Field(ge=1), Expect("a whole number of tokens, such as 4000")]
-Price = Annotated[float | None, Field(ge=0, allow_inf_nan=False), Expect("US dollars per million tokens, such as 2.5")]
-Window = Annotated[int | None, Field(ge=2000), Expect("a whole number of tokens, such as 128000")]
+Switch = Annotated[bool, Expected("true or false")]
+Tokens = Annotated[int | None, Field(ge=1), Expected("a whole number of tokens, such as 4000")]
+Price = Annotated[
+    float | None, Field(ge=0, allow_inf_nan=False), Expected("US dollars per million tokens, such as 2.5")
+]
+Window = Annotated[int | None, Field(ge=2000), Expected("a whole number of tokens, such as 128000")]
 Url = Annotated[
     str,
     AfterValidator(_plain_url),
-    Expect("an http or https URL without user name and query, such as http://localhost:11434/v1"),
+    Expected("an http or https URL without user name and query, such as http://localhost:11434/v1"),
 ]
 Key = Annotated[
-    Annotated[SecretStr, AfterValidator(_sendable)] | None, Expect("the key alone, in plain ASCII without spaces")
+    Annotated[SecretStr, AfterValidator(_sendable)] | None, Expected("the key alone, in plain ASCII without spaces")
 ]
-Headers = Annotated[Mapping[str, str], Expect('a table of texts, such as { "X-Title" = "crow" }')]
-Body = Annotated[Mapping[str, Any], Expect("a table, such as { temperature = 0.2 }")]
-Thought = Annotated[Literal["off", "low", "medium", "high"] | None, Expect('"off", "low", "medium" or "high"')]
+Headers = Annotated[Mapping[str, str], Expected('a table of texts, such as { "X-Title" = "crow" }')]
+Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
+Thought = Annotated[Literal["off", "low", "medium", "high"] | None, Expected('"off", "low", "medium" or "high"')]
 Rule = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?-]{1,64}(\(.+\))?$")]
 Rules = Annotated[
     tuple[Rule, ...],
     Field(strict=False),
-    Expect(
+    Expected(
         'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
     ),
 ]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SettingValue:
     """A value that somebody gave: `source` for a table, `origin` for an error."""
 
     value: object
@@ -155,11 +157,11 @@ def all_metadata(setting: FieldInfo) -> tuple[object, ...]:
 # No postponed annotations here: evaluating them again would double what this module costs at every start.
 
 
-Wait = Annotated[float | None, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")]
-Names = Annotated[tuple[str, ...], Field(strict=False), Expect('a list of model names, such as ["small", "large"]')]
+Wait = Annotated[float | None, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")]
+Names = Annotated[tuple[str, ...], Field(strict=False), Expected('a list of model names, such as ["small", "large"]')]
 Command = Annotated[
     Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
-    Expect('a command as a list, such as ["pass", "show", "openrouter"]'),
+    Expected('a command as a list, such as ["pass", "show", "openrouter"]'),
 ]
 
 
@@ -170,9 +172,9 @@ class ProviderSettings(Section):
         default=None, description="The endpoint, without `/chat/completions`; unset: that of the preset of this name."
     )
     api_key: Key = Field(default=None, description="The endpoint's key; better left to the environment or a command.")
-    api_key_env: Annotated[str | None, Field(min_length=1), Expect('the name of a variable, such as "MY_API_KEY"')] = (
-        Field(default=None, description="The environment variable that holds the key; unset: that of the preset.")
-    )
+    api_key_env: Annotated[
+        str | None, Field(min_length=1), Expected('the name of a variable, such as "MY_API_KEY"')
+    ] = Field(default=None, description="The environment variable that holds the key; unset: that of the preset.")
     api_key_command: Command = Field(
         default=None, description="A command that prints the key; run when the first request needs it."
     )
@@ -187,7 +189,7 @@ class ProviderSettings(Section):
     first_byte_timeout_s: Wait = Field(default=None, description="As in [limits], for this endpoint.")
     idle_timeout_s: Wait = Field(default=None, description="As in [limits], for this endpoint.")
     proxy: Url | None = Field(default=None, repr=False, description="The HTTP proxy to go through.")
-    ca_file: Annotated[str | None, Field(min_length=1), Expect("the path of a PEM file")] = Field(
+    ca_file: Annotated[str | None, Field(min_length=1), Expected("the path of a PEM file")] = Field(
         default=None, description="Certificates of further authorities, such as a company's own."
     )
 
@@ -200,10 +202,10 @@ class ProviderSettings(Section):
 class NamedModel(Section):
     """A model under a name of the user's choice, which may be NAME or PROVIDER/NAME."""
 
-    provider: Annotated[str | None, Field(min_length=1), Expect("the name of a [providers.NAME]")] = Field(
+    provider: Annotated[str | None, Field(min_length=1), Expected("the name of a [providers.NAME]")] = Field(
         default=None, description="Where it is; unset: what stands before the slash of its name, else [model]."
     )
-    name: Annotated[str | None, Field(min_length=1), Expect('a model name, such as "gpt-5.2"')] = Field(
+    name: Annotated[str | None, Field(min_length=1), Expected('a model name, such as "gpt-5.2"')] = Field(
         default=None, description="What its endpoint calls it; unset: the table's own name, without the provider."
     )
     context_window: Window = Field(default=None, description="Size of the context window in tokens.")
@@ -225,38 +227,38 @@ class NamedModel(Section):
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-Texts = Annotated[tuple[str, ...], Field(strict=False), Expect('a list of texts, such as ["--read-only"]')]
-Table = Annotated[Mapping[str, str], Expect('a table of texts, such as { TOKEN = "${MY_TOKEN}" }')]
-Globs = Annotated[tuple[str, ...], Field(strict=False), Expect('a list of tool names or globs, such as ["get_*"]')]
+Texts = Annotated[tuple[str, ...], Field(strict=False), Expected('a list of texts, such as ["--read-only"]')]
+Table = Annotated[Mapping[str, str], Expected('a table of texts, such as { TOKEN = "${MY_TOKEN}" }')]
+Globs = Annotated[tuple[str, ...], Field(strict=False), Expected('a list of tool names or globs, such as ["get_*"]')]
 MaybeSeconds = Annotated[
-    float | None, Field(gt=0, allow_inf_nan=False), Expect("a number of seconds above 0, such as 30")
+    float | None, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")
 ]
 
 
 class McpServerSettings(Section):
     """An MCP server: a command to start, or a URL to call."""
 
-    command: Annotated[str | None, Field(min_length=1), Expect('a command, such as "npx"')] = Field(
+    command: Annotated[str | None, Field(min_length=1), Expected('a command, such as "npx"')] = Field(
         default=None, description="The program to start; with args and env."
     )
     args: Texts = Field(default=(), repr=False, description="Its arguments.")
     env: Table = Field(default_factory=dict, repr=False, description="Variables added to its small environment.")
-    url: Annotated[str | None, Field(pattern=r"^(https?://|\$\{)"), Expect("an http or https URL")] = Field(
+    url: Annotated[str | None, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] = Field(
         default=None, description="Where the server answers, instead of a command."
     )
     headers: Table = Field(default_factory=dict, repr=False, description="HTTP headers for it.")
-    transport: Annotated[Literal["http", "sse"], Expect('"http" or "sse"')] = Field(
+    transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = Field(
         default="http", description="How it is called: streamable HTTP, or the older SSE."
     )
     allow_tools: Globs = Field(default=(), description="The only tools of it that are offered; empty: all.")
     deny_tools: Globs = Field(default=(), description="Tools of it that are not offered.")
     read_only: Annotated[
         bool | Annotated[tuple[str, ...], Field(strict=False)],
-        Expect('true, false or a list of tool names, such as ["get_*"]'),
+        Expected('true, false or a list of tool names, such as ["get_*"]'),
     ] = Field(default=False, description="Which of its tools change nothing, and may be asked for in plan mode.")
     start_timeout_s: MaybeSeconds = Field(default=None, description="Seconds that it may take to start.")
     call_timeout_s: MaybeSeconds = Field(default=None, description="Seconds that a call may take.")
-    enabled: Annotated[bool, Expect("true or false")] = Field(default=True, description="Whether it is used.")
+    enabled: Annotated[bool, Expected("true or false")] = Field(default=True, description="Whether it is used.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -308,13 +310,13 @@ def fault_at(location: tuple[int | str, ...]) -> str:
     field = McpServerSettings.model_fields.get(str(location[2]))
     if field is None:
         return f"there is no setting {place}; there are {', '.join(McpServerSettings.model_fields)}"
-    expected = next(item.words for item in field.metadata if isinstance(item, Expect))
+    expected = next(item.words for item in field.metadata if isinstance(item, Expected))
     return f"{place} cannot be used; expected {expected}"
 
 
 # FROM settings.values: Everything that can be set, with its bounds, its default and its meaning.
 #
-# Strategy: one frozen model per table of `config.toml`; each field says in `Expect` how an error sentence about it
+# Strategy: one frozen model per table of `config.toml`; each field says in `Expected` how an error sentence about it
 # ends,
 # and in its description what it does (`schemas/config.schema.json` is made from both the types and these). Knows
 # nothing of files, flags and variables: `gather` does.
@@ -345,7 +347,7 @@ ABOUT_THE_MODEL = (
 class ModelSettings(Section):
     """The model and the endpoint that serves it."""
 
-    name: Annotated[str | None, Field(min_length=1), Expect('a model name, such as "gpt-5.2", or "offline"')] = Field(
+    name: Annotated[str | None, Field(min_length=1), Expected('a model name, such as "gpt-5.2", or "offline"')] = Field(
         default=None,
         description='The model, as its endpoint calls it; "offline" is the built-in one. Environment: CROW_MODEL.',
     )
@@ -356,9 +358,9 @@ class ModelSettings(Section):
     api_key: Key = Field(
         default=None, description="The endpoint's key; better left to the environment: see api_key_env."
     )
-    api_key_env: Annotated[str, Field(min_length=1), Expect('the name of a variable, such as "OPENROUTER_API_KEY"')] = (
-        Field(default="OPENAI_API_KEY", description="The environment variable that holds the key.")
-    )
+    api_key_env: Annotated[
+        str, Field(min_length=1), Expected('the name of a variable, such as "OPENROUTER_API_KEY"')
+    ] = Field(default="OPENAI_API_KEY", description="The environment variable that holds the key.")
     context_window: Window = Field(
         default=None,
         description="Size of the context window in tokens; unset: as the endpoint tells, or as learned from it.",
@@ -409,22 +411,24 @@ class CompactionSettings(Section):
         default=True, description="Whether crow compacts by itself; false means never, but on `/compact`."
     )
     threshold: Annotated[
-        float, Field(ge=0.1, le=0.95), Expect("a part of the window from 0.1 to 0.95, such as 0.85")
+        float, Field(ge=0.1, le=0.95), Expected("a part of the window from 0.1 to 0.95, such as 0.85")
     ] = Field(default=0.85, description="The part of the context window at which compaction starts.")
-    keep_tokens: Annotated[int, Field(ge=0), Expect("a whole number of tokens, such as 20000")] = Field(
+    keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = Field(
         default=20_000, description="How many of the newest tokens stay as they are, at most."
     )
-    target: Annotated[float, Field(ge=0.1, le=0.9), Expect("a part of the room from 0.1 to 0.9, such as 0.5")] = Field(
-        default=0.5,
-        description="The part of the room (the threshold less tools and system message) that compaction aims at.",
+    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a part of the room from 0.1 to 0.9, such as 0.5")] = (
+        Field(
+            default=0.5,
+            description="The part of the room (the threshold less tools and system message) that compaction aims at.",
+        )
     )
     compact_model: Annotated[
-        str | None, Field(min_length=1), Expect("the name of a model of the same endpoint, such as a smaller one")
+        str | None, Field(min_length=1), Expected("the name of a model of the same endpoint, such as a smaller one")
     ] = Field(
         default=None,
         description="The model that writes a summary when the session's own did not; unset: the session's own again.",
     )
-    prompt_file: Annotated[str | None, Field(min_length=1), Expect("the path of a readable UTF-8 text file")] = Field(
+    prompt_file: Annotated[str | None, Field(min_length=1), Expected("the path of a readable UTF-8 text file")] = Field(
         default=None,
         description=(
             "A file with what the model is asked for a summary, instead of crow's own words; `{words}` in it becomes "
@@ -437,7 +441,7 @@ class PermissionSettings(Section):
     """What runs without asking."""
 
     mode: Annotated[
-        Literal["ask", "accept-edits", "plan", "auto"], Expect('"ask", "accept-edits", "plan" or "auto"')
+        Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
     ] = Field(default="ask", description="The mode in which a session starts.")
     allow: Rules = Field(
         default=(), description='What runs unasked: a tool, or one with an argument, such as "shell(git status)".'
@@ -451,12 +455,12 @@ class PermissionSettings(Section):
 class LimitSettings(Section):
     """Bounds on what could go on for ever."""
 
-    steps_per_turn: Annotated[int, Field(ge=1), Expect("a whole number above 0, such as 500")] = Field(
+    steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = Field(
         default=500, description="Model answers in one turn."
     )
     mcp_start_timeout_s: Seconds = Field(default=10.0, description="Seconds that an MCP server may take to start.")
     mcp_call_timeout_s: Seconds = Field(default=600.0, description="Seconds that a call of an MCP tool may take.")
-    offered_tools: Annotated[int, Field(ge=0), Expect("a whole number, such as 100")] = Field(
+    offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = Field(
         default=100, description="Tools of MCP servers offered one by one; of more, the rest is found by find_tools."
     )
     first_byte_timeout_s: Seconds = Field(default=300.0, description="Seconds until an answer begins.")
@@ -480,9 +484,9 @@ class EditorSettings(Section):
 class LogSettings(Section):
     """The log file."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], Expect('"debug", "info", "warning" or "error"')] = (
-        Field(default="warning", description="The least that is logged. Environment: CROW_LOG.")
-    )
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Expected('"debug", "info", "warning" or "error"')
+    ] = Field(default="warning", description="The least that is logged. Environment: CROW_LOG.")
 
 
 class Settings(Section):
@@ -490,12 +494,12 @@ class Settings(Section):
 
     models: Annotated[
         Annotated[tuple[str, ...], Field(strict=False)] | Mapping[str, NamedModel],
-        Expect('a list of model names, such as ["small", "large"], or tables [models.NAME]'),
+        Expected('a list of model names, such as ["small", "large"], or tables [models.NAME]'),
     ] = Field(
         default=(),
         description="Further models, offered for choice in the editor: names, or tables that say more of each.",
     )
-    providers: Annotated[Mapping[str, ProviderSettings], Expect("tables: [providers.NAME]")] = Field(
+    providers: Annotated[Mapping[str, ProviderSettings], Expected("tables: [providers.NAME]")] = Field(
         default_factory=dict, description="Further endpoints: a model there is called NAME/MODEL."
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -506,7 +510,7 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
-        Expect("a table for each server: [mcp_servers.NAME] with command or url"),
+        Expected("a table for each server: [mcp_servers.NAME] with command or url"),
     ] = Field(default_factory=dict, description="MCP servers of every session, by name.")
 
     def secrets(self) -> tuple[str, ...]:

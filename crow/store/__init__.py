@@ -16,20 +16,20 @@ from crow.domain.messages import JsonObject, Part
 
 __all__ = [
     "UNCHANGED",
+    "BranchPoint",
+    "BranchTip",
     "Hit",
     "Move",
     "NewSession",
     "Outline",
-    "Page",
-    "Point",
     "QueuedPrompt",
     "Scan",
     "Scope",
     "SessionChanges",
+    "SessionPage",
     "SessionRow",
     "Store",
     "Tail",
-    "Tip",
     "TurnStart",
     "Unchanged",
 ]
@@ -150,7 +150,7 @@ class QueuedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class SessionPage:
     """Some sessions, newest first; `cursor` continues, None at the end."""
 
     rows: tuple[SessionRow, ...]
@@ -235,7 +235,7 @@ class Store(Protocol):
 
     async def sessions(
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
-    ) -> Page:
+    ) -> SessionPage:
         """Sessions with a prompt, no sub-agents, newest entry first.
 
         :raises ~crow.domain.errors.ArgumentError: a cursor that is not from here.
@@ -414,7 +414,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class BranchPoint:
     """A place in a conversation that a person knows: a prompt, a label, a checkpoint.
 
     To stand on `entry` is to be just after it, on `before` just before it (None: at the beginning). `previous` is the
@@ -429,7 +429,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tip:
+class BranchTip:
     """Where a branch ends; `point` is the last one on it."""
 
     entry: int | None
@@ -442,5 +442,5 @@ class Outline:
     """All branches that a session ever stood on: `points` by id, ends of branches with the current one first and then
     those left last. Ends that differ in nothing that was said are one."""
 
-    points: tuple[Point, ...]
-    tips: tuple[Tip, ...]
+    points: tuple[BranchPoint, ...]
+    tips: tuple[BranchTip, ...]

@@ -1,7 +1,7 @@
 """Tools, as the agent sees them, and what tools need from above.
 
 Strategy: one `Toolbox` per session hides every MCP server, the built-in one among them; the world is reached through
-a `Workspace`; what a tool needs of the session (its log, its plan, sub-agents) comes through the ports. The adapters
+a `WriteJobspace`; what a tool needs of the session (its log, its plan, sub-agents) comes through the ports. The adapters
 are wired by `crow.app` alone.
 """
 
@@ -18,18 +18,16 @@ from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Us
 
 __all__ = [
     "Access",
-    "Asker",
-    "Command",
-    "Delegate",
-    "Delegated",
+    "BackgroundCommand",
+    "ElicitationHandler",
     "FileStat",
     "HttpServer",
     "Log",
     "McpServer",
-    "Offer",
     "OnOutput",
     "Outcome",
     "Plan",
+    "PlannedCall",
     "Ports",
     "PromptArgument",
     "Protection",
@@ -37,8 +35,10 @@ __all__ = [
     "ServerPrompt",
     "ServerPrompts",
     "ServerStatus",
-    "Skill",
+    "SkillInfo",
     "StdioServer",
+    "SubagentResult",
+    "SubagentRunner",
     "Task",
     "Toolbox",
     "Workspace",
@@ -109,7 +109,7 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PlannedCall:
     """A call about to run, looked at but not run.
 
     `outside` is true when a path it touches lies outside the workspace after resolving links. `argument` is what an
@@ -155,7 +155,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skill:
+class SkillInfo:
     """A skill that may be loaded. `source` says where it comes from; one `of_workspace` needs the user's permission."""
 
     name: str
@@ -175,7 +175,7 @@ class Toolbox(Protocol):
         """The servers given for this session."""
         ...
 
-    def skills(self) -> tuple[Skill, ...]:
+    def skills(self) -> tuple[SkillInfo, ...]:
         """The skills that may be loaded, in a stable order."""
         ...
 
@@ -183,11 +183,13 @@ class Toolbox(Protocol):
         """Start the server of this name again, or every one that is not ready; the names of those that were."""
         ...
 
-    async def offer(self, call: ToolCall) -> Offer:
-        """Look at `call` without running it; never raises for a bad call (see `Offer.fault`)."""
+    async def offer(self, call: ToolCall) -> PlannedCall:
+        """Look at `call` without running it; never raises for a bad call (see `PlannedCall.fault`)."""
         ...
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
+    async def run(
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+    ) -> Outcome:
         """Run it. A failure is an `Outcome` with `is_error`; only cancellation and bugs are raised.
 
         `call_id` is handed to the ports, so that they know which call asks. `judged` is the offer that was allowed: a
@@ -270,7 +272,7 @@ class Workspace(Protocol):
         """
         ...
 
-    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Command:
+    async def spawn(self, command: str, on_output: Callable[[str], None]) -> BackgroundCommand:
         """Start a command as `run` does and leave it running; whoever asks must end it. :raises OSError:"""
         ...
 
@@ -284,7 +286,7 @@ class Workspace(Protocol):
         ...
 
 
-class Command(Protocol):
+class BackgroundCommand(Protocol):
     """A command that runs in the background."""
 
     @property
@@ -333,7 +335,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delegated:
+class SubagentResult:
     """How a task ended. `id` resumes it; `text` is the last answer, or what went wrong."""
 
     id: str
@@ -344,10 +346,10 @@ class Delegated:
     cost: float | None = None
 
 
-class Delegate(Protocol):
+class SubagentRunner(Protocol):
     """Runs sub-agents; the tool that uses it is `task`."""
 
-    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> Delegated:
+    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Run a task with the tools of `toolbox` in a conversation of its own, telling its progress.
 
         :raises ~crow.domain.errors.ArgumentError: an unknown tool, or no such task.
@@ -355,7 +357,7 @@ class Delegate(Protocol):
         ...
 
 
-class Asker(Protocol):
+class ElicitationHandler(Protocol):
     """Hands questions of MCP servers to the user."""
 
     @property
@@ -379,8 +381,8 @@ class Ports:
 
     log: Log
     plan: Plan
-    delegate: Delegate | None = None
-    asker: Asker | None = None
+    delegate: SubagentRunner | None = None
+    asker: ElicitationHandler | None = None
 
 
 # FROM tools.prompts: The prompts that MCP servers offer, as the agent sees them: templates that the server fills in

@@ -4,7 +4,7 @@ Everything here takes time in proportion to the input, whatever the input is: th
 character a second time (`html.parser` does so in many releases of Python), and no expression can backtrack.
 
 The program converts large documents, so that a page can be given up by killing a process. It is run by its path with
-the standard library alone: `python -I -S page.py MEDIA CHARSET`, the bytes on standard input, the text on standard
+the standard library alone: `python -I -S html.py MEDIA CHARSET`, the bytes on standard input, the text on standard
 output. It must not be started with `-m`, which would import from the current directory, perhaps a hostile workspace.
 """
 

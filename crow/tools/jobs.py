@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import anyio
 
 from crow.domain.errors import ArgumentError
-from crow.tools import Command, Workspace
-from crow.tools.truncate import Retained
+from crow.tools import BackgroundCommand, Workspace
+from crow.tools.truncate import OutputBuffer
 
 __all__ = ["Job", "Jobs"]
 
@@ -28,8 +28,8 @@ class Job:
 
     id: str
     line: str
-    unread: Retained = field(default_factory=lambda: Retained(UNREAD_CHARS))
-    command: Command | None = None
+    unread: OutputBuffer = field(default_factory=lambda: OutputBuffer(UNREAD_CHARS))
+    command: BackgroundCommand | None = None
 
     @property
     def state(self) -> str:
@@ -50,7 +50,7 @@ class Job:
 
     def take(self) -> str:
         """What was printed since the last time."""
-        unread, self.unread = self.unread, Retained(UNREAD_CHARS)
+        unread, self.unread = self.unread, OutputBuffer(UNREAD_CHARS)
         return unread.text()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crow.tools import Skill
+from crow.tools import SkillInfo
 from crow.tools.front_matter import front_matter
 from crow.tools.workspace import read_file
 
@@ -33,7 +33,7 @@ DESCRIPTION_CHARS = 500
 class FoundSkill:
     """A skill and the resolved path of its file."""
 
-    skill: Skill
+    skill: SkillInfo
     path: Path
 
 
@@ -84,7 +84,7 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
         fields, _ = front_matter(head, ("name", "description"))
         called = fields.get("name", name)
         if NAME.fullmatch(called):
-            skill = Skill(
+            skill = SkillInfo(
                 name=called,
                 description=one_line(fields.get("description", "")),
                 source=str(path),

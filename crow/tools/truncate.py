@@ -1,6 +1,6 @@
 """Cutting long text so that beginning and end stay and what is missing is said.
 
-Strategy: `head_and_tail` cuts a text that is already whole; `Retained` keeps a bounded head and tail of a text that is
+Strategy: `head_and_tail` cuts a text that is already whole; `OutputBuffer` keeps a bounded head and tail of a text that is
 still arriving, in linear time. Both leave a marker with the number of characters and lines left out. Pure; how large
 a budget should be is the caller's affair.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["Retained", "head_and_tail"]
+__all__ = ["OutputBuffer", "head_and_tail"]
 
 LINE_SHARE = 4  # a cut moves to a line's end if that costs at most a quarter of its half
 
@@ -57,7 +57,7 @@ def splits_pair(text: str, at: int) -> bool:
     return 0 < at < len(text) and "\ud800" <= text[at - 1] <= "\udbff" and "\udc00" <= text[at] <= "\udfff"
 
 
-class Retained:
+class OutputBuffer:
     """The first and last characters of a text that arrives in pieces; `limit_chars` in all."""
 
     def __init__(self, limit_chars: int) -> None:

@@ -24,9 +24,9 @@ import anyio.to_thread
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat, OnOutput, Protection
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
-from crow.tools.truncate import Retained
+from crow.tools.truncate import OutputBuffer
 
-__all__ = ["DiskWorkspace", "Seen", "file_stat", "is_protected", "read_file", "replace_file"]
+__all__ = ["DiskWorkspace", "SeenFiles", "file_stat", "is_protected", "read_file", "replace_file"]
 
 PATH_CHARS = 16_384
 """More than systems take; each part of a path costs a look at all before it."""
@@ -148,7 +148,7 @@ class DiskWorkspace:
 
         :raises OSError: it could not be started (no such directory, too long a command line).
         """
-        retained = Retained(RETAINED_CHARS)
+        retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await start(
             [*self._shell, command],
@@ -234,7 +234,7 @@ def folded(name: str) -> str:
     return visible.partition(":")[0].rstrip(" .").casefold()
 
 
-async def follow(process: Process, retained: Retained, on_output: OnOutput) -> None:
+async def follow(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second, until the process has ended and its output with it;
     one who holds the pipe open after that is waited for 0.2 s."""
     shown = 0
@@ -371,7 +371,7 @@ def write_whole(name: str, folder: int | None, data: bytes, *, like: os.stat_res
 # are open. A file never read is no matter of ours: an edit must match its text anyway. Knows no file.
 
 
-class Seen:
+class SeenFiles:
     """Texts by path, as fingerprints."""
 
     def __init__(self) -> None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crow.trace.record import Recorded
-from crow.trace.schema import Judge, Side, WireFault, fault
+from crow.trace.schema import Judge, SchemaViolation, Side, fault
 
-__all__ = ["Order", "Verdict", "check"]
+__all__ = ["CheckResult", "Order", "check"]
 
 LINE_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """`faults` of the agent as `line 12: words`, `client_faults` likewise; `unanswered`: the requests without an answer
     at the end, as `method (id)`."""
 
@@ -29,9 +29,9 @@ class Verdict:
     unanswered: tuple[str, ...] = ()
 
 
-def check(recording: Iterable[Recorded]) -> Verdict:
+def check(recording: Iterable[Recorded]) -> CheckResult:
     """Judge every message of a recording."""
-    verdict, judge, order = Verdict(), Judge(), Order()
+    verdict, judge, order = CheckResult(), Judge(), Order()
     for recorded in recording:
         verdict.messages += 1
         if recorded.text is not None:
@@ -41,7 +41,7 @@ def check(recording: Iterable[Recorded]) -> Verdict:
         for rule in (judge, order):
             try:
                 rule.check(recorded.sender, recorded.message)
-            except WireFault as fault:
+            except SchemaViolation as fault:
                 faults = verdict.faults if recorded.sender == "agent" else verdict.client_faults
                 faults.append(f"line {recorded.line}: {fault}")
                 break
@@ -63,21 +63,21 @@ TURN_LIKE = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk",
 
 
 @dataclass(slots=True)
-class Seen:
+class SessionTrace:
     """What a session has shown: the status of each call, how many prompts wait and how many replays run or wait (and
     what the newest replaces, in case it fails)."""
 
     calls: dict[str, str] = field(default_factory=dict)
     prompts: int = 0
     loading: int = 0
-    before: Seen | None = None
+    before: SessionTrace | None = None
 
 
 class Order:
     """Checks every message of one connection in the order they were sent."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Seen] = {}
+        self._sessions: dict[str, SessionTrace] = {}
         self._asked: dict[Any, tuple[str, Any]] = {}
 
     def check(self, sender: Side, message: Any) -> None:
@@ -104,13 +104,13 @@ class Order:
         if method == "session/load":
             before = self._sessions.get(session_id)
             running, loading = (0, 0) if before is None else (before.prompts, before.loading)
-            self._sessions[session_id] = Seen(loading=loading + 1, prompts=running, before=before)
+            self._sessions[session_id] = SessionTrace(loading=loading + 1, prompts=running, before=before)
         elif method == "session/prompt" and session_id in self._sessions:
             self._sessions[session_id].prompts += 1
 
     def _answered(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
         if method in OPENING and "result" in message:
-            opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), Seen())
+            opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), SessionTrace())
             if not opened.prompts:  # a turn that runs goes on behind the replay
                 self._all_final(opened, message)
             if method == "session/load":
@@ -130,12 +130,12 @@ class Order:
             if seen.prompts == 0:
                 self._all_final(seen, message)
 
-    def _known(self, session_id: Any, message: dict[str, Any]) -> Seen:
+    def _known(self, session_id: Any, message: dict[str, Any]) -> SessionTrace:
         if session_id not in self._sessions:
             raise fault(message, "it names a session that the client does not know yet")
         return self._sessions[session_id]
 
-    def _updated(self, seen: Seen, update: dict[str, Any], message: dict[str, Any]) -> None:
+    def _updated(self, seen: SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
         kind = update["sessionUpdate"]
         if kind in TURN_LIKE and not (seen.prompts or seen.loading):
             raise fault(message, "a part of a turn outside any turn")
@@ -153,7 +153,7 @@ class Order:
             raise fault(message, "an update of a tool call that is over")
         seen.calls[call_id] = status
 
-    def _all_final(self, seen: Seen, message: dict[str, Any]) -> None:
+    def _all_final(self, seen: SessionTrace, message: dict[str, Any]) -> None:
         left = [call_id for call_id, status in seen.calls.items() if status not in FINAL]
         if left:
             raise fault(message, f"the turn ends, but these calls do not: {left}")

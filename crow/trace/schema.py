@@ -17,14 +17,14 @@ from jsonschema import Draft202012Validator
 
 Side: TypeAlias = Literal["agent", "client"]
 
-__all__ = ["Judge", "Side", "WireFault", "check_update", "fault", "judge", "served_by"]
+__all__ = ["Judge", "SchemaViolation", "Side", "check_update", "fault", "judge", "served_by"]
 
 UNSTABLE = ("session/fork",)
 """Methods that crow serves though only the unstable schema has them."""
 ROOT_KEYS = {"jsonrpc", "id", "method", "params", "result", "error"}
 
 
-class WireFault(Exception):
+class SchemaViolation(Exception):
     """A message that the protocol does not allow."""
 
 
@@ -148,9 +148,9 @@ def best(checker: Draft202012Validator, value: Any) -> str:
     return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in checker.iter_errors(value))
 
 
-def fault(message: Any, words: str) -> WireFault:
+def fault(message: Any, words: str) -> SchemaViolation:
     """The error for `message`, which is shown shortened."""
-    return WireFault(f"{words}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
+    return SchemaViolation(f"{words}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
 
 
 def served_by(method: str) -> Side | None:

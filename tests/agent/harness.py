@@ -11,7 +11,7 @@ from typing import Any, Literal
 import anyio
 
 from crow.agent import Adapters, OpenToolbox, PermissionQuestion, SessionSettings
-from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.session import Session
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, EntryStored, Event, TextShown
@@ -19,7 +19,7 @@ from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import Access, McpServer, Offer, OnOutput, Outcome, ServerPrompt, ServerStatus, Skill
+from crow.tools import Access, McpServer, OnOutput, Outcome, PlannedCall, ServerPrompt, ServerStatus, SkillInfo
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
@@ -98,7 +98,7 @@ class Tools:
     def servers(self) -> tuple[ServerStatus, ...]:
         return self.statuses
 
-    def skills(self) -> tuple[Skill, ...]:
+    def skills(self) -> tuple[SkillInfo, ...]:
         return ()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
@@ -119,19 +119,21 @@ class Tools:
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         raise NotImplementedError
 
-    async def offer(self, call: ToolCall) -> Offer:
+    async def offer(self, call: ToolCall) -> PlannedCall:
         tool = self.tools.get(call.name)
         announcement = Announcement(title=f"{call.name} {call.arguments}")
         if tool is None:
-            return Offer(announcement=announcement, access="none", fault=f"No tool {call.name}.")
-        return Offer(
+            return PlannedCall(announcement=announcement, access="none", fault=f"No tool {call.name}.")
+        return PlannedCall(
             announcement=announcement,
             access=tool.access,
             fault=call.fault or tool.fault or None,
             is_barrier=tool.is_barrier,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
+    async def run(
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+    ) -> Outcome:
         self.order.append(f"{call.name} begins")
         words = await self.tools[call.name].function(**json.loads(call.arguments))
         self.order.append(f"{call.name} ends")
@@ -166,7 +168,7 @@ async def opened(
     session_id: str | None = None,
     servers: Sequence[McpServer] = (),
     open_tools: OpenToolbox | None = None,
-    compaction: CompactionSettings | None = None,
+    compaction: CompactionPolicy | None = None,
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
@@ -195,7 +197,7 @@ async def opened(
             model=named,
             info=lambda _: model.info,
             open_toolbox=open_tools or open_toolbox,
-            settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionSettings()),
+            settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(20):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 
-from crow.agent.session import IfLong
+from crow.agent.session import AfterDelay
 
 
 async def test_a_short_block_begins_nothing() -> None:
@@ -14,7 +14,7 @@ async def test_a_short_block_begins_nothing() -> None:
     async def work() -> None:
         begun.append("work")
 
-    async with IfLong(0.0, work, again=True):
+    async with AfterDelay(0.0, work, again=True):
         pass
     await anyio.wait_all_tasks_blocked()
     assert begun == []
@@ -30,7 +30,7 @@ async def test_a_long_block_begins_the_work_once_and_waits_for_it() -> None:
             await anyio.lowlevel.checkpoint()
         order.append("work")
 
-    async with IfLong(0.0, work):
+    async with AfterDelay(0.0, work):
         await begun.wait()
         order.append("block")
     order.append("behind")
@@ -51,7 +51,7 @@ async def test_work_is_begun_again_and_again_but_never_twice_at_once() -> None:
         if times == 3:
             enough.set()
 
-    async with IfLong(0.0, work, again=True):
+    async with AfterDelay(0.0, work, again=True):
         await enough.wait()
     assert (running, most) == (0, 1)
     assert times >= 3
@@ -67,7 +67,7 @@ async def test_a_cancelled_block_waits_for_the_work_all_the_same() -> None:
         ended.append("work")
 
     with anyio.CancelScope() as scope:
-        async with IfLong(0.0, work):
+        async with AfterDelay(0.0, work):
             await begun.wait()
             scope.cancel()
             await anyio.sleep_forever()

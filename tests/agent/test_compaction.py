@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionSettings, Window
+from crow.agent.compaction.budget import CompactionPolicy, ContextWindow
 from crow.agent.compaction.compactor import Compactor
 from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
@@ -35,11 +35,11 @@ async def fresh() -> Prompt:
 class Place:
     """A branch in memory and a compactor on it."""
 
-    def __init__(self, model: AnsweringModel | None = None, settings: CompactionSettings | None = None) -> None:
+    def __init__(self, model: AnsweringModel | None = None, settings: CompactionPolicy | None = None) -> None:
         self.store, self.client = MemoryStore(), Notes()
         self.branch: Branch = branch_of(self.store, self.client)
         self.model = model or summariser("good", info=INFO)
-        self.settings, self.window = settings or CompactionSettings(), Window()
+        self.settings, self.window = settings or CompactionPolicy(), ContextWindow()
         self.compactor = self.renewed()
 
     def renewed(self) -> Compactor:
@@ -113,7 +113,7 @@ async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(pla
     await place.talk(1)
     await place.compactor.make_room()
     await place.talk(3)
-    off = compactor_on(place.branch, place.model, CompactionSettings(auto=False), fresh_prompt=fresh)
+    off = compactor_on(place.branch, place.model, CompactionPolicy(auto=False), fresh_prompt=fresh)
     await off.make_room()
     with pytest.raises(ContextOverflow, match=r"too long\. About .* were sent.* is off .*: /compact makes room"):
         await off.overflowed(TOO_LONG)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crow.agent.compaction.budget import CompactionSettings, breakdown, limits_for, picture
+from crow.agent.compaction.budget import CompactionPolicy, breakdown, limits_for, picture
 from crow.domain.conversation import Projection
 from crow.domain.entries import Checkpoint, Prompt
 from crow.domain.messages import ToolSpec
@@ -30,7 +30,7 @@ def test_every_message_counts_for_its_kind_and_all_together_for_what_was_measure
 
 
 def test_the_picture_has_a_bar_for_the_window_and_one_for_each_kind() -> None:
-    limits = limits_for(128_000, 8_000, 9_000, CompactionSettings())
+    limits = limits_for(128_000, 8_000, 9_000, CompactionPolicy())
     tokens = dict(zip(("system", "tools", "summary", "user", "assistant"), (3_200, 6_400, 0, 100, 12_800), strict=True))
     shown = picture("m", {**tokens, "tool output": 41_500}, 64_000, limits)  # type: ignore[dict-item]
     assert (

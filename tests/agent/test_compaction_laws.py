@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.checkpoint import hiding_order
 from crow.agent.compaction.planner import Reason
 from crow.domain.conversation import Replay, for_model
@@ -269,7 +269,7 @@ async def test_a_pass_that_cannot_be_stored_leaves_everything_as_it_was() -> Non
 @given(simulation=simulations())
 @settings(max_examples=20, deadline=None)
 async def test_when_compaction_is_off_nothing_is_ever_compacted(simulation: Simulation) -> None:
-    simulation.settings = CompactionSettings(auto=False)
+    simulation.settings = CompactionPolicy(auto=False)
     await simulation.run(3, lambda _: None)
     appends = simulation.store.appends
     await simulation.compactor.make_room()

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.compaction.budget import (
-    CompactionSettings,
+    CompactionPolicy,
+    ContextWindow,
     LearnedWindow,
     Limits,
     Measure,
-    Window,
     cut_for,
     learned_in,
     limits_for,
@@ -32,7 +32,7 @@ from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from tests.support.paths import PathBuilder, result_of, said, user
 
-DEFAULTS = CompactionSettings()
+DEFAULTS = CompactionPolicy()
 HERE = "http://localhost model"
 
 
@@ -71,7 +71,7 @@ def test_limits_of_a_small_window() -> None:
 
 
 def test_settings_move_threshold_tail_and_target() -> None:
-    settings = CompactionSettings(threshold=0.5, keep_tokens=1_000, target=0.25)
+    settings = CompactionPolicy(threshold=0.5, keep_tokens=1_000, target=0.25)
     limits = limits_for(100_000, None, 10_000, settings)
     assert (limits.threshold, limits.keep, limits.target, limits.output) == (50_000, 1_000, 20_000, None)
 
@@ -212,8 +212,8 @@ class Memory:
         self.facts[base_url, model] = {**self.facts.get((base_url, model), {}), **facts}
 
 
-async def looked_up(memory: Memory, info: ModelInfo = INFO, *, session: str = "s") -> Window:
-    window = Window(memory, session)
+async def looked_up(memory: Memory, info: ModelInfo = INFO, *, session: str = "s") -> ContextWindow:
+    window = ContextWindow(memory, session)
     await window.look_up(info)
     return window
 
@@ -428,7 +428,7 @@ async def test_a_store_that_cannot_keep_what_was_learned_fails_no_turn() -> None
     window = await looked_up(Full())
     await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
     assert window.tokens(INFO) == 12_000
-    assert Window().tokens(INFO) == 100_000
+    assert ContextWindow().tokens(INFO) == 100_000
 
 
 @pytest.mark.parametrize(

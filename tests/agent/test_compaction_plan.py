@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from crow.agent.compaction.budget import CompactionSettings, Measure, limits_for
+from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
 from crow.agent.compaction.checkpoint import files_touched, hiding_order, pins_of, skills_of
 from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
 from crow.domain.conversation import Projection, for_model
@@ -44,7 +44,7 @@ def decide(
 ) -> tuple[Decision, Projection]:
     projection = Projection(PathBuilder(SYSTEM, *bodies).entries)
     context = projection.context()
-    limits = limits_for(window, None, context.fixed_estimate, CompactionSettings(), is_configured=is_configured)
+    limits = limits_for(window, None, context.fixed_estimate, CompactionPolicy(), is_configured=is_configured)
     found = Measure(
         used=context.estimate if used is None else used, fixed=context.fixed_estimate, scale=1.0, is_reported=False
     )
@@ -133,7 +133,7 @@ def test_only_as_many_outputs_are_hidden_as_the_target_asks_for() -> None:
     *_, third, fourth, second_log, _ = outputs(path)
     assert isinstance(decision, MaskOutputs)
     assert (decision.before, decision.exceptions) == (second_log + 1, (third, fourth))
-    limits = limits_for(16_000, None, projection.context().fixed_estimate, CompactionSettings())
+    limits = limits_for(16_000, None, projection.context().fixed_estimate, CompactionPolicy())
     assert decision.tokens_after <= limits.target < decision.tokens_after + 1_900
     masked = PathBuilder(
         *[entry.body for entry in path.entries], Mask(before=decision.before, exceptions=(third, fourth))

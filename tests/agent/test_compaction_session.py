@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.compaction.budget import CompactionSettings, LearnedWindow, learned_in
+from crow.agent.compaction.budget import CompactionPolicy, LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -105,7 +105,7 @@ async def test_a_request_that_overflows_in_the_middle_of_its_answer_keeps_what_w
 async def test_without_auto_a_refused_request_is_the_prompts_error_and_nothing_is_compacted(tmp_path: Path) -> None:
     refused = Say(error=ContextOverflow("The request is too long.", limit=9_000))
     model = ScriptedModel(*[LONG] * 4, refused, info=TINY)
-    async with opened(tmp_path, model, compaction=CompactionSettings(auto=False)) as run:
+    async with opened(tmp_path, model, compaction=CompactionPolicy(auto=False)) as run:
         await talked(run, 4)
         with pytest.raises(ContextOverflow, match="too long"):
             await talked(run, 1)
@@ -236,7 +236,7 @@ async def test_compact_and_its_undo_are_commands_and_context_shows_what_fills_th
 
 
 async def test_the_users_own_words_ask_for_the_summary(tmp_path: Path) -> None:
-    settings = CompactionSettings(instruction="Summarise in {words} words.")
+    settings = CompactionPolicy(instruction="Summarise in {words} words.")
     model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
     async with opened(tmp_path, model, compaction=settings) as run:
         await talked(run, 4)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.compaction.budget import CompactionSettings, limits_for
-from crow.agent.compaction.summary import NOTES_HEADING, Asking, Head, Summary, notes, summarise
+from crow.agent.compaction.budget import CompactionPolicy, limits_for
+from crow.agent.compaction.summary import NOTES_HEADING, CoveredContext, Summary, SummaryOptions, notes, summarise
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -36,13 +36,13 @@ TALK: tuple[Message, ...] = (
     ToolMessage(call_id="c", text="x" * 9_000),
     AssistantMessage(text="Done."),
 )
-LIMITS = limits_for(32_000, None, 2_000, CompactionSettings())
+LIMITS = limits_for(32_000, None, 2_000, CompactionPolicy())
 
 
-async def ask(model: AnsweringModel, head: Head | None = None, **more: Any) -> Summary:
-    head = head or Head(tools=TOOLS, messages=TALK, estimate=3_000)
+async def ask(model: AnsweringModel, head: CoveredContext | None = None, **more: Any) -> Summary:
+    head = head or CoveredContext(tools=TOOLS, messages=TALK, estimate=3_000)
     other = more.pop("compact_model", None)
-    asking = Asking(**({"deadline_s": 30, "cache_key": "s1"} | more))
+    asking = SummaryOptions(**({"deadline_s": 30, "cache_key": "s1"} | more))
     return await summarise(head, model, LIMITS, 1.0, asking, compact_model=other)
 
 
@@ -66,7 +66,7 @@ async def test_first_question_is_the_conversation_as_sent_and_one_instruction() 
 
 async def test_fixed_line_stands_between_a_prompt_and_the_instruction() -> None:
     model = summariser("good")
-    await ask(model, Head(tools=(), messages=TALK[:2], estimate=100))
+    await ask(model, CoveredContext(tools=(), messages=TALK[:2], estimate=100))
     assert model.requests[0].messages[2] == AssistantMessage(text=NO_ANSWER)
 
 
@@ -94,7 +94,7 @@ async def test_after_two_failures_notes_stand_in() -> None:
 
 async def test_head_that_leaves_no_room_for_an_answer_is_asked_about_as_a_transcript_at_once() -> None:
     model = summariser("good")
-    summary = await ask(model, Head(tools=TOOLS, messages=TALK, estimate=31_000))
+    summary = await ask(model, CoveredContext(tools=TOOLS, messages=TALK, estimate=31_000))
     assert (summary.method, summary.model_calls) == ("serialised", 1)
 
 
@@ -103,7 +103,7 @@ async def test_second_question_goes_to_the_compact_model_within_its_own_window()
         "good",
         info=ModelInfo(name="small", endpoint="test small", context_window=8_000, max_output_tokens=1_000),
     )
-    head = Head(tools=TOOLS, messages=(*TALK, *[AssistantMessage(text="word " * 2_000)] * 30), estimate=3_000)
+    head = CoveredContext(tools=TOOLS, messages=(*TALK, *[AssistantMessage(text="word " * 2_000)] * 30), estimate=3_000)
     summary = await ask(summariser("empty"), head, compact_model=small)
     assert summary.model == "small"
     (request,) = small.requests
@@ -115,7 +115,9 @@ async def test_second_question_goes_to_the_compact_model_within_its_own_window()
 async def test_earlier_summary_is_to_be_updated_and_the_focus_is_passed_on() -> None:
     model = summariser("good")
     earlier = UserMessage(parts=(Text(text="THE EARLIER SUMMARY"),))
-    head = Head(tools=(), messages=(TALK[0], earlier, *TALK[2:]), estimate=100, previous="THE EARLIER SUMMARY")
+    head = CoveredContext(
+        tools=(), messages=(TALK[0], earlier, *TALK[2:]), estimate=100, previous="THE EARLIER SUMMARY"
+    )
     await ask(model, head, focus="the parser's tests")
     instruction = repr(model.requests[0].messages[-1])
     assert "Update it" in instruction

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from crow.agent import Adapters, SessionSettings
-from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
@@ -84,7 +84,7 @@ async def running(
                 workspace, ports, servers, ToolSettings(skill_folders=(root / "skills",))
             ),
             settings=lambda: SessionSettings(
-                steps_per_turn=20, compaction=CompactionSettings(), rules=user_rules([], deny)
+                steps_per_turn=20, compaction=CompactionPolicy(), rules=user_rules([], deny)
             ),
         )
         session = Session(adapters, client, DiskWorkspace(work), (), await store.open_session("s1"))

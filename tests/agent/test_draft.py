@@ -7,7 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from crow.agent import stream as drafts
-from crow.agent.stream import Draft, merged
+from crow.agent.stream import AnswerDraft, merged
 from crow.domain.errors import NetworkError, StoreUnavailable
 from crow.domain.events import Event, NoticeShown, TextShown, ThoughtShown
 from crow.llm import Retrying, TextDelta, ThoughtDelta
@@ -41,8 +41,8 @@ class Branch:
         return "".join(event.text for event in self.events if isinstance(event, TextShown))
 
 
-def draft_on(branch: Branch) -> Draft:
-    return Draft(branch, "m")  # type: ignore[arg-type]
+def draft_on(branch: Branch) -> AnswerDraft:
+    return AnswerDraft(branch, "m")  # type: ignore[arg-type]
 
 
 async def test_everything_is_shown_in_order_and_the_answer_is_whole() -> None:

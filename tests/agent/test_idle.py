@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from crow.domain.errors import StoreUnavailable
-from crow.frontend.sessions import Idle
+from crow.frontend.sessions import IdleTimer
 
 
 class Room:
@@ -30,8 +30,8 @@ class Room:
 
 
 @asynccontextmanager
-async def idling(room: Room, *, after_s: float = 0.0) -> AsyncIterator[Idle]:
-    idle = Idle(room.tidy, after_s=after_s)
+async def idling(room: Room, *, after_s: float = 0.0) -> AsyncIterator[IdleTimer]:
+    idle = IdleTimer(room.tidy, after_s=after_s)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(idle.run)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from crow.agent.permissions import MODES, Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
 from crow.domain.entries import Announcement
-from crow.tools import Access, Offer
+from crow.tools import Access, PlannedCall
 
 ACCESSES: tuple[Access, ...] = ("none", "read", "write", "execute", "fetch", "external")
 
 
-def offer(access: Access, *, outside: bool = False, argument: str | None = None) -> Offer:
-    return Offer(announcement=Announcement(title="t"), access=access, outside=outside, argument=argument)
+def offer(access: Access, *, outside: bool = False, argument: str | None = None) -> PlannedCall:
+    return PlannedCall(announcement=Announcement(title="t"), access=access, outside=outside, argument=argument)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from crow.agent.permissions import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
 from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.tools import Offer
+from crow.tools import PlannedCall
 from tests.agent.harness import NoteTaker, text
 from tests.agent.test_delegate import Casting, running
 from tests.support.scripted_model import Say, call
@@ -126,7 +126,7 @@ def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
 
 def test_a_star_behind_the_words_of_a_command_stands_for_what_may_follow_them() -> None:
     def decided(line: str) -> object:
-        offer = Offer(announcement=SHOWN, access="execute", argument=line)
+        offer = PlannedCall(announcement=SHOWN, access="execute", argument=line)
         return type(
             decide("shell", offer, "ask", user_rules(["shell(git log *)", "shell(ls:*)"], ["shell(git push *)"]))
         )
@@ -139,5 +139,5 @@ def test_a_star_behind_the_words_of_a_command_stands_for_what_may_follow_them() 
 
 def test_a_denied_name_is_denied_however_its_accents_are_written() -> None:
     (rule,) = user_rules([], ["read_file(schlüssel)"])
-    offer = Offer(announcement=SHOWN, access="read", paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
+    offer = PlannedCall(announcement=SHOWN, access="read", paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
     assert isinstance(decide("read_file", offer, "auto", [rule]), Refuse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crow.agent.prompt import MODES, Facts, build_prompt, changes, facts_now, facts_told, read_instructions
+from crow.agent.prompt import MODES, SessionFacts, build_prompt, changes, facts_now, facts_told, read_instructions
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerStatus
@@ -14,12 +14,12 @@ def entry(number: int, body: Prompt | Reminder) -> Entry:
     return Entry(id=number, conversation=1, session="s", parent=number - 1 or None, turn=1, body=body)
 
 
-def facts(**changed: str) -> Facts:
+def facts(**changed: str) -> SessionFacts:
     given = {"date": "Monday", "instructions": "", "mode": "ask", "servers": ""} | changed
-    return Facts(**given)
+    return SessionFacts(**given)
 
 
-async def prompt_with(told: Facts, cwd: str = "/w") -> Prompt:
+async def prompt_with(told: SessionFacts, cwd: str = "/w") -> Prompt:
     tools = (ToolSpec(name="read_file", description="", input_schema={}),)
     return await build_prompt(cwd=cwd, directories=("/more",), model="m", tools=tools, facts=told)
 

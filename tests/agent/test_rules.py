@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from crow.agent.permissions import MODES, Allow, Ask, Refuse, Rule, decide, mentions, rule_for, simple_words, user_rules
 from crow.domain.entries import Announcement
-from crow.tools import Access, Offer
+from crow.tools import Access, PlannedCall
 
 SHOWN = Announcement(title="t")
 
 
-def command(line: str) -> Offer:
-    return Offer(announcement=SHOWN, access="execute", argument=line)
+def command(line: str) -> PlannedCall:
+    return PlannedCall(announcement=SHOWN, access="execute", argument=line)
 
 
-def file(*names: str, access: Access = "write", outside: bool = False) -> Offer:
-    return Offer(announcement=SHOWN, access=access, paths=names, outside=outside)
+def file(*names: str, access: Access = "write", outside: bool = False) -> PlannedCall:
+    return PlannedCall(announcement=SHOWN, access=access, paths=names, outside=outside)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_denial_of_a_path_holds_in_every_mode_and_in_every_case() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_mode_and_no_rule_lets_a_write_to_a_protected_path_pass(mode: str) -> None:
-    there = Offer(announcement=SHOWN, access="write", paths=("/w/.git/config", ".git/config"), is_protected=True)
+    there = PlannedCall(announcement=SHOWN, access="write", paths=("/w/.git/config", ".git/config"), is_protected=True)
     rules = (
         *user_rules(["write_file", "write_file(.git/**)", "write_file(/w/.git/config)", "*"], []),
         Rule(tool="write_file", argument=None, allow=True),
@@ -138,8 +138,8 @@ def test_no_mode_and_no_rule_lets_a_write_to_a_protected_path_pass(mode: str) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_consent_to_just_that_content_loads_a_skill_of_a_workspace(mode: str) -> None:
-    def skill(argument: str) -> Offer:
-        return Offer(
+    def skill(argument: str) -> PlannedCall:
+        return PlannedCall(
             announcement=SHOWN, access="read", argument=argument, paths=("/w/.crow/skills/a/SKILL.md",), asks_once=True
         )
 
@@ -172,22 +172,22 @@ def test_an_always_answer_about_a_file_outside_is_about_that_file() -> None:
 
 
 def test_a_rule_may_name_tools_by_a_glob_and_urls_too() -> None:
-    external = Offer(announcement=SHOWN, access="external")
+    external = PlannedCall(announcement=SHOWN, access="external")
     assert isinstance(decide("github__get", external, "ask", user_rules(["github__get*"], [])), Allow)
     assert decide("gitlab__get", external, "ask", user_rules(["github__get*"], [])) == Ask()
     rules = user_rules(["fetch(https://docs.python.org/*)"], [])
-    page = Offer(announcement=SHOWN, access="fetch", argument="https://docs.python.org/3/")
-    trap = Offer(announcement=SHOWN, access="fetch", argument="https://docs.python.org.evil.example/3/")
+    page = PlannedCall(announcement=SHOWN, access="fetch", argument="https://docs.python.org/3/")
+    trap = PlannedCall(announcement=SHOWN, access="fetch", argument="https://docs.python.org.evil.example/3/")
     assert isinstance(decide("fetch", page, "ask", rules), Allow)
     assert decide("fetch", trap, "ask", rules) == Ask()
 
 
 def test_a_tool_called_through_another_is_judged_by_its_own_name() -> None:
-    inner = Offer(announcement=SHOWN, access="external", tool="db__drop")
+    inner = PlannedCall(announcement=SHOWN, access="external", tool="db__drop")
     assert isinstance(decide("call_tool", inner, "auto", user_rules(["call_tool"], ["db__drop"])), Refuse)
     assert rule_for("call_tool", inner, allow=True).tool == "db__drop"
 
 
 def test_in_plan_mode_an_external_tool_may_be_asked_for_if_the_users_file_says_that_it_only_reads() -> None:
-    assert decide("db__get", Offer(announcement=SHOWN, access="external", is_read_only=True), "plan", ()) == Ask()
-    assert isinstance(decide("db__get", Offer(announcement=SHOWN, access="external"), "plan", ()), Refuse)
+    assert decide("db__get", PlannedCall(announcement=SHOWN, access="external", is_read_only=True), "plan", ()) == Ask()
+    assert isinstance(decide("db__get", PlannedCall(announcement=SHOWN, access="external"), "plan", ()), Refuse)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.templates import CalledPrompt, Filling, called, filling, hint_of
+from crow.agent.templates import CalledPrompt, TemplateArguments, called, filling, hint_of
 from crow.domain.errors import ArgumentError
 from crow.tools import PromptArgument, ServerPrompt
 
@@ -53,7 +53,7 @@ def test_what_looks_like_a_prompt_of_a_server(text: str, call: CalledPrompt | No
     ],
 )
 def test_words_fill_the_arguments(arguments: tuple[str, ...], text: str, filled: dict[str, str], rest: str) -> None:
-    assert filling(offered(*arguments), text) == Filling(arguments=filled, rest=rest)
+    assert filling(offered(*arguments), text) == TemplateArguments(arguments=filled, rest=rest)
 
 
 def test_a_missing_argument_is_named() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import MIN_ROOM, CompactionSettings, LearnedWindow, Window, gauge_on, learned_in
+from crow.agent.compaction.budget import MIN_ROOM, CompactionPolicy, ContextWindow, LearnedWindow, gauge_on, learned_in
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.prompt import Briefing
 from crow.agent.tool_calls import Permissions
@@ -132,7 +132,7 @@ class Talk:
         self.sessions += 1
         self.store = MemoryStore()
         self.branch: Branch = branch_of(self.store, Notes())
-        self.window = Window(self.memory, f"s{self.sessions}")
+        self.window = ContextWindow(self.memory, f"s{self.sessions}")
         self.briefing = Briefing(self.branch)
 
     async def prompt(self, text: str) -> ContextOverflow | None:
@@ -144,7 +144,7 @@ class Talk:
         tools, branch = Tools({"read": Tool("read", read)}), self.branch
         branch.turn += 1
         await self.window.look_up(self.endpoint.info)
-        gauge = await gauge_on(branch, lambda: self.endpoint.info, CompactionSettings(), self.window)
+        gauge = await gauge_on(branch, lambda: self.endpoint.info, CompactionPolicy(), self.window)
         cut = gauge.cut_prompt(text)
         await branch.record([NewEntry(body=user(text, cut=cut))])
         await self.briefing.begin_turn(tools.specs(), (), ())

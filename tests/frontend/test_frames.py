@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.frontend.frames import MAX_DEPTH, Fault, LineSplitter, Oversized, encode, parse
+from crow.frontend.frames import MAX_DEPTH, FrameError, LineSplitter, Oversized, encode, parse
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
 
@@ -93,7 +93,7 @@ def test_missing_and_null_parameters_are_an_empty_object(params: Any) -> None:
 )
 def test_what_is_no_message_gets_the_error_of_json_rpc(raw: bytes, code: int, request_id: Any) -> None:
     fault = parse(raw)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, FrameError)
     assert (fault.code, fault.id) == (code, request_id)
     assert fault.response() == {
         "jsonrpc": "2.0",
@@ -174,7 +174,7 @@ def test_a_line_over_the_bound_is_dropped_while_it_comes_and_named() -> None:
 def test_whatever_comes_through_is_safe_for_the_connection(value: dict[str, Any]) -> None:
     message = parse(line(value))
     match message:
-        case None | Fault():
+        case None | FrameError():
             return
         case {"method": method}:
             assert isinstance(method, str)
@@ -193,4 +193,4 @@ def test_whatever_comes_through_is_safe_for_the_connection(value: dict[str, Any]
 
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_make_it_raise(raw: bytes) -> None:
-    assert parse(raw) is None or isinstance(parse(raw), dict | Fault)
+    assert parse(raw) is None or isinstance(parse(raw), dict | FrameError)

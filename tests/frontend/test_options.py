@@ -12,7 +12,7 @@ from crow.domain.errors import ArgumentError
 from crow.frontend.client import permission_answer, permission_params
 from crow.frontend.options import Choice, config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
-from crow.tools import HttpServer, Offer, StdioServer
+from crow.tools import HttpServer, PlannedCall, StdioServer
 from crow.trace.schema import judge
 
 
@@ -178,7 +178,7 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
         call=CallRef(assistant=3, index=1),
         name="edit_file",
         arguments='{"path": "a.py"}',
-        offer=Offer(announcement=announcement, access="write"),
+        offer=PlannedCall(announcement=announcement, access="write"),
         always="edit_file in this session",
     )
     params = permission_params("s", question)

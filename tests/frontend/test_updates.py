@@ -51,7 +51,7 @@ from crow.domain.events import (
 from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents
-from crow.frontend.updates import Live, Replayed, plan
+from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
@@ -79,7 +79,7 @@ def result(announcement: Announcement, text: str, **fields: Any) -> EntryStored:
     return stored(ToolResult(call=CALL, name="tool", text=text, announcement=announcement, **fields))
 
 
-def told(teller: Live | Replayed, *events: Event) -> list[dict[str, Any]]:
+def told(teller: LiveUpdates | ReplayUpdates, *events: Event) -> list[dict[str, Any]]:
     updates = [update for event in events for update in teller.updates(event)]
     for update in updates:
         check_update(update)
@@ -87,8 +87,8 @@ def told(teller: Live | Replayed, *events: Event) -> list[dict[str, Any]]:
     return updates
 
 
-def live(caps: ClientCapabilities = PLAIN) -> Live:
-    return Live(caps, cwd="/w", new_id=lambda: "new")
+def live(caps: ClientCapabilities = PLAIN) -> LiveUpdates:
+    return LiveUpdates(caps, cwd="/w", new_id=lambda: "new")
 
 
 def words(*contents: str) -> list[dict[str, Any]]:
@@ -396,7 +396,7 @@ def test_replay_tells_a_call_once_with_its_end() -> None:
         CallAnnounced(call=CallRef(assistant=8, index=1), name="grep", arguments="{}", announcement=READ),
         CallEnded(call=CallRef(assistant=8, index=1), text="Not run."),
     )
-    done, ended = told(Replayed(GATED), *events)
+    done, ended = told(ReplayUpdates(GATED), *events)
     assert done == {
         "sessionUpdate": "tool_call",
         "toolCallId": "call_7_0",
@@ -425,7 +425,7 @@ def test_replay_tells_a_call_once_with_its_end() -> None:
 )
 def test_replay_names_a_call_that_never_began_by_its_arguments(arguments: str, kind: str, title: str) -> None:
     bare = CallAnnounced(call=CALL, name="tool", arguments=arguments, announcement=Announcement(title="tool"))
-    (ended,) = told(Replayed(GATED), bare, CallEnded(call=CALL, text="Not run."))
+    (ended,) = told(ReplayUpdates(GATED), bare, CallEnded(call=CALL, text="Not run."))
     assert (ended["kind"], ended["title"], ended["status"]) == (kind, title, "failed")
 
 
@@ -435,7 +435,7 @@ def test_replay_puts_a_word_between_two_prompts_without_an_answer() -> None:
 
     spoken = TextShown(message_id="a", text="Going.")
     updates = told(
-        Replayed(PLAIN),
+        ReplayUpdates(PLAIN),
         *(ask(1), stored(TurnEnd(stop="cancelled"), 2)),
         *(ask(3), spoken, stored(TurnEnd(stop="cancelled"), 4)),
         *(ask(5), stored(TurnEnd(stop="end_turn"), 6)),
@@ -457,7 +457,7 @@ def test_replay_tells_the_users_words_in_their_own_blocks() -> None:
         Resource(uri="file:///w/a", text="t", mime_type="text/plain"),
         Link(uri="/w/b.py", name="b.py"),
     )
-    chunks = told(Replayed(PLAIN), stored(User(parts=parts, message_id="u")))
+    chunks = told(ReplayUpdates(PLAIN), stored(User(parts=parts, message_id="u")))
     assert {chunk["messageId"] for chunk in chunks} == {"u"}
     assert {chunk["sessionUpdate"] for chunk in chunks} == {"user_message_chunk"}
     assert [chunk["content"] for chunk in chunks] == [
@@ -484,10 +484,10 @@ def test_replay_tells_commands_checkpoints_and_bad_ends() -> None:
         "messageId": "m_typed",
     }
     ends = [agent("turn_end_5", "(The turn was interrupted.)\n\n"), agent("turn_end_6", "(No such model.)\n\n")]
-    assert told(Replayed(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
+    assert told(ReplayUpdates(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
     summary = [{"type": "text", "text": "s"}]
     shown = {"sessionUpdate": "compaction_update", "compactionId": "c", "status": "completed", "summary": summary}
-    assert told(Replayed(GATED), checkpoint) == [shown]
+    assert told(ReplayUpdates(GATED), checkpoint) == [shown]
 
 
 def test_what_a_result_brings_for_the_user_is_shown_as_what_it_is() -> None:
@@ -533,7 +533,7 @@ def test_huge_things_stay_below_the_bound_of_a_line() -> None:
         * 100,
         raw_output={"output": wild, "x": [wild]},
     )
-    for teller in (live(), live(GATED), Replayed(GATED)):
+    for teller in (live(), live(GATED), ReplayUpdates(GATED)):
         updates = told(
             teller,
             announced(write, "write_file", path="/w/a", content=wild),
@@ -608,7 +608,7 @@ events = st.one_of(
 @given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     told(live(caps), *sequence)
-    told(Replayed(caps), *sequence)
+    told(ReplayUpdates(caps), *sequence)
 
 
 @pytest.mark.parametrize("contents", [["x" * 2_000_000], ["é" * 200] * 20_000])

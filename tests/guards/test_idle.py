@@ -17,7 +17,7 @@ import pytest
 from crow.app import Wiring
 from crow.frontend.agent import AcpAgent
 from crow.frontend.server import serve
-from crow.frontend.sessions import Idle
+from crow.frontend.sessions import IdleTimer
 from crow.frontend.transport import StdioTransport
 from crow.settings import load_settings
 
@@ -92,7 +92,7 @@ def run(home: Path, selector: Watched, session: Callable[[Client], None]) -> Non
 
 
 def test_after_a_turn_no_timer_is_due_and_nothing_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Idle.__init__.__kwdefaults__, "after_s", 0.0)
+    monkeypatch.setitem(IdleTimer.__init__.__kwdefaults__, "after_s", 0.0)
     selector, rested = Watched(), []
 
     def session(client: Client) -> None:

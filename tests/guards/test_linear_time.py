@@ -19,7 +19,7 @@ from crow.agent.stream import without_overlap
 from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
-from crow.llm.endpoint import Timeouts
+from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, complaint_of_response, failure
 from crow.llm.tool_calls import tool_name
 from crow.tools.builtin.edit import replace as replaced
@@ -75,7 +75,7 @@ async def tell(texts: list[str]) -> None:
     """Have a model answer with each of the texts, in one piece."""
     tool = ToolSpec(name="f", description="", input_schema={"type": "object", "properties": {"a": {}}})
     request = replace(ASK, tools=(tool,))
-    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=Timeouts()) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=EndpointTimeouts()) as model:
         for text in texts:
             endpoint.script(fake.text(text))
             with suppress(ModelError):

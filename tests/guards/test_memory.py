@@ -12,7 +12,7 @@ from crow.domain.entries import Assistant
 from crow.domain.events import Event
 from crow.domain.replay import Replay
 from crow.frontend.params import client_capabilities
-from crow.frontend.updates import Live, Replayed
+from crow.frontend.updates import LiveUpdates, ReplayUpdates
 from crow.llm.parser import StreamParser
 from crow.llm.sse import SseDecoder
 from crow.store.codec import encode
@@ -33,7 +33,7 @@ PER_ENTRY = 20
 class Told(Shown):
     """A client that is told all and keeps nothing."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveUpdates) -> None:
         super().__init__()
         self._live = live
 
@@ -73,7 +73,7 @@ async def replayed(path: Path, entries: int) -> tuple[int, int]:
     store = await SqliteStore.open(path)
     try:
         with watched() as memory:
-            replay, told, count = Replay(), Replayed(client_capabilities({"clientCapabilities": {}})), 0
+            replay, told, count = Replay(), ReplayUpdates(client_capabilities({"clientCapabilities": {}})), 0
             async for batch in store.history(SESSION):
                 for entry in batch:
                     for event in replay.feed(entry):
@@ -94,7 +94,7 @@ async def test_a_replay_needs_the_memory_of_a_batch_and_the_ids(tmp_path: Path) 
 async def test_a_long_answer_needs_few_times_its_size() -> None:
     size, piece = 2_000_000, "The nest is built of twigs. " * 40
     reads = [sse(chunk({"content": piece}), done=False)] * (size // len(piece))
-    live = Live(client_capabilities({}))
+    live = LiveUpdates(client_capabilities({}))
     with watched() as memory:
         answer = await followed([*reads, END], Told(live))
         streamed = memory.peak

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.compaction.budget import CompactionSettings
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import Tool, opened, text
 from tests.guards.long import SESSION, grow
@@ -89,7 +89,7 @@ async def costs(directory: Path, entries: int) -> tuple[Cost, Cost]:
     await grow(directory / "crow.db", entries)
     calls = [Say(calls=(call("look", f"c{number}", at=number),)) for number in range(STEPS)]
     model = ScriptedModel(Say(text=["warm"]), Say(text=["plain"]), *calls, Say(text=["seen"]))
-    tools, settings = {"look": Tool("read", look)}, CompactionSettings(auto=False)
+    tools, settings = {"look": Tool("read", look)}, CompactionPolicy(auto=False)
     async with opened(directory, model, tools=tools, mode="auto", session_id=SESSION, compaction=settings) as session:
         await session.session.prompt(text("first"))
         watching = await watched(session.store)

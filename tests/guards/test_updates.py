@@ -6,13 +6,13 @@ import anyio
 import pytest
 
 from crow.agent import stream as drafts
-from crow.agent.stream import Draft
+from crow.agent.stream import AnswerDraft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
 from crow.llm import Request
-from crow.llm.endpoint import Timeouts
-from crow.llm.errors import Complaint, Origin
-from crow.llm.stream import Exchange, Pace
+from crow.llm.endpoint import EndpointTimeouts
+from crow.llm.errors import ErrorBody, Origin
+from crow.llm.stream import ChatStream, RetryTiming
 from tests.support.fake_endpoint import chunk, sse
 
 TOKENS = 20_000
@@ -60,7 +60,7 @@ class Way:
     """The way to an endpoint that answers with `body`."""
 
     origin = Origin()
-    timeouts = Timeouts()
+    timeouts = EndpointTimeouts()
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -68,7 +68,7 @@ class Way:
     async def send(self, _request: Request) -> Body:
         return self._body
 
-    async def adapted(self, _request: Request, _complaint: Complaint) -> bool:
+    async def adapted(self, _request: Request, _complaint: ErrorBody) -> bool:
         return False
 
     async def heard(self, answer: Answer) -> None:
@@ -81,8 +81,8 @@ class Way:
 async def followed(reads: list[bytes], shown: Shown, *, gaps: bool = False) -> Answer:
     """The answer, after all of it was shown."""
     line = Way(Body(reads, shown if gaps else None))
-    async with Exchange(line, Request(messages=()), pace=Pace()) as stream:
-        return await Draft(shown, "m").follow(stream)  # type: ignore[arg-type]
+    async with ChatStream(line, Request(messages=()), pace=RetryTiming()) as stream:
+        return await AnswerDraft(shown, "m").follow(stream)  # type: ignore[arg-type]
 
 
 def tokens(count: int) -> list[bytes]:

@@ -28,9 +28,9 @@ from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, Usage, U
 from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm import stream as exchange
 from crow.llm.chat_completions import ChatCompletions
-from crow.llm.endpoint import Endpoint, Timeouts
+from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.parser import MOST_CHARS
-from crow.llm.stream import Pace
+from crow.llm.stream import RetryTiming
 from tests.support.fake_endpoint import (
     CUT,
     HANG,
@@ -54,8 +54,8 @@ ASK = Request(
     cache_key="session-1",
 )
 USAGE = Usage(input_tokens=10, output_tokens=5)
-PATIENT = Timeouts()
-QUICK = Timeouts(connect_s=2, first_byte_s=0.3, idle_s=0.15, grace_s=0.1)
+PATIENT = EndpointTimeouts()
+QUICK = EndpointTimeouts(connect_s=2, first_byte_s=0.3, idle_s=0.15, grace_s=0.1)
 """For tests in which the server stalls."""
 
 
@@ -82,8 +82,8 @@ class Waits:
         self.seconds.append(seconds)
         await anyio.lowlevel.checkpoint()
 
-    def pace(self) -> Pace:
-        return Pace(sleep=self.sleep, chance=lambda: 0.5)
+    def pace(self) -> RetryTiming:
+        return RetryTiming(sleep=self.sleep, chance=lambda: 0.5)
 
 
 @asynccontextmanager
@@ -92,7 +92,7 @@ async def asking(
     *,
     memory: Memory | None = None,
     waits: Waits | None = None,
-    timeouts: Timeouts = PATIENT,
+    timeouts: EndpointTimeouts = PATIENT,
     api_key: str | None = None,
     window: int | None = None,
 ) -> AsyncIterator[ChatCompletions]:
@@ -376,7 +376,10 @@ async def test_a_stall_after_text_is_given_up() -> None:
 
 
 async def test_a_stall_before_the_first_event_is_tried_once_more() -> None:
-    async with FakeEndpoint(otherwise=Reply(steps=(HANG,))) as endpoint, asking(endpoint, timeouts=QUICK) as model:
+    async with (
+        FakeEndpoint(otherwise=Reply(steps=(HANG,))) as endpoint,
+        asking(endpoint, timeouts=QUICK) as model,
+    ):
         error, _, _ = await failure_of(model)
         assert len(endpoint.asked) == 2
     assert isinstance(error, ModelTimeout)
@@ -430,7 +433,10 @@ async def test_a_stream_that_breaks_while_all_of_it_is_held_back_is_asked_again(
 
 async def test_an_answer_without_end_is_stopped_and_not_asked_again() -> None:
     piece = sse(chunk({"content": "twigs " * 10_000}), done=False)
-    async with FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint, asking(endpoint) as model:
+    async with (
+        FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
+        asking(endpoint) as model,
+    ):
         error, deltas, partial = await failure_of(model)
         await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
         assert (len(endpoint.asked), endpoint.asked[0].left.is_set()) == (1, True)
@@ -442,7 +448,10 @@ async def test_an_answer_without_end_is_stopped_and_not_asked_again() -> None:
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 100_000, b": ping\n\n" * 10_000], ids=["a line", "comments"])
 async def test_a_body_without_any_event_is_stopped_and_not_asked_again(piece: bytes) -> None:
-    async with FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint, asking(endpoint) as model:
+    async with (
+        FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
+        asking(endpoint) as model,
+    ):
         error, _, _ = await failure_of(model)
         assert len(endpoint.asked) == 1
     assert isinstance(error, AnswerTooLong)
@@ -452,7 +461,10 @@ async def test_a_body_without_any_event_is_stopped_and_not_asked_again(piece: by
 async def test_events_that_say_nothing_are_stopped_after_a_billion_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MOST_BYTES", 1_000_000)
     piece = sse(chunk({}), done=False)
-    async with FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint, asking(endpoint) as model:
+    async with (
+        FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
+        asking(endpoint) as model,
+    ):
         error, deltas, _ = await failure_of(model)
         assert len(endpoint.asked) == 1
     assert isinstance(error, AnswerTooLong)

@@ -20,7 +20,7 @@ from crow.domain.errors import (
 )
 from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
 from crow.llm.endpoint import Endpoint
-from crow.llm.errors import Complaint, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+from crow.llm.errors import ErrorBody, Origin, complaint_in, complaint_of_response, failure, retry_after_s
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
@@ -221,8 +221,8 @@ def test_the_wait_that_words_ask_for(words: str, seconds: float | None) -> None:
     assert error.retry_after_s == seconds
 
 
-def complaint(words: str, status: int = 400) -> Complaint:
-    return Complaint(message=words, status=status)
+def complaint(words: str, status: int = 400) -> ErrorBody:
+    return ErrorBody(message=words, status=status)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from crow.domain.errors import CrowError
 from crow.frontend.client import elicitation_answer, permission_answer
 from crow.frontend.content import parts_from
-from crow.frontend.frames import Fault, LineSplitter, Oversized, encode, parse
+from crow.frontend.frames import FrameError, LineSplitter, Oversized, encode, parse
 from crow.frontend.options import option_chosen
 from crow.frontend.params import client_capabilities, client_name
 from crow.frontend.sessions import opening_from
@@ -92,7 +92,7 @@ def read(data: bytes) -> None:
     splitter = LineSplitter(limit=10_000)
     for line in [*splitter.feed(data), *splitter.finish()]:
         message = line.fault() if isinstance(line, Oversized) else parse(line)
-        if isinstance(message, Fault):
+        if isinstance(message, FrameError):
             message = message.response()
         if message is None:
             continue

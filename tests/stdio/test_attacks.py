@@ -65,7 +65,7 @@ async def stopped_converter(agent: CrowProcess) -> int:
 def converter_of(parent: int) -> int | None:
     """The process that converts a page for `parent`, if it runs."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return next((int(pid) for pid in children if b"page.py" in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+    return next((int(pid) for pid in children if b"html.py" in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
 
 
 @pytest.mark.parametrize("how", ["cancel", "SIGTERM"])

@@ -33,7 +33,7 @@ def waits(seconds: float) -> list[str]:
     code = f"""
 import sys
 from crow.cli import main
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 SqliteStore.open.__func__.__kwdefaults__["busy_timeout_s"] = {seconds}
 sys.exit(main(["acp"]))
 """

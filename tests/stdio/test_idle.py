@@ -12,9 +12,9 @@ from tests.stdio.test_turns import opened
 
 AT_ONCE = """
 import sys
-from crow.agent.idle import Idle
+from crow.frontend.sessions import IdleTimer
 from crow.cli import main
-Idle.__init__.__kwdefaults__["after_s"] = 0.0
+IdleTimer.__init__.__kwdefaults__["after_s"] = 0.0
 sys.exit(main(["acp"]))
 """
 """The process as it is, but that it is idle as soon as a turn has ended."""

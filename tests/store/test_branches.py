@@ -8,7 +8,7 @@ import pytest
 
 from crow.domain.entries import CallRef, Command, File, Note, TurnEnd
 from crow.domain.errors import ArgumentError, NoSuchSession
-from crow.store import Move, Point, Store, Tip
+from crow.store import BranchPoint, BranchTip, Move, Store
 from tests.store.conftest import Stores
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, row_ids, said
 
@@ -51,14 +51,14 @@ async def test_an_outline_has_the_points_of_every_branch_and_the_ends_that_diffe
     other = await converse(store, "s1", "three")
     found = await store.outline("s1")
     assert found.points == (
-        Point(entry=one[0].id, before=None, previous=None, kind="prompt", text="one"),
-        Point(entry=one[3].id, before=one[2].id, previous=one[0].id, kind="prompt", text="two"),
-        Point(entry=label.id, before=command.id, previous=one[0].id, kind="label", text="good"),
-        Point(entry=other[0].id, before=label.id + 1, previous=label.id, kind="prompt", text="three"),
+        BranchPoint(entry=one[0].id, before=None, previous=None, kind="prompt", text="one"),
+        BranchPoint(entry=one[3].id, before=one[2].id, previous=one[0].id, kind="prompt", text="two"),
+        BranchPoint(entry=label.id, before=command.id, previous=one[0].id, kind="label", text="good"),
+        BranchPoint(entry=other[0].id, before=label.id + 1, previous=label.id, kind="prompt", text="three"),
     )
     assert found.tips == (
-        Tip(entry=other[2].id, point=other[0].id, is_current=True),
-        Tip(entry=one[5].id, point=one[3].id, is_current=False),
+        BranchTip(entry=other[2].id, point=other[0].id, is_current=True),
+        BranchTip(entry=one[5].id, point=one[3].id, is_current=False),
     )
 
 
@@ -68,15 +68,15 @@ async def test_a_place_on_the_way_of_another_branch_is_no_end_but_where_the_sess
     await move(store, entries[2].id)
     await move(store, None)
     assert (await store.outline("s1")).tips == (
-        Tip(entry=None, point=None, is_current=True),
-        Tip(entry=entries[5].id, point=entries[3].id, is_current=False),
+        BranchTip(entry=None, point=None, is_current=True),
+        BranchTip(entry=entries[5].id, point=entries[3].id, is_current=False),
     )
 
 
 async def test_a_session_without_entries_has_an_outline(store: Store):
     await store.create_session(new_session())
     found = await store.outline("s1")
-    assert (found.points, found.tips) == ((), (Tip(entry=None, point=None, is_current=True),))
+    assert (found.points, found.tips) == ((), (BranchTip(entry=None, point=None, is_current=True),))
     with pytest.raises(NoSuchSession):
         await store.outline("s2")
 
@@ -131,7 +131,7 @@ async def test_forks_go_their_own_ways(store: Store):
     mine, theirs = await converse(store, "s1", "mine"), await converse(store, "f1", "theirs")
     assert ids(await history(store, "s1")) == ids([*entries, *mine])
     assert ids(await history(store, "f1")) == ids([*entries, *theirs])
-    assert (await store.outline("f1")).tips == (Tip(entry=theirs[2].id, point=theirs[0].id, is_current=True),)
+    assert (await store.outline("f1")).tips == (BranchTip(entry=theirs[2].id, point=theirs[0].id, is_current=True),)
 
 
 async def test_a_fork_of_an_entry_of_another_conversation_is_refused(store: Store):

@@ -214,7 +214,7 @@ from crow.domain.entries import *
 from crow.domain.errors import *
 from crow.domain.messages import *
 from crow.store import *
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 
 def tell(**what):
     print(json.dumps(what), flush=True)

@@ -13,7 +13,7 @@ from crow.store.sqlite import sessions
 from crow.store.sqlite.migrations import migrate
 from crow.store.sqlite.paths import left_behind
 
-Work = Callable[[sqlite3.Connection], object]
+WriteJob = Callable[[sqlite3.Connection], object]
 
 
 def full(entries: int) -> sqlite3.Connection:
@@ -45,7 +45,7 @@ def sizes() -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
     large.close()
 
 
-def steps(connection: sqlite3.Connection, work: Work) -> int:
+def steps(connection: sqlite3.Connection, work: WriteJob) -> int:
     """How many steps of the machine `work` takes, in tens."""
     count = 0
 
@@ -75,7 +75,7 @@ def forget_entries(connection: sqlite3.Connection) -> object:
     return removal.remove_entries(connection, found, [3, 2])
 
 
-WORKS: dict[str, Work] = {
+WORKS: dict[str, WriteJob] = {
     "a session made": lambda sql: sessions.create_session(
         sql, NewSession(id="new", cwd="/", model="m", mode="ask", title="N"), now_ms=0
     ),

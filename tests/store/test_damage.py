@@ -24,12 +24,12 @@ from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.messages import ToolMessage, ToolSpec
 from crow.store import SessionRow
 from crow.store.codec import SPILL_BYTES, encode
-from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.repair import problems as problems_of
 from crow.store.sqlite.repair import repair
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import Defaults
+from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import ANNOUNCED, add, begin, bodies, converse, history, ids, new_session, result, said
 from tests.support.paths import problems
 
@@ -142,10 +142,10 @@ async def test_what_is_missing_is_named_where_it_should_come(sqlite_store: Sqlit
     assert read[0].body.text.startswith(words)
     assert read[1:] == entries[missing + 1 :]
     assert (await sqlite_store.open_session("s1")).entries == read
-    written = b"".join([line async for line in Upkeep(sqlite_store).export(("s1",))])
+    written = b"".join([line async for line in SessionAdmin(sqlite_store).export(("s1",))])
     (tmp_path / "x.jsonl").write_bytes(written)
     other = await SqliteStore.open(tmp_path / "other.db")
-    await Upkeep(other).import_file(tmp_path / "x.jsonl", Defaults(model="m1", mode="ask"))
+    await SessionAdmin(other).import_file(tmp_path / "x.jsonl", ImportDefaults(model="m1", mode="ask"))
     taken_in = await bodies(other, "s1")
     await other.close()
     assert any(words in str(body) for body in taken_in)
@@ -340,7 +340,7 @@ async def check_search(store: SqliteStore, whole: Whole) -> None:
 
 
 async def check_export(store: SqliteStore, whole: Whole) -> None:
-    written = b"".join([line async for line in Upkeep(store).export(("s1", "s2", "s3"))]).decode()
+    written = b"".join([line async for line in SessionAdmin(store).export(("s1", "s2", "s3"))]).decode()
     told = set(TOKEN.findall(written))
     expected = {token_of(entry) for name in ("s1", "s2", "s3") for entry in whole.histories[name]}
     assert names_damage(written) or expected <= told
@@ -371,7 +371,7 @@ async def check_repaired(path: Path, whole: Whole, number: int) -> None:
                 assert found_row.cwd == row.cwd or not row.has_prompt  # only indexes of what is listed know that
             if found_row.leaf == row.leaf:
                 assert ids(await history(store, name)) == ids(whole.histories[name])
-        assert set(await Upkeep(store).ids()) == set(whole.rows)
+        assert set(await SessionAdmin(store).ids()) == set(whole.rows)
         await converse(store, "s3", "and on it goes")
     finally:
         await store.close()
@@ -477,7 +477,7 @@ def problems_in(path: Path) -> tuple[str, ...]:
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse
 
 async def main(path):

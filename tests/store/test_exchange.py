@@ -25,24 +25,24 @@ from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.domain.messages import Image, Text, ToolCall, Usage
 from crow.store import NewSession, Scope, SessionChanges
 from crow.store.portable import ExportFile
-from crow.store.sqlite.admin import Imported, Upkeep
+from crow.store.sqlite.admin import Imported, SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import Defaults, Intake
+from crow.store.sqlite.transfer import ImportDefaults, Importer
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, row_ids, said
 from tests.store.test_codec import record
 
 SCHEMA = Draft202012Validator(json.loads((Path(__file__).parents[2] / "schemas/export.schema.json").read_text()))
-DEFAULTS = Defaults(model="mine", mode="ask")
+DEFAULTS = ImportDefaults(model="mine", mode="ask")
 SMALL = st.integers(-3, 12)
 
 
 async def exported(store: SqliteStore, names: tuple[str, ...] | None = None) -> bytes:
-    return b"".join([line async for line in Upkeep(store).export(names)])
+    return b"".join([line async for line in SessionAdmin(store).export(names)])
 
 
 async def imported(store: SqliteStore, path: Path, data: bytes) -> tuple[Imported, ...]:
     await anyio.Path(path).write_bytes(data)
-    return await Upkeep(store).import_file(path, DEFAULTS)
+    return await SessionAdmin(store).import_file(path, DEFAULTS)
 
 
 def resealed(lines: list[bytes]) -> bytes:
@@ -286,7 +286,7 @@ async def test_importing_twice_changes_nothing_and_what_is_here_is_left_as_it_is
     assert (again.is_new, at_home.is_new) == (False, False)
     assert rows_of(other, tmp_path / "other.db") == before
     assert file.read_bytes() == data
-    await Upkeep(other).remove(["s1", "f1"])
+    await SessionAdmin(other).remove(["s1", "f1"])
     assert rows_of(other, tmp_path / "other.db") == []
     assert [one.is_new for one in await imported(other, file, data)] == [True]
 
@@ -446,7 +446,7 @@ async def test_a_session_that_comes_back_twice_is_whole_though_a_fork_kept_what_
     for number in range(2):
         data = await exported(sqlite_store, ("s1",))
         assert b"is missing from the database" not in data
-        await Upkeep(sqlite_store).remove(["s1"])
+        await SessionAdmin(sqlite_store).remove(["s1"])
         await imported(sqlite_store, tmp_path / f"{number}.jsonl", data)
 
 
@@ -455,7 +455,7 @@ async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_
 ):
     await told(sqlite_store)
     data = await exported(sqlite_store, ("s1",))
-    await Upkeep(sqlite_store).remove(["s1"])
+    await SessionAdmin(sqlite_store).remove(["s1"])
     await imported(sqlite_store, tmp_path / "x.jsonl", data)
     hits = {hit.session: hit.entry for hit in await sqlite_store.search("look")}
     assert hits.keys() == {"f1", "s1"}
@@ -481,15 +481,15 @@ async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it
         await bystander.tidy()
         await bystander.delete_session("s1")
         seen.append([row_ids((await bystander.sessions()).rows), await bystander.search("elsewhere")])
-        seen.append([total.session for total in await Upkeep(bystander).totals(("session",), Scope())])
+        seen.append([total.session for total in await SessionAdmin(bystander).totals(("session",), Scope())])
         with pytest.raises(ArgumentError, match='Session "s1" is being imported, or removed, by another process'):
-            await Upkeep(bystander).import_file(tmp_path / "x.jsonl", DEFAULTS)
+            await SessionAdmin(bystander).import_file(tmp_path / "x.jsonl", DEFAULTS)
 
     try:
         await bystander.create_session(new_session("mine"))
         file = ExportFile(tmp_path / "x.jsonl")
         (block,) = file.check()
-        intake = Intake(file, block, DEFAULTS)
+        intake = Importer(file, block, DEFAULTS)
         assert await other.database.write(lambda sql: intake.begin(sql, other.owner, now_ms=1))
         while (piece := intake.next_piece()) is not None:
             await other.database.write(lambda sql, piece=piece: intake.add(sql, other.owner, piece, now_ms=2))
@@ -537,7 +537,7 @@ async def test_what_a_dead_process_was_importing_is_removed_by_the_next(
     dead = await SqliteStore.open(tmp_path / "other.db")
     with closing(ExportFile(tmp_path / "x.jsonl")) as file:
         (block,) = file.check()
-        intake, here = Intake(file, block, DEFAULTS), dead.owner
+        intake, here = Importer(file, block, DEFAULTS), dead.owner
         assert await dead.database.write(lambda sql: intake.begin(sql, here, now_ms=1))
         piece = intake.next_piece()
         assert piece is not None

@@ -23,7 +23,7 @@ PROJECT = Path(__file__).parents[2]
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse
 
 async def main(path):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Body, File
 from crow.domain.errors import ArgumentError
-from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import Defaults
+from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, said
 from tests.support.killing import HALVES
 
@@ -42,7 +42,7 @@ class Life:
     """A store, and what each of its sessions must tell; large bodies are the same few, so that blobs are shared."""
 
     def __init__(self, store: SqliteStore, directory: Path) -> None:
-        self.store, self.upkeep, self.directory = store, Upkeep(store), directory
+        self.store, self.upkeep, self.directory = store, SessionAdmin(store), directory
         self.told: dict[str, list[Body]] = {}
         self.parents: dict[str, str] = {}
         self.made = 0
@@ -112,7 +112,7 @@ class Life:
         await anyio.Path(file).write_bytes(b"".join([line async for line in self.upkeep.export((name,))]))
         await self.store.delete_session(name)
         try:
-            done = await self.upkeep.import_file(file, Defaults(model="m1", mode="ask"))
+            done = await self.upkeep.import_file(file, ImportDefaults(model="m1", mode="ask"))
         except ArgumentError as error:
             raise AssertionError("what was exported is taken in") from error
         assert all(one.is_new for one in done)

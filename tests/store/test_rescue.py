@@ -281,7 +281,7 @@ from pathlib import Path
 prctl = ctypes.CDLL(None).prctl
 {DROP}
 from crow.domain.errors import StoreUnavailable
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse
 
 async def main(path):

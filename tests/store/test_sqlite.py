@@ -398,7 +398,7 @@ def test_the_published_schema_is_the_one_that_the_migrations_make():
 
 
 def test_every_migration_file_is_listed_in_order():
-    directory = PROJECT / "crow" / "store" / "migrations"
+    directory = PROJECT / "crow" / "store" / "sqlite" / "migrations"
     assert tuple(sorted(path.name for path in directory.glob("*.sql"))) == FILES
 
 
@@ -464,8 +464,8 @@ async def test_a_process_that_forgets_to_close_ends_in_silence(tmp_path: Path):
 import asyncio, sys
 from pathlib import Path
 from crow.store import NewSession
-from crow.store.owner import Owner, retire
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.lease import Owner, retire
+from crow.store.sqlite.store import SqliteStore
 
 async def main():
     store = await SqliteStore.open(Path(sys.argv[1]))
@@ -485,7 +485,7 @@ asyncio.run(main())
 async def test_the_store_imports_no_model_protocol_or_tool_sdk():
     code = """
 import sys
-import crow.store.sqlite
+import crow.store.sqlite.store
 print([name for name in ("openai", "mcp", "acp", "pydantic", "httpx", "importlib.resources") if name in sys.modules])
 """
     ended = await run_python(code)

@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import anyio.lowlevel
 
-from crow.store.sqlite.connection import Turnstile
+from crow.store.sqlite.connection import FairWakeup
 
 
 class Passes:
@@ -26,7 +26,7 @@ class Passes:
 
 
 async def test_one_task_goes_on_in_each_pass_of_the_loop_in_the_order_they_came() -> None:
-    turnstile, passes, gone = Turnstile(), Passes(), list[tuple[int, int]]()
+    turnstile, passes, gone = FairWakeup(), Passes(), list[tuple[int, int]]()
 
     async def go(number: int) -> None:
         await turnstile.through()
@@ -41,7 +41,7 @@ async def test_one_task_goes_on_in_each_pass_of_the_loop_in_the_order_they_came(
 
 
 async def test_whoever_comes_alone_does_not_wait_and_one_who_was_cancelled_holds_up_nobody() -> None:
-    turnstile, passes = Turnstile(), Passes()
+    turnstile, passes = FairWakeup(), Passes()
     await turnstile.through()
     assert passes.count == 0
     with anyio.CancelScope() as scope:

@@ -15,8 +15,8 @@ from crow.domain.entries import NewEntry
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
 from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges
-from crow.store.sqlite.admin import Old, Upkeep
-from crow.store.sqlite.search import Total
+from crow.store.sqlite.admin import SessionAdmin, UnusedSession
+from crow.store.sqlite.search import UsageTotal
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, new_session, result, row_ids, said
 
@@ -24,8 +24,8 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def upkeep(sqlite_store: SqliteStore) -> Upkeep:
-    return Upkeep(sqlite_store)
+def upkeep(sqlite_store: SqliteStore) -> SessionAdmin:
+    return SessionAdmin(sqlite_store)
 
 
 def age(path: Path, session: str, days: int) -> None:
@@ -51,7 +51,7 @@ def now_ms() -> int:
 
 
 async def test_a_session_is_found_by_its_id_its_alias_or_the_beginning_of_its_id(
-    sqlite_store: SqliteStore, upkeep: Upkeep
+    sqlite_store: SqliteStore, upkeep: SessionAdmin
 ):
     for name in ("a1b2", "a1c3", "a1", "zz"):
         await sqlite_store.create_session(new_session(name))
@@ -75,7 +75,9 @@ async def test_a_session_is_found_by_its_id_its_alias_or_the_beginning_of_its_id
 # search
 
 
-async def test_search_keeps_to_a_directory_a_model_and_dates(sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path):
+async def test_search_keeps_to_a_directory_a_model_and_dates(
+    sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
+):
     for name, cwd in (("s1", "/one"), ("s2", "/two")):
         await sqlite_store.create_session(new_session(name, cwd=cwd))
         row = await sqlite_store.session(name)
@@ -111,7 +113,7 @@ async def test_search_takes_every_character_as_it_is(sqlite_store: SqliteStore, 
 
 
 async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_session(
-    sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path
+    sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
 ):
     async def ask(session: str, tokens: int, model: str, cost: float | None) -> int:
         row = await sqlite_store.session(session)
@@ -130,8 +132,8 @@ async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_s
     await sqlite_store.append("s1", leaf=leaf, turn=1, entries=[repeated])
     age(tmp_path / "crow.db", "f1", 10)
 
-    def total(requests: int, tokens_in: int, cost: float | None, **more: str) -> Total:
-        return Total(
+    def total(requests: int, tokens_in: int, cost: float | None, **more: str) -> UsageTotal:
+        return UsageTotal(
             requests=requests,
             tokens_in=tokens_in,
             tokens_out=requests,
@@ -165,7 +167,7 @@ async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_s
 
 
 async def test_pruning_removes_what_the_dry_run_listed_and_nothing_else(
-    sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path
+    sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
 ):
     for name, cwd in (("old", "/one"), ("older", "/two"), ("new", "/one"), ("running", "/one"), ("empty", "/one")):
         await sqlite_store.create_session(new_session(name, cwd=cwd, title=f"Title {name}"))
@@ -183,7 +185,9 @@ async def test_pruning_removes_what_the_dry_run_listed_and_nothing_else(
     listed = await upkeep.unused_since(before_ms)
     assert [one.id for one in listed] == ["older", "old", "empty"]
     used_ms = listed[0].used_ms
-    assert listed[0] == Old(id="older", cwd="/two", title="Title older", used_ms=used_ms, entries=3, archived=False)
+    assert listed[0] == UnusedSession(
+        id="older", cwd="/two", title="Title older", used_ms=used_ms, entries=3, archived=False
+    )
     assert [one.id for one in await upkeep.unused_since(before_ms, "/two")] == ["older"]
     assert await upkeep.prune(before_ms) == listed
     assert await upkeep.ids() == ("fork", "new", "running")
@@ -195,7 +199,7 @@ async def test_pruning_removes_what_the_dry_run_listed_and_nothing_else(
 
 
 async def test_a_session_that_runs_is_not_removed_nor_any_other_named_with_it(
-    sqlite_store: SqliteStore, upkeep: Upkeep
+    sqlite_store: SqliteStore, upkeep: SessionAdmin
 ):
     for name in ("s1", "s2"):
         await sqlite_store.create_session(new_session(name))
@@ -212,7 +216,7 @@ async def test_a_session_that_runs_is_not_removed_nor_any_other_named_with_it(
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from crow.store.sqlite import SqliteStore
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse, new_session
 async def main():
     store = await SqliteStore.open(Path(sys.argv[1]))
@@ -236,7 +240,7 @@ def names_in(path: Path, pattern: str) -> set[str]:
 
 
 async def test_a_backup_is_whole_while_another_process_writes(
-    sqlite_store: SqliteStore, upkeep: Upkeep, tmp_path: Path
+    sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
 ):
     await sqlite_store.create_session(new_session())
     await converse(sqlite_store, "s1", "one")
@@ -263,7 +267,9 @@ async def test_a_backup_is_whole_while_another_process_writes(
         await copy.close()
 
 
-async def test_a_backup_overwrites_nothing_and_a_directory_that_is_not_there_is_named(upkeep: Upkeep, tmp_path: Path):
+async def test_a_backup_overwrites_nothing_and_a_directory_that_is_not_there_is_named(
+    upkeep: SessionAdmin, tmp_path: Path
+):
     (tmp_path / "mine").write_text("precious")
     for path, words in (("mine", "exists already"), ("no/where.db", "cannot be made: No such file or directory")):
         with pytest.raises(ArgumentError, match=words):
@@ -285,7 +291,7 @@ async def test_a_damaged_database_gives_no_backup(sqlite_store: SqliteStore, tmp
     store = await SqliteStore.open(file)
     try:
         with pytest.raises(StoreUnavailable, match="fails SQLite's integrity check"):
-            await Upkeep(store).back_up(tmp_path / "backup.db")
+            await SessionAdmin(store).back_up(tmp_path / "backup.db")
     finally:
         await store.close()
     assert names_in(tmp_path, "backup*") == set()

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import anyio
 
 from crow.trace.check import Order
-from crow.trace.schema import Judge, Side, WireFault
+from crow.trace.schema import Judge, SchemaViolation, Side
 from tests.support.house_rules import HouseRules
 
 WAIT_S = 20.0
@@ -140,9 +140,9 @@ class CrowProcess:
     def check(self) -> None:
         """:raises WireFault: a line so far was not what the protocol allows, or there is something on stderr."""
         if self._faults:
-            raise WireFault("\n".join(self._faults))
+            raise SchemaViolation("\n".join(self._faults))
         if self.stderr_is_empty and self.stderr:
-            raise WireFault(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
+            raise SchemaViolation(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
 
     async def initialize(self, **capabilities: Any) -> Any:
         """The handshake, with these client capabilities."""
@@ -312,15 +312,15 @@ class CrowProcess:
         try:
             message = json.loads(line)
             if not isinstance(message, dict):
-                raise WireFault(f"No object: {line[:200]!r}")
-        except (ValueError, WireFault) as error:
+                raise SchemaViolation(f"No object: {line[:200]!r}")
+        except (ValueError, SchemaViolation) as error:
             self._faults.append(f"Not the protocol on stdout ({error}): {line[:200]!r}")
             return
         self.log.append(Logged("agent", message))
         for rule in (self._judge, self._order, self._house):
             try:
                 rule.check("agent", message)
-            except WireFault as error:
+            except SchemaViolation as error:
                 self._faults.append(str(error))
         if "method" not in message:
             self._settle(message)

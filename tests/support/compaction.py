@@ -14,7 +14,7 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionSettings, Gauge, Limits, Window
+from crow.agent.compaction.budget import CompactionPolicy, ContextWindow, Gauge, Limits
 from crow.agent.compaction.compactor import CompactionResult, Compactor, Helpers
 from crow.agent.compaction.planner import Reason
 from crow.domain.entries import (
@@ -132,13 +132,13 @@ def branch_of(store: MemoryStore, client: Notes) -> Branch:
 def compactor_on(
     branch: Branch,
     model: Model,
-    settings: CompactionSettings | None = None,
+    settings: CompactionPolicy | None = None,
     *,
-    window: Window | None = None,
+    window: ContextWindow | None = None,
     **helpers: Any,
 ) -> Compactor:
     """A compactor for one turn; `helpers` are fields of :class:`crow.agent.compaction.Helpers`."""
-    gauge = Gauge(branch, lambda: model.info, settings or CompactionSettings(), window or Window())
+    gauge = Gauge(branch, lambda: model.info, settings or CompactionPolicy(), window or ContextWindow())
     return Compactor(gauge, model, Helpers(**helpers))
 
 
@@ -171,7 +171,7 @@ class Simulation:
     window: int
     model: AnsweringModel
     ratio: float = 1.0
-    settings: CompactionSettings = field(default_factory=CompactionSettings)
+    settings: CompactionPolicy = field(default_factory=CompactionPolicy)
     passes: list[Pass] = field(default_factory=list)
     requests: list[tuple[Message, ...]] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)

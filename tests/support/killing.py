@@ -33,9 +33,9 @@ from crow.domain.messages import Usage, UserMessage
 from crow.domain.rendering import parts_text
 from crow.llm import ModelInfo, Request
 from crow.store import SessionChanges
-from crow.store.sqlite.admin import Upkeep
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import Defaults
+from crow.store.sqlite.transfer import ImportDefaults
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support.compaction import AnsweringModel
@@ -214,10 +214,10 @@ async def look(path: Path, told: list[int]) -> None:
 async def intake(path: Path, _: Tell) -> None:
     """An import, piece by piece, and the removal of what it brought."""
     store = await SqliteStore.open(path)
-    upkeep = Upkeep(store)
+    upkeep = SessionAdmin(store)
     if (await store.sessions()).rows[0].id.startswith("guest"):
         await upkeep.remove(["guest", "guest-fork"])
-    await upkeep.import_file(path.parent / "guests.jsonl", Defaults(model="m1", mode="ask"))
+    await upkeep.import_file(path.parent / "guests.jsonl", ImportDefaults(model="m1", mode="ask"))
     await store.close()
 
 
@@ -235,7 +235,7 @@ async def prepare_intake(path: Path, tell: Tell) -> None:
     await store.move_leaf("guest", leaf=leaf, to=entries[0].id, reason="undo")
     await store.move_leaf("guest", leaf=entries[0].id, to=leaf, reason="redo")
     with (path.parent / "guests.jsonl").open("wb") as file:
-        async for line in Upkeep(store).export(None):
+        async for line in SessionAdmin(store).export(None):
             file.write(line)
     await store.close()
 

@@ -15,7 +15,16 @@ import pytest
 
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
-from crow.tools import Asker, Delegate, McpServer, Offer, Outcome, Ports, ServerOptions, StdioServer
+from crow.tools import (
+    ElicitationHandler,
+    McpServer,
+    Outcome,
+    PlannedCall,
+    Ports,
+    ServerOptions,
+    StdioServer,
+    SubagentRunner,
+)
 from crow.tools.mcp.client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
 
@@ -60,7 +69,7 @@ class Box:
     async def run(self, tool: str, /, **arguments: object) -> Outcome:
         return await self.toolbox.run(call(tool, **arguments), "call_7_0", self.show)
 
-    async def offer(self, tool: str, /, **arguments: object) -> Offer:
+    async def offer(self, tool: str, /, **arguments: object) -> PlannedCall:
         return await self.toolbox.offer(call(tool, **arguments))
 
     async def show(self, text: str) -> None:
@@ -119,8 +128,8 @@ def open_box(root: Path) -> OpenBox:
     async def opened(
         *servers: McpServer,
         plan: tuple[PlanItem, ...] = (),
-        delegate: Delegate | None = None,
-        asker: Asker | None = None,
+        delegate: SubagentRunner | None = None,
+        asker: ElicitationHandler | None = None,
         on_change: Callable[[], Awaitable[None]] | None = None,
         **settings: Any,
     ) -> AsyncIterator[Box]:

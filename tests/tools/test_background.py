@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from crow.domain.entries import Announcement
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from tests.tools.conftest import OpenBox, until_gone
 
 
@@ -56,7 +56,7 @@ async def test_background_commands_are_offered_like_others_and_looking_after_the
         await box.run("shell", command="sleep 60", background=True)
         look = await box.offer("shell_output", job="job1")
     assert (offer.access, offer.argument) == ("execute", "make watch")
-    assert look == Offer(announcement=Announcement(title="Output of job1: sleep 60", kind="read"), access="none")
+    assert look == PlannedCall(announcement=Announcement(title="Output of job1: sleep 60", kind="read"), access="none")
     assert missing.fault == 'shell_output: there is no job "job9"; there are: none was started'
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from crow.tools.html import CODECS, codec_of, page_text
 from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
 from tests.tools.conftest import OpenBox
@@ -229,7 +229,7 @@ HANG_S = 240
 def test_text_is_made_of_any_document_in_linear_time():
     program = """
 import json, sys
-from crow.tools.page import CODECS, document_text
+from crow.tools.html import CODECS, document_text
 pieces, size = json.load(sys.stdin)
 for piece in pieces:
     for opening in ("", "<pre>"):
@@ -317,7 +317,7 @@ async def test_an_offer_names_the_plain_url_for_rules(open_box: OpenBox):
                 "http://a:x/",
             )
         ]
-    assert offer == Offer(
+    assert offer == PlannedCall(
         announcement=Announcement(title="Fetch https://example.com/", kind="fetch"),
         access="fetch",
         argument="https://example.com/",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.messages import Image
-from crow.tools import Offer, Outcome
-from crow.tools.builtin.files import Window
+from crow.tools import Outcome, PlannedCall
+from crow.tools.builtin.files import LineWindow
 from tests.tools.conftest import OpenBox, call
 
 
@@ -82,7 +82,7 @@ def test_a_window_shows_the_lines_that_are_there_however_the_file_comes(
     data = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
     whole = data.decode().split("\n")
     whole = whole[:-1] if whole[-1] == "" else whole
-    window = Window(first=first, limit=limit, row_bytes=99, most_bytes=9_999)
+    window = LineWindow(first=first, limit=limit, row_bytes=99, most_bytes=9_999)
     at = 0
     while at < len(data) and window.feed(data[at : at + piece]):
         at += piece
@@ -150,7 +150,7 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
     async with open_box() as box:
         inside = await box.offer("read_file", path="src/a.py", line=10, limit=5)
         outside = await box.offer("read_file", path="link")
-    assert inside == Offer(
+    assert inside == PlannedCall(
         announcement=Announcement(
             title="Read src/a.py lines 10-14",
             kind="read",
@@ -159,7 +159,7 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
         access="read",
         paths=(str(root / "src" / "a.py"), "src/a.py"),
     )
-    assert outside == Offer(
+    assert outside == PlannedCall(
         announcement=Announcement(
             title=f"Read {tmp_path / 'secret'}", kind="read", locations=(Location(path=str(tmp_path / "secret")),)
         ),
@@ -183,7 +183,7 @@ async def test_writing_shows_the_diff_first_keeps_what_was_there_and_writes_exac
         created = await box.run("write_file", path="new/a.txt", content="one\r\ntwo")
         replaced = await box.run("write_file", path="new/a.txt", content="")
         changes = box.log.changes
-    assert offer == Offer(announcement=first, access="write", is_barrier=True, paths=(str(path), "new/a.txt"))
+    assert offer == PlannedCall(announcement=first, access="write", is_barrier=True, paths=(str(path), "new/a.txt"))
     assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
     assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
     assert replaced.announcement is not None
@@ -217,7 +217,7 @@ async def test_editing_shows_and_makes_the_same_change_and_keeps_bom_and_line_en
     )
     edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
     async with open_box() as box:
-        assert await box.offer("edit_file", **edit) == Offer(
+        assert await box.offer("edit_file", **edit) == PlannedCall(
             announcement=change, access="write", is_barrier=True, paths=(str(path), "a.py")
         )
         outcome = await box.run("edit_file", **edit)
@@ -280,7 +280,7 @@ async def test_nothing_about_a_file_outside_reaches_the_model_before_it_may(
 
 async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_path: Path, root: Path):
     from crow.tools import builtin
-    from crow.tools.builtin.tool import Around
+    from crow.tools.builtin.tool import ToolContext
     from crow.tools.jobs import Jobs
     from crow.tools.workspace import DiskWorkspace
     from tests.tools.conftest import call
@@ -289,7 +289,8 @@ async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_p
     (tmp_path / "link").symlink_to(root)
     workspace = DiskWorkspace(tmp_path / "link")
     offer = await builtin.offer(
-        call("edit_file", path="a.py", old_text="a", new_text="b"), Around(workspace=workspace, jobs=Jobs(workspace))
+        call("edit_file", path="a.py", old_text="a", new_text="b"),
+        ToolContext(workspace=workspace, jobs=Jobs(workspace)),
     )
     assert offer.outside is False
     assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")

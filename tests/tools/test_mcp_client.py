@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
-from crow.tools import HttpServer, Offer, Outcome, Ports, ServerStatus, StdioServer, builtin
+from crow.tools import HttpServer, Outcome, PlannedCall, Ports, ServerStatus, StdioServer, builtin
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, stdio, until_gone
@@ -107,7 +107,7 @@ async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox):
 async def test_an_external_call_is_offered_by_server_and_title_and_is_no_barrier(open_box: OpenBox):
     async with open_box(stdio("tiny.py")) as box:
         offer = await box.offer("srv__table")  # waits for the server to have started
-        assert offer == Offer(announcement=Announcement(title="srv: Give a table"), access="external")
+        assert offer == PlannedCall(announcement=Announcement(title="srv: Give a table"), access="external")
 
 
 async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: Path):

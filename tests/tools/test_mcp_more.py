@@ -11,7 +11,7 @@ import pytest
 from crow.domain.entries import Announcement, CallRef
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.messages import ToolCall
-from crow.tools import Offer, Outcome, ServerOptions, ServerStatus
+from crow.tools import Outcome, PlannedCall, ServerOptions, ServerStatus
 from crow.tools.mcp.listing import schema_fault, tool_fault
 from tests.tools.conftest import Box, OpenBox, call, stdio
 
@@ -162,7 +162,9 @@ async def test_of_too_many_tools_the_rest_is_found_and_called_under_its_own_name
     assert found.text.startswith("srv__get_invoice: Get one invoice.\n{")
     assert '"required": ["id"]' in found.text
     assert nothing.text == 'None of 100 tools fits "zebra". They are of these servers: srv.'
-    assert offer == Offer(announcement=Announcement(title="srv: get_thing9"), access="external", tool="srv__get_thing9")
+    assert offer == PlannedCall(
+        announcement=Announcement(title="srv: get_thing9"), access="external", tool="srv__get_thing9"
+    )
     assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
     assert own.fault == "call_tool: shell is no tool of an MCP server; call it by itself"
 

@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 
 from crow.tools import StdioServer
-from crow.tools.mcp.stdio import StdioTransport
+from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import HiddenKeys
 from tests.tools.conftest import stdio, until_gone
 
@@ -31,7 +31,7 @@ async def pids_in(path: Path) -> list[int]:
 
 
 async def test_messages_go_both_ways_and_what_is_none_is_ignored(root: Path):
-    async with StdioTransport(stdio("unruly.py", "garbage"), root) as (read, write):
+    async with ServerProcess(stdio("unruly.py", "garbage"), root) as (read, write):
         await write.send(PING)
         with anyio.fail_after(5):
             stray, answer = await read.receive(), await read.receive()
@@ -59,7 +59,7 @@ async def test_a_server_gets_a_minimal_environment_the_directory_and_what_was_gi
         "**{k: os.environ.get(k) for k in"
         " ('OPENAI_API_KEY', 'SOME_VARIABLE', 'LANG', 'GIVEN', 'TZ', 'HTTP_PROXY')}}}))"
     )
-    async with StdioTransport(python(program, env=given), root, lambda: keys) as (read, _):
+    async with ServerProcess(python(program, env=given), root, lambda: keys) as (read, _):
         with anyio.fail_after(5):
             message = await read.receive()
     assert isinstance(message, SessionMessage)
@@ -76,7 +76,7 @@ async def test_a_server_gets_a_minimal_environment_the_directory_and_what_was_gi
 
 
 async def test_a_polite_server_ends_with_its_input(root: Path):
-    transport = StdioTransport(python("import sys; sys.stdin.read(); sys.exit(5)"), root)
+    transport = ServerProcess(python("import sys; sys.stdin.read(); sys.exit(5)"), root)
     began = time.monotonic()
     async with transport:
         pass
@@ -87,7 +87,7 @@ async def test_a_polite_server_ends_with_its_input(root: Path):
 async def test_a_server_that_ignores_everything_is_killed_with_its_children_within_half_a_second(
     root: Path, tmp_path: Path
 ):
-    transport = StdioTransport(stdio("unruly.py", "deaf", str(tmp_path / "pids")), root)
+    transport = ServerProcess(stdio("unruly.py", "deaf", str(tmp_path / "pids")), root)
     async with transport:
         pids = await pids_in(tmp_path / "pids")
         began = time.monotonic()
@@ -99,7 +99,7 @@ async def test_a_server_that_ignores_everything_is_killed_with_its_children_with
 
 async def test_leaving_by_cancellation_ends_the_server_too(root: Path, tmp_path: Path):
     with anyio.CancelScope() as scope:
-        async with StdioTransport(stdio("unruly.py", "mute", str(tmp_path / "pids")), root):
+        async with ServerProcess(stdio("unruly.py", "mute", str(tmp_path / "pids")), root):
             pids = await pids_in(tmp_path / "pids")
             scope.cancel()
             await anyio.sleep_forever()
@@ -108,7 +108,7 @@ async def test_leaving_by_cancellation_ends_the_server_too(root: Path, tmp_path:
 
 
 async def test_the_end_of_a_server_closes_the_stream_and_ends_what_it_left(root: Path, tmp_path: Path):
-    transport = StdioTransport(stdio("unruly.py", "leaves-child", str(tmp_path / "pids")), root)
+    transport = ServerProcess(stdio("unruly.py", "leaves-child", str(tmp_path / "pids")), root)
     async with transport as (read, write):
         with anyio.fail_after(5):
             with pytest.raises(anyio.EndOfStream):
@@ -123,7 +123,7 @@ async def test_the_end_of_a_server_closes_the_stream_and_ends_what_it_left(root:
 
 
 async def test_closed_output_is_the_end_even_if_the_server_lives(root: Path):
-    transport = StdioTransport(python("import os, time; os.close(1); time.sleep(60)"), root)
+    transport = ServerProcess(python("import os, time; os.close(1); time.sleep(60)"), root)
     async with transport as (read, _):
         with anyio.fail_after(5), pytest.raises(anyio.EndOfStream):
             await read.receive()
@@ -133,7 +133,7 @@ async def test_closed_output_is_the_end_even_if_the_server_lives(root: Path):
 async def test_last_words_are_kept_and_errors_logged_up_to_a_bound(root: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     program = "import sys; sys.stderr.write('x\\n' * 5000 + 'no token: \\xe4\\n')"
-    transport = StdioTransport(python(program), root)
+    transport = ServerProcess(python(program), root)
     async with transport:
         with anyio.fail_after(5):
             await transport.closed.wait()
@@ -145,7 +145,7 @@ async def test_last_words_are_kept_and_errors_logged_up_to_a_bound(root: Path, c
 
 async def test_an_endless_line_ends_the_connection_and_not_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("crow.tools.mcp.stdio.LINE_BYTES", 1_000_000)
-    transport = StdioTransport(stdio("unruly.py", "endless-line"), root)
+    transport = ServerProcess(stdio("unruly.py", "endless-line"), root)
     async with transport as (read, _):
         with anyio.fail_after(5), pytest.raises(anyio.EndOfStream):
             await read.receive()
@@ -154,7 +154,7 @@ async def test_an_endless_line_ends_the_connection_and_not_the_memory(root: Path
 
 async def test_a_server_that_does_not_read_holds_up_nobody(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("crow.tools.mcp.stdio.UNREAD_BYTES", 1_000_000)
-    transport = StdioTransport(stdio("unruly.py", "mute"), root)
+    transport = ServerProcess(stdio("unruly.py", "mute"), root)
     request = SessionMessage(
         mcp.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params={"text": "x" * 300_000})
     )
@@ -174,7 +174,7 @@ async def test_a_reader_that_falls_behind_holds_the_server_and_loses_nothing(
         "import json\nfor number in range(5000): "
         "print(json.dumps({'jsonrpc': '2.0', 'id': number, 'result': {'x': 'y' * 100}}))"
     )
-    async with StdioTransport(python(program), root) as (read, _):
+    async with ServerProcess(python(program), root) as (read, _):
         with anyio.fail_after(10):
             ids = [message.message.id async for message in read]
     assert ids == list(range(5000))

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from crow.domain.entries import Announcement, Location
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.scan import glob_expression, summarised
 from tests.tools.conftest import OpenBox
 
@@ -275,7 +275,7 @@ async def test_searching_what_is_not_there_or_no_directory_is_refused(open_box: 
 
 async def test_offers_of_searches_name_what_and_where(open_box: OpenBox, root: Path, tmp_path: Path):
     async with open_box() as box:
-        assert await box.offer("grep", pattern="foo", path="src") == Offer(
+        assert await box.offer("grep", pattern="foo", path="src") == PlannedCall(
             announcement=Announcement(
                 title="Search `foo` in src", kind="search", locations=(Location(path=str(root / "src")),)
             ),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from crow.domain.entries import Announcement, PlanItem
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from tests.tools.conftest import OpenBox
 
 ITEMS = [
@@ -16,7 +16,7 @@ PLAN = (
 
 async def test_a_plan_comes_back_whole(open_box: OpenBox):
     async with open_box(plan=PLAN) as box:
-        assert await box.offer("update_plan", items=ITEMS) == Offer(
+        assert await box.offer("update_plan", items=ITEMS) == PlannedCall(
             announcement=Announcement(title="Plan: 1 of 2 done", kind="think"), access="none"
         )
         assert await box.run("update_plan", items=ITEMS) == Outcome(
@@ -29,7 +29,7 @@ async def test_recall_asks_the_log_by_words_or_entry(open_box: OpenBox):
     async with open_box() as box:
         assert await box.run("recall", query="colour") == Outcome(text="query=colour entry=None limit=20")
         assert await box.run("recall", entry="12") == Outcome(text="query=None entry=12 limit=20")
-        assert await box.offer("recall", entry=12) == Offer(
+        assert await box.offer("recall", entry=12) == PlannedCall(
             announcement=Announcement(title="Recall entry 12", kind="think"), access="none"
         )
         neither = await box.offer("recall", query="")

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from crow.domain.entries import Announcement
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from tests.tools.conftest import OpenBox, call, until_gone
 
 
@@ -43,7 +43,7 @@ async def test_a_timeout_is_said_and_keeps_the_output(open_box: OpenBox):
 
 async def test_a_command_is_offered_as_itself_and_may_run_beside_others(open_box: OpenBox):
     async with open_box() as box:
-        assert await box.offer("shell", command="make  test\n  && ls", description="run the tests") == Offer(
+        assert await box.offer("shell", command="make  test\n  && ls", description="run the tests") == PlannedCall(
             announcement=Announcement(title="make test && ls", kind="execute"),
             access="execute",
             argument="make  test\n  && ls",

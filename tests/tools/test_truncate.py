@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.tools.truncate import Retained, head_and_tail
+from crow.tools.truncate import OutputBuffer, head_and_tail
 
 
 def test_text_within_its_budget_is_unchanged():
@@ -47,7 +47,7 @@ def test_cut_text_fits_adds_up_and_parts_no_surrogate_pair(text: str, budget: in
 
 @given(st.lists(st.text(max_size=20), max_size=60), st.integers(min_value=2, max_value=60))
 def test_retained_keeps_head_and_tail_whatever_the_pieces(pieces: list[str], limit: int):
-    retained = Retained(limit)
+    retained = OutputBuffer(limit)
     for piece in pieces:
         retained.feed(piece)
     whole, half = "".join(pieces), limit // 2
@@ -67,14 +67,14 @@ def test_retained_keeps_head_and_tail_whatever_the_pieces(pieces: list[str], lim
     [(6, "abcdef"), (5, "[... 1 characters before this ...]\nbcdef"), (2, "[... 4 characters before this ...]\nef")],
 )
 def test_newest_output_is_the_end_of_it(limit: int, newest: str):
-    retained = Retained(1000)
+    retained = OutputBuffer(1000)
     for piece in ("ab", "cd", "ef"):
         retained.feed(piece)
     assert retained.newest(limit) == newest
 
 
 def test_newest_output_reaches_back_into_the_head():
-    retained = Retained(8)
+    retained = OutputBuffer(8)
     for piece in ("abcd", "ef"):
         retained.feed(piece)
     assert retained.newest(3) == "[... 3 characters before this ...]\ndef"

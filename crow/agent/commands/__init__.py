@@ -20,7 +20,17 @@ from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
-__all__ = ["COMMANDS", "OPTIONS_HINT", "PLACE_HINT", "CommandSpec", "Desk", "FollowUp", "Handler", "Typed", "parse"]
+__all__ = [
+    "COMMANDS",
+    "OPTIONS_HINT",
+    "PLACE_HINT",
+    "CommandContext",
+    "CommandSpec",
+    "FollowUp",
+    "Handler",
+    "Typed",
+    "parse",
+]
 
 PLACE_HINT = "prompt number | label | #entry"
 OPTIONS_HINT = "files | keep, summary"
@@ -109,7 +119,7 @@ FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Desk:
+class CommandContext:
     """What commands may use, for one command. `models` are the names offered, `rules` those of the user's file.
 
     `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
@@ -133,5 +143,5 @@ class Desk:
     follow_up: FollowUp | None = None
 
 
-Handler: TypeAlias = Callable[[Desk, str], Awaitable[str]]
+Handler: TypeAlias = Callable[[CommandContext, str], Awaitable[str]]
 """The answer, in Markdown. :raises ~crow.domain.errors.ArgumentError: the argument; its words are the answer."""

@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
-from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, Desk, Handler
-from crow.agent.compaction.summary import Asking, Head, ask, is_usable, notes, serialised_request
-from crow.agent.rewind import PutBack, look_at, offer_to_put_back
+from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, CommandContext, Handler
+from crow.agent.compaction.summary import CoveredContext, SummaryOptions, ask, is_usable, notes, serialised_request
+from crow.agent.rewind import RestoreResult, look_at, offer_to_put_back
 from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.domain.messages import Text
 from crow.llm import cost_of
-from crow.store import Move, NewSession, Outline, Point, SessionChanges, Tip
+from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
 __all__ = [
     "PLACE_COMMANDS",
     "WALK_COMMANDS",
-    "Leaving",
-    "Place",
+    "BranchTarget",
+    "RestoreOptions",
     "after_leaving",
     "leaving_from",
     "on_path",
@@ -39,7 +39,7 @@ LEAVES = ("undo", "rewind", "retry", "new", "clear")
 UNSEEN = "The model no longer sees it, though it is still shown above."
 
 
-async def undo(desk: Desk, argument: str) -> str:
+async def undo(desk: CommandContext, argument: str) -> str:
     leaving = without_place("undo", argument)
     prompt = await newest_prompt(desk)
     if prompt is None:
@@ -48,7 +48,7 @@ async def undo(desk: Desk, argument: str) -> str:
     return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back."
 
 
-async def redo(desk: Desk, argument: str) -> str:
+async def redo(desk: CommandContext, argument: str) -> str:
     leaving = without_place("redo", argument)
     move = to_redo(await desk.store.moves(desk.branch.row.id))
     if move is None:
@@ -64,7 +64,7 @@ async def redo(desk: Desk, argument: str) -> str:
     return f"Back where you were before `/{move.reason}`, {stands}. The model sees it again."
 
 
-async def rewind(desk: Desk, argument: str) -> str:
+async def rewind(desk: CommandContext, argument: str) -> str:
     leaving = leaving_from(argument)
     if not leaving.place:
         raise ArgumentError(f"`/rewind` needs a place: {PLACE_HINT}. `/history` lists the prompts with their numbers.")
@@ -75,7 +75,7 @@ async def rewind(desk: Desk, argument: str) -> str:
     return f"Now {place.words}. The model sees nothing that came after it. `/redo` goes back to where you were."
 
 
-async def retry(desk: Desk, argument: str) -> str:
+async def retry(desk: CommandContext, argument: str) -> str:
     leaving = without_place("retry", argument)
     prompt = await newest_prompt(desk)
     if prompt is None or not isinstance(prompt.body, User):
@@ -85,19 +85,19 @@ async def retry(desk: Desk, argument: str) -> str:
     return f"Trying again: {quoted_prompt(prompt)}. The model does not see its first answer; `/tree` still has it."
 
 
-async def new(desk: Desk, argument: str) -> str:
+async def new(desk: CommandContext, argument: str) -> str:
     nothing_expected("new", argument)
     if desk.branch.row.alias is not None:
         return await new_for_alias(desk, desk.branch.row.alias)
     return await begin_anew(desk, "new")
 
 
-async def clear(desk: Desk, argument: str) -> str:
+async def clear(desk: CommandContext, argument: str) -> str:
     nothing_expected("clear", argument)
     return await begin_anew(desk, "clear")
 
 
-async def begin_anew(desk: Desk, command: str) -> str:
+async def begin_anew(desk: CommandContext, command: str) -> str:
     """Stand before everything: the id stays, the conversation so far is a branch of its own."""
     if await newest_prompt(desk) is None:
         raise ArgumentError("This branch is empty already. Just send a prompt.")
@@ -111,7 +111,7 @@ async def begin_anew(desk: Desk, command: str) -> str:
     )
 
 
-async def new_for_alias(desk: Desk, alias: str) -> str:
+async def new_for_alias(desk: CommandContext, alias: str) -> str:
     """A new session takes the alias over; this one stays as it is."""
     row = desk.branch.row
     made = await desk.store.create_session(
@@ -132,7 +132,9 @@ async def new_for_alias(desk: Desk, alias: str) -> str:
     )
 
 
-async def leave(desk: Desk, to: int | None, reason: str, leaving: Leaving, *, then: User | None = None) -> None:
+async def leave(
+    desk: CommandContext, to: int | None, reason: str, leaving: RestoreOptions, *, then: User | None = None
+) -> None:
     """Move, and see to what is left once the command is stored; `then` is prompted after that."""
     leaf = desk.branch.leaf
     await desk.move(to, reason)
@@ -144,7 +146,7 @@ async def leave(desk: Desk, to: int | None, reason: str, leaving: Leaving, *, th
     desk.follow_up = go_on
 
 
-async def newest_prompt(desk: Desk) -> Entry | None:
+async def newest_prompt(desk: CommandContext) -> Entry | None:
     """The newest prompt on the path, also where a compaction has put it out of the model's sight."""
     found = desk.branch.newest_user()
     if found is None:
@@ -167,7 +169,7 @@ def to_redo(moves: Sequence[Move]) -> Move | None:
     return None
 
 
-def without_place(name: str, argument: str) -> Leaving:
+def without_place(name: str, argument: str) -> RestoreOptions:
     leaving = leaving_from(argument)
     if leaving.place:
         raise ArgumentError(
@@ -212,14 +214,14 @@ LISTED = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BranchTarget:
     """Where to stand (None: before everything), and where that is in words."""
 
     entry: int | None
     words: str
 
 
-async def place_named(desk: Desk, name: str) -> Place:
+async def place_named(desk: CommandContext, name: str) -> BranchTarget:
     """:raises ArgumentError: there is no such place."""
     row = desk.branch.row
     if name.startswith("#"):
@@ -227,7 +229,7 @@ async def place_named(desk: Desk, name: str) -> Place:
         entry = await desk.store.entry(int(number)) if number.isdecimal() and number.isascii() else None
         if entry is None or entry.conversation != row.conversation:
             raise ArgumentError(f"There is no entry {name} in this conversation. `/tree` and `/history` show what is.")
-        return Place(entry=entry.id, words=f"at entry {name}")
+        return BranchTarget(entry=entry.id, words=f"at entry {name}")
     outline = await desk.store.outline(row.id)
     prompts = [point for point in on_path(outline, outline.tips[0]) if point.kind == "prompt"]
     if name.isdecimal() and name.isascii():
@@ -235,14 +237,14 @@ async def place_named(desk: Desk, name: str) -> Place:
             there = f"there are {len(prompts)}" if prompts else "there is none yet"
             raise ArgumentError(f"There is no prompt {name} on this branch; {there}. `/history` lists them.")
         point = prompts[int(name) - 1]
-        return Place(entry=point.before, words=f"before prompt {name}, {quoted(point.text)}")
+        return BranchTarget(entry=point.before, words=f"before prompt {name}, {quoted(point.text)}")
     found = next((point for point in reversed(outline.points) if point.kind == "label" and point.text == name), None)
     if found is None:
         raise ArgumentError(f"No label {quoted(name)}. `/label {name}` would make it here; `/tree` shows all labels.")
-    return Place(entry=found.entry, words=f"at the label {quoted(name)}")
+    return BranchTarget(entry=found.entry, words=f"at the label {quoted(name)}")
 
 
-async def history(desk: Desk, argument: str) -> str:
+async def history(desk: CommandContext, argument: str) -> str:
     if argument not in ("", "all"):
         raise ArgumentError(f"`/history {argument}`: expected nothing, or `all` for more than {LISTED} places.")
     outline = await desk.store.outline(desk.branch.row.id)
@@ -263,7 +265,7 @@ async def history(desk: Desk, argument: str) -> str:
     return "\n".join([*lines, "\n`/rewind NUMBER` goes back to before a prompt, `/fork NUMBER` forks there."])
 
 
-async def tree(desk: Desk, argument: str) -> str:
+async def tree(desk: CommandContext, argument: str) -> str:
     if argument not in ("", "all"):
         raise ArgumentError(f"`/tree {argument}`: expected nothing, or `all` for more than {LISTED} branches.")
     outline = await desk.store.outline(desk.branch.row.id)
@@ -276,7 +278,7 @@ async def tree(desk: Desk, argument: str) -> str:
     return "\n".join([*lines, "\n`/rewind #ENTRY` goes to the end of another branch; nothing is lost by going."])
 
 
-async def label(desk: Desk, argument: str) -> str:
+async def label(desk: CommandContext, argument: str) -> str:
     name = " ".join(argument.split())
     if not name:
         outline = await desk.store.outline(desk.branch.row.id)
@@ -290,10 +292,10 @@ async def label(desk: Desk, argument: str) -> str:
     return f"This place is {quoted(name)} (`#{entry.id}`) now. `/rewind {name}` comes back here, `/fork {name}` forks."
 
 
-def on_path(outline: Outline, tip: Tip) -> list[Point]:
+def on_path(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
     """The points of a branch, oldest first."""
     by_entry = {point.entry: point for point in outline.points}
-    points: list[Point] = []
+    points: list[BranchPoint] = []
     at = tip.point
     while at is not None:
         points.append(by_entry[at])
@@ -301,7 +303,7 @@ def on_path(outline: Outline, tip: Tip) -> list[Point]:
     return points[::-1]
 
 
-def shown_tip(outline: Outline, tip: Tip) -> str:
+def shown_tip(outline: Outline, tip: BranchTip) -> str:
     points = on_path(outline, tip)
     prompts = [point for point in points if point.kind == "prompt"]
     labels = [quoted(point.text) for point in points if point.kind == "label"]
@@ -351,7 +353,7 @@ STILL_CHANGED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class RestoreOptions:
     """What the user wants with what is left: `place` is what they said beside the options."""
 
     place: str = ""
@@ -359,7 +361,7 @@ class Leaving:
     summary: bool = False
 
 
-def leaving_from(argument: str) -> Leaving:
+def leaving_from(argument: str) -> RestoreOptions:
     """The options at the end of an argument. :raises ArgumentError: both `files` and `keep`."""
     words = argument.split()
     options: set[str] = set()
@@ -367,14 +369,16 @@ def leaving_from(argument: str) -> Leaving:
         options.add(words.pop())
     if {"files", "keep"} <= options:
         raise ArgumentError("`files` puts files back and `keep` leaves them as they are; give one of them.")
-    return Leaving(
+    return RestoreOptions(
         place=" ".join(words),
         files="put back" if "files" in options else "keep" if "keep" in options else "ask",
         summary="summary" in options,
     )
 
 
-async def after_leaving(desk: Desk, command: Entry, leaf: int | None, to: int | None, leaving: Leaving) -> StopReason:
+async def after_leaving(
+    desk: CommandContext, command: Entry, leaf: int | None, to: int | None, leaving: RestoreOptions
+) -> StopReason:
     """See to what the path of `leaf` has and that of `to` has not."""
     back = await see_to_files(desk, command, leaf, to, leaving)
     if back.left:
@@ -387,25 +391,27 @@ async def after_leaving(desk: Desk, command: Entry, leaf: int | None, to: int | 
     return "end_turn"
 
 
-async def see_to_files(desk: Desk, command: Entry, leaf: int | None, to: int | None, leaving: Leaving) -> PutBack:
+async def see_to_files(
+    desk: CommandContext, command: Entry, leaf: int | None, to: int | None, leaving: RestoreOptions
+) -> RestoreResult:
     changes = await desk.store.file_changes(leaf, to)
     files = await look_at(desk.workspace, changes) if changes else ()
     if not files or leaving.files == "keep":
-        return PutBack(left=tuple(former.name for former in files))
+        return RestoreResult(left=tuple(former.name for former in files))
     return await offer_to_put_back(
         desk.branch, desk.client, desk.workspace, files, command=command, asks=leaving.files == "ask"
     )
 
 
-async def summary_of(desk: Desk, leaf: int | None, to: int | None) -> tuple[NewEntry, NewEntry]:
+async def summary_of(desk: CommandContext, leaf: int | None, to: int | None) -> tuple[NewEntry, NewEntry]:
     """What was left, for the model and for the user: in the model's words or, where it has none, in notes taken by
     code."""
     context = for_model(await desk.store.left_behind(leaf, to, SAID))
     compactor = await desk.compactor()
     model, gauge = compactor.model, compactor.gauge
-    head = Head(tools=(), messages=context.messages, estimate=context.estimate, previous="")
+    head = CoveredContext(tools=(), messages=context.messages, estimate=context.estimate, previous="")
     request = serialised_request(head, INSTRUCTION, gauge.limits(), gauge.measured().scale, desk.branch.row.id)
-    answer = await ask(model, request, Asking(deadline_s=DEADLINE_S))
+    answer = await ask(model, request, SummaryOptions(deadline_s=DEADLINE_S))
     if answer is not None and is_usable(answer, SUMMARY_TOKENS):
         shown, text = SHOWN_SUMMARY, answer.text.strip()
     else:

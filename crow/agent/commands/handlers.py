@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crow.agent.commands import COMMANDS, Desk, Handler, Typed
+from crow.agent.commands import COMMANDS, CommandContext, Handler, Typed
 from crow.agent.commands.branches import PLACE_COMMANDS, WALK_COMMANDS
 from crow.agent.commands.inspect import CONTEXT_COMMANDS, LOOKING_COMMANDS, TOOL_COMMANDS
 from crow.agent.commands.permissions import PERMISSION_COMMANDS
@@ -14,7 +14,7 @@ from crow.domain.errors import ArgumentError
 __all__ = ["HANDLERS", "answer", "help_text"]
 
 
-async def answer(desk: Desk, typed: Typed) -> str:
+async def answer(desk: CommandContext, typed: Typed) -> str:
     """Run it; what is told to the user."""
     try:
         return await HANDLERS[typed.name](desk, typed.argument)
@@ -29,7 +29,7 @@ def help_text() -> str:
     )
 
 
-async def show_help(_: Desk, argument: str) -> str:
+async def show_help(_: CommandContext, argument: str) -> str:
     name = argument.removeprefix("/")
     found = next((spec for spec in COMMANDS if spec.name == name), None)
     if argument and found is None:

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
-from crow.agent.commands import Desk, Handler
+from crow.agent.commands import CommandContext, Handler
 from crow.agent.commands.branches import quoted
 from crow.agent.compaction.budget import breakdown, picture
 from crow.domain.entries import Assistant, Command, Entry, Remark, ToolResult, User
@@ -17,11 +17,11 @@ from crow.tools import ServerStatus
 __all__ = ["CONTEXT_COMMANDS", "LOOKING_COMMANDS", "TOOL_COMMANDS", "transcript"]
 
 
-async def compact(desk: Desk, argument: str) -> str:
+async def compact(desk: CommandContext, argument: str) -> str:
     return await (await desk.compactor()).on_command(argument)
 
 
-async def context(desk: Desk, argument: str) -> str:
+async def context(desk: CommandContext, argument: str) -> str:
     compactor = await desk.compactor()
     gauge = compactor.gauge
     if argument.strip() == "forget":
@@ -47,7 +47,7 @@ CONTEXT_COMMANDS: Mapping[str, Handler] = {"compact": compact, "context": contex
 MOST_HITS = 20
 
 
-async def search(desk: Desk, argument: str) -> str:
+async def search(desk: CommandContext, argument: str) -> str:
     if not argument:
         raise ArgumentError("Say what to look for, such as `/search broken pipe`; all sessions are searched.")
     hits = await desk.store.search(argument, limit=MOST_HITS)
@@ -62,7 +62,7 @@ async def search(desk: Desk, argument: str) -> str:
     return "\n".join(lines)
 
 
-async def usage(desk: Desk, argument: str) -> str:
+async def usage(desk: CommandContext, argument: str) -> str:
     if argument:
         raise ArgumentError("`/usage` takes no argument.")
     row = await desk.store.session(desk.branch.row.id)  # the branch's own row is as old as the last change of it
@@ -74,7 +74,7 @@ async def usage(desk: Desk, argument: str) -> str:
     return f"This session so far: {read}{cached}, {row.tokens_out:,} written{cost}, {said}."
 
 
-async def export(desk: Desk, argument: str) -> str:
+async def export(desk: CommandContext, argument: str) -> str:
     name = argument or f"{desk.branch.row.id}.md"
     path = desk.workspace.resolve(name)
     if not desk.workspace.contains(path):
@@ -108,7 +108,7 @@ LOOKING_COMMANDS: Mapping[str, Handler] = {"search": search, "usage": usage, "ex
 # FROM agent.commands.tools: Commands about the tools of the session.
 
 
-async def mcp(desk: Desk, argument: str) -> str:
+async def mcp(desk: CommandContext, argument: str) -> str:
     toolbox = await desk.toolbox()
     servers = toolbox.servers()
     if not servers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from crow.agent.commands import Desk, Handler
+from crow.agent.commands import CommandContext, Handler
 from crow.agent.permissions import Rule, rule_text, rules_in, typed_rule
 from crow.domain.errors import ArgumentError
 from crow.store import SessionChanges
@@ -22,7 +22,7 @@ USAGE = (
 )
 
 
-async def permissions(desk: Desk, argument: str) -> str:
+async def permissions(desk: CommandContext, argument: str) -> str:
     verb, _, rest = argument.partition(" ")
     rest = rest.strip()
     if not argument:
@@ -34,7 +34,7 @@ async def permissions(desk: Desk, argument: str) -> str:
     raise ArgumentError(USAGE)
 
 
-def shown(desk: Desk) -> str:
+def shown(desk: CommandContext) -> str:
     """Mode and rules, those of the session numbered."""
     lines = [f"The mode is `{desk.branch.row.mode}`. A denial wins over everything else."]
     if desk.rules:
@@ -46,7 +46,7 @@ def shown(desk: Desk) -> str:
     return "\n".join([*lines, "", USAGE])
 
 
-async def add(desk: Desk, rule: Rule) -> str:
+async def add(desk: CommandContext, rule: Rule) -> str:
     rules = rules_in(desk.branch.row.permissions)
     if rule in rules:
         return f"There is such a rule already: {rules.index(rule) + 1}. {verb_of(rule)} {rule_text(rule)}"
@@ -58,7 +58,7 @@ async def add(desk: Desk, rule: Rule) -> str:
     return f"{done}{unknown} `/permissions forget {len(rules) + 1}` takes it back."
 
 
-async def forget(desk: Desk, number: str) -> str:
+async def forget(desk: CommandContext, number: str) -> str:
     rules = list(rules_in(desk.branch.row.permissions))
     if number == "all" and rules:
         await keep(desk, ())
@@ -71,7 +71,7 @@ async def forget(desk: Desk, number: str) -> str:
     return f"Forgotten: {verb_of(rule)} {rule_text(rule)}."
 
 
-async def unknown_words(desk: Desk, tool: str) -> str:
+async def unknown_words(desk: CommandContext, tool: str) -> str:
     """What is to be said of a rule that covers no tool that is there now.
 
     :raises ~crow.domain.errors.ArgumentError: it can cover none that may come, either.
@@ -84,7 +84,7 @@ async def unknown_words(desk: Desk, tool: str) -> str:
     raise ArgumentError(f"There is no tool `{tool}`; there are {', '.join(f'`{name}`' for name in names)}.")
 
 
-async def keep(desk: Desk, rules: Sequence[Rule]) -> None:
+async def keep(desk: CommandContext, rules: Sequence[Rule]) -> None:
     await desk.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
 
 

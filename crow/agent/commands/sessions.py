@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from crow.agent import new_session_id
-from crow.agent.commands import Desk, Handler
-from crow.agent.commands.branches import Place, place_named, quoted
+from crow.agent.commands import CommandContext, Handler
+from crow.agent.commands.branches import BranchTarget, place_named, quoted
 from crow.agent.permissions import MODES
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
@@ -17,9 +17,9 @@ __all__ = ["CHOOSING_COMMANDS", "NAMING_COMMANDS"]
 TITLE_CHARS = 200
 
 
-async def fork(desk: Desk, argument: str) -> str:
+async def fork(desk: CommandContext, argument: str) -> str:
     row = desk.branch.row
-    place = await place_named(desk, argument) if argument else Place(entry=desk.branch.leaf, words="here")
+    place = await place_named(desk, argument) if argument else BranchTarget(entry=desk.branch.leaf, words="here")
     if place.entry is None:
         raise ArgumentError("There is nothing before that to fork. A new session begins empty.")
     made = await desk.store.fork_session(
@@ -29,7 +29,7 @@ async def fork(desk: Desk, argument: str) -> str:
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one stays as it is."
 
 
-async def title(desk: Desk, argument: str) -> str:
+async def title(desk: CommandContext, argument: str) -> str:
     wanted = " ".join(argument.split())
     if not wanted:
         now = desk.branch.row.title
@@ -50,7 +50,7 @@ NAMING_COMMANDS: Mapping[str, Handler] = {"fork": fork, "title": title}
 SHOWN = 40
 
 
-async def model(desk: Desk, argument: str) -> str:
+async def model(desk: CommandContext, argument: str) -> str:
     now = desk.branch.row.model
     offered = tuple(dict.fromkeys(name for name in (*desk.models, now) if name))
     if not argument:
@@ -60,7 +60,7 @@ async def model(desk: Desk, argument: str) -> str:
     return f"The model is `{name}` from the next prompt on."
 
 
-async def mode(desk: Desk, argument: str) -> str:
+async def mode(desk: CommandContext, argument: str) -> str:
     if not argument:
         return f"The mode is `{desk.branch.row.mode}`. {_choices(MODES)}"
     name = _chosen("mode", argument, MODES)

@@ -33,14 +33,14 @@ __all__ = [
     "DEFAULT_WINDOW",
     "KINDS",
     "MIN_ROOM",
-    "CompactionSettings",
+    "CompactionPolicy",
+    "ContextWindow",
     "Gauge",
     "Kind",
     "LearnedWindow",
     "Limits",
     "Measure",
     "Report",
-    "Window",
     "believed_input",
     "breakdown",
     "clamped",
@@ -63,7 +63,7 @@ class Gauge:
     """Sizes in tokens. `info` gives what is known of the model now; `window` knows what its endpoint has shown."""
 
     def __init__(
-        self, branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, window: Window
+        self, branch: Branch, info: Callable[[], ModelInfo], settings: CompactionPolicy, window: ContextWindow
     ) -> None:
         self.branch = branch
         self.settings = settings
@@ -187,7 +187,7 @@ class Gauge:
 
 
 async def gauge_on(
-    branch: Branch, info: Callable[[], ModelInfo], settings: CompactionSettings, window: Window
+    branch: Branch, info: Callable[[], ModelInfo], settings: CompactionPolicy, window: ContextWindow
 ) -> Gauge:
     """The gauge of a session's branch; `settings` hold unless the session was told otherwise."""
     if not window.is_of(info()):
@@ -210,7 +210,7 @@ SAMPLE_CHARS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionSettings:
+class CompactionPolicy:
     """`auto` false means never, except on command. `threshold`: part of the window at which compaction starts.
     `keep_tokens`: how much of the tail stays verbatim, at most. `target`: part of the room that may be full after.
     `instruction`: asks the model for the summary instead of crow's own; `{words}` in it becomes the limit in words.
@@ -257,7 +257,7 @@ class Limits:
 
 
 def limits_for(
-    window: int, max_output: int | None, fixed: int, settings: CompactionSettings, *, is_configured: bool = False
+    window: int, max_output: int | None, fixed: int, settings: CompactionPolicy, *, is_configured: bool = False
 ) -> Limits:
     """The limits for a window and a fixed part, in tokens. `max_output` None: the endpoint has not told."""
     output = None if max_output is None else min(max_output, window // 4)
@@ -354,7 +354,7 @@ def learned_in(facts: Mapping[str, object]) -> LearnedWindow | None:
 
 
 @dataclass(slots=True)
-class Seen:
+class EndpointWindow:
     """What a session knows of one endpoint, while a window is `configured` or none is.
 
     `worked`: the most tokens it took since it last refused a request. `refusals`: how many it refused since it last
@@ -370,13 +370,13 @@ class Seen:
     trying: bool = False
 
 
-class Window:
+class ContextWindow:
     """What one session knows of the windows of its models. Without a `memory`, nothing outlasts this object."""
 
     def __init__(self, memory: EndpointMemory | None = None, session: str = "") -> None:
         self._memory = memory
         self._session = session
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, EndpointWindow] = {}
         self._looked_up: set[str] = set()
 
     async def look_up(self, info: ModelInfo) -> None:
@@ -536,8 +536,8 @@ class Window:
         except StoreError as error:  # it is learned again another time; no turn fails for it
             logger.warning("What %s showed of its window could not be stored: %s", info.endpoint, error)
 
-    def _of(self, info: ModelInfo) -> Seen:
-        return self._seen.setdefault(info.endpoint, Seen())
+    def _of(self, info: ModelInfo) -> EndpointWindow:
+        return self._seen.setdefault(info.endpoint, EndpointWindow())
 
 
 def waiting_longer(learned: LearnedWindow) -> LearnedWindow:

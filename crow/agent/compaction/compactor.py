@@ -18,7 +18,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.hooks import Advice, Done, Hooks, Proposal
 from crow.agent.compaction.planner import (
-    Draft,
+    CheckpointDraft,
     MaskOutputs,
     Noop,
     Reason,
@@ -28,7 +28,7 @@ from crow.agent.compaction.planner import (
     plan,
     with_bodies,
 )
-from crow.agent.compaction.summary import Asking, Head, Summary, notes, summarise, usable_text
+from crow.agent.compaction.summary import CoveredContext, Summary, SummaryOptions, notes, summarise, usable_text
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import ContextOverflow, TurnError
@@ -219,7 +219,7 @@ class Compactor:
         (entry,) = await self._store([NewEntry(body=body)], going.found)
         return masked(entry, body)
 
-    async def _summarise(self, drafts: tuple[Draft, ...], going: Pass) -> CompactionResult:
+    async def _summarise(self, drafts: tuple[CheckpointDraft, ...], going: Pass) -> CompactionResult:
         """Summarise, verify, commit; the client hears how it went, whatever happens."""
         compaction_id = f"compaction_{secrets.token_hex(8)}"
         await self._publish(compaction_id, "in_progress")
@@ -240,7 +240,7 @@ class Compactor:
             with anyio.move_on_after(PUBLISH_S, shield=True):
                 await self._publish(compaction_id, status, detail)
 
-    async def _write(self, compaction_id: str, drafts: tuple[Draft, ...], going: Pass) -> CompactionResult:
+    async def _write(self, compaction_id: str, drafts: tuple[CheckpointDraft, ...], going: Pass) -> CompactionResult:
         context, leaf = self._branch.context(), self._branch.entries[-1].id
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt()
@@ -249,7 +249,7 @@ class Compactor:
             return self._gave_nothing(going)
         return await self._commit(checkpoint, summary, prompt, going.found)
 
-    async def _summary(self, compaction_id: str, context: Context, draft: Draft, going: Pass) -> Summary:
+    async def _summary(self, compaction_id: str, context: Context, draft: CheckpointDraft, going: Pass) -> Summary:
         """That of a hook if it can be used, else the model's."""
         limits = replace(going.limits, summary=draft.summary_tokens)
         given = usable_text(going.advice.summary, int(limits.summary / going.found.scale))
@@ -259,13 +259,13 @@ class Compactor:
         async def show(text: str) -> None:
             await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
 
-        head = Head(
+        head = CoveredContext(
             tools=context.tools,
             messages=context.messages[: draft.start],
             estimate=context.tools_estimate + sum(context.estimates[: draft.start]),
             previous=self._previous_summary(),
         )
-        asking = Asking(
+        asking = SummaryOptions(
             deadline_s=self._helpers.deadline_s,
             instruction=self._settings.instruction,
             focus=going.focus,
@@ -282,7 +282,7 @@ class Compactor:
         compaction_id: str,
         context: Context,
         leaf: int,
-        drafts: tuple[Draft, ...],
+        drafts: tuple[CheckpointDraft, ...],
         summary: Summary,
         prompt: Prompt | None,
         going: Pass,

@@ -20,8 +20,8 @@ from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
 __all__ = [
+    "CheckpointDraft",
     "Decision",
-    "Draft",
     "MaskOutputs",
     "Noop",
     "Reason",
@@ -60,7 +60,7 @@ class MaskOutputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class CheckpointDraft:
     """A checkpoint without its summary, which may have `summary_tokens`. The messages from index `start` on stay;
     `body.first_kept` is their entry. `most_tokens` of the whole request are accepted; None: what the limits say."""
 
@@ -74,7 +74,7 @@ class Draft:
 class Summarise:
     """Summarise what stands before `drafts[0].start`. The later drafts keep less, should the first not fit."""
 
-    drafts: tuple[Draft, ...]
+    drafts: tuple[CheckpointDraft, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
     return Projection(path).context()
 
 
-def acceptable(tokens: int, draft: Draft, limits: Limits, count: int) -> bool:
+def acceptable(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
     """Whether a request of `tokens` after compaction is small enough; `count` is the messages there were before."""
     if draft.most_tokens is not None:
         return tokens <= draft.most_tokens
@@ -218,7 +218,7 @@ class View:
                 gains[entry] = self.context.estimates[index] - estimate_message(hidden)
         return {entry: gain for entry, gain in gains.items() if gain > 0}
 
-    def drafts(self, limits: Limits, found: Measure, reason: Reason) -> tuple[Draft, ...]:
+    def drafts(self, limits: Limits, found: Measure, reason: Reason) -> tuple[CheckpointDraft, ...]:
         """The cuts that fit with the longest summary allowed, the one that keeps most first."""
         if self.first >= self.count:
             return ()
@@ -229,7 +229,7 @@ class View:
                 found.used * 9 // 10,
             )
             limits = replace(limits, pins=max(limits.pins, LEAST_PINS))
-        drafts: list[Draft] = []
+        drafts: list[CheckpointDraft] = []
         for start, summary_tokens in rungs:
             if reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
@@ -251,7 +251,7 @@ class View:
             rungs = [(unanswered, limits.summary), (unanswered, limits.summary // 2), *rungs]
         return rungs
 
-    def draft(self, start: int, summary_tokens: int, limits: Limits, found: Measure, reason: Reason) -> Draft:
+    def draft(self, start: int, summary_tokens: int, limits: Limits, found: Measure, reason: Reason) -> CheckpointDraft:
         """The checkpoint that keeps what stands from `start` on."""
         entries = self.projection.entries
         previous = self.checkpoint.body if self.checkpoint else None
@@ -259,7 +259,7 @@ class View:
         first_kept = self.context.origins[start] if start < self.count else None
         covered = [entry for entry in entries if first_kept is None or entry.id < first_kept]
         read, modified = files_touched(previous, entries)
-        return Draft(
+        return CheckpointDraft(
             start=start,
             summary_tokens=summary_tokens,
             body=Checkpoint(

@@ -31,7 +31,7 @@ from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
 from crow.domain.tokens import estimate_text
 from crow.llm import Model, Request, TextDelta
 
-__all__ = ["Asking", "Head", "Summary", "notes", "summarise", "usable_text"]
+__all__ = ["CoveredContext", "Summary", "SummaryOptions", "notes", "summarise", "usable_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ async def show_nobody(_: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class CoveredContext:
     """What is covered: a request's `tools` and first `messages`, the system message among them; `estimate` of both.
 
     `previous` is the earlier summary, empty if there is none; `messages[1]` renders it then.
@@ -95,7 +95,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class SummaryOptions:
     """How to ask: `instruction` instead of crow's own; `focus` of the user, `context` from hooks; each question lasts
     `deadline_s` at most. `show` is given the text as it comes; an empty one takes back what it was given."""
 
@@ -119,7 +119,13 @@ class Summary:
 
 
 async def summarise(
-    head: Head, model: Model, limits: Limits, scale: float, asking: Asking, *, compact_model: Model | None = None
+    head: CoveredContext,
+    model: Model,
+    limits: Limits,
+    scale: float,
+    asking: SummaryOptions,
+    *,
+    compact_model: Model | None = None,
 ) -> Summary:
     """A summary of `head` of at most `limits.summary` tokens. Never fails; lasts two deadlines at most."""
     budget = int(limits.summary / scale)
@@ -168,7 +174,7 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
     return "\n\n".join(sections) or "No summary could be made."
 
 
-def instruction_for(budget: int, asking: Asking, is_update: bool) -> str:
+def instruction_for(budget: int, asking: SummaryOptions, is_update: bool) -> str:
     words = str(max(60, min(2_000, budget // 2)))
     sections = [(asking.instruction.strip() or INSTRUCTION).replace("{words}", words).strip()]
     if is_update:
@@ -180,7 +186,9 @@ def instruction_for(budget: int, asking: Asking, is_update: bool) -> str:
     return "\n\n".join(sections)
 
 
-def prefix_request(head: Head, instruction: str, limits: Limits, scale: float, cache_key: str) -> Request | None:
+def prefix_request(
+    head: CoveredContext, instruction: str, limits: Limits, scale: float, cache_key: str
+) -> Request | None:
     """The conversation as it was sent, then the instruction; None if that leaves no room for an answer."""
     left = limits.window - round((head.estimate + estimate_text(instruction)) * scale)
     if left < limits.summary:
@@ -195,7 +203,7 @@ def prefix_request(head: Head, instruction: str, limits: Limits, scale: float, c
     )
 
 
-def serialised_request(head: Head, instruction: str, limits: Limits, scale: float, cache_key: str) -> Request:
+def serialised_request(head: CoveredContext, instruction: str, limits: Limits, scale: float, cache_key: str) -> Request:
     """The conversation as a transcript of at most half of the window, the newest and the earlier summary kept."""
     budget = max(500, int(limits.window / 2 / scale) - estimate_text(instruction))
     messages = list(head.messages[1:])
@@ -225,7 +233,7 @@ def smaller(limits: Limits, model: Model) -> Limits:
     return replace(limits, window=window, output=min([*known, window // 4]) if known else None)
 
 
-async def ask(model: Model, request: Request, asking: Asking) -> Answer | None:
+async def ask(model: Model, request: Request, asking: SummaryOptions) -> Answer | None:
     """The whole answer, shown as it comes; None if the endpoint failed or took too long."""
     with anyio.move_on_after(asking.deadline_s):
         try:

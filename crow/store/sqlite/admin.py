@@ -22,13 +22,13 @@ from crow.store import Scope
 from crow.store.portable import ExportFile
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.lease import is_alive, readable
-from crow.store.sqlite.search import Group, Total, totals
+from crow.store.sqlite.search import Group, UsageTotal, totals
 from crow.store.sqlite.sessions import delete_session
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import (
-    Chosen,
-    Defaults,
-    Intake,
+    ExportSelection,
+    ImportDefaults,
+    Importer,
     Lines,
     Piece,
     abandon,
@@ -38,7 +38,18 @@ from crow.store.sqlite.transfer import (
     show,
 )
 
-__all__ = ["Backup", "Imported", "Old", "Upkeep", "back_up", "find", "prune", "remove", "session_ids", "unused_since"]
+__all__ = [
+    "Backup",
+    "Imported",
+    "SessionAdmin",
+    "UnusedSession",
+    "back_up",
+    "find",
+    "prune",
+    "remove",
+    "session_ids",
+    "unused_since",
+]
 
 _IDS_PER_READ = 4_096
 
@@ -52,7 +63,7 @@ class Imported:
     is_new: bool
 
 
-class Upkeep:
+class SessionAdmin:
     """The upkeep of an open store."""
 
     def __init__(self, store: SqliteStore) -> None:
@@ -70,15 +81,15 @@ class Upkeep:
         """Every session's id, in order."""
         return await self._database.read(session_ids)
 
-    async def totals(self, by: Sequence[Group], scope: Scope) -> tuple[Total, ...]:
+    async def totals(self, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
         """Tokens and cost, summed by the groups."""
         return await self._database.read(lambda sql: totals(sql, by, scope))
 
-    async def unused_since(self, before_ms: int, cwd: str | None = None) -> tuple[Old, ...]:
+    async def unused_since(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
         """Sessions that were last used before that time, oldest first."""
         return await self._database.read(lambda sql: unused_since(sql, before_ms, cwd, now_ms=_now_ms()))
 
-    async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[Old, ...]:
+    async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
         """Remove those, and say which."""
         old = await self._database.write(lambda sql: prune(sql, before_ms, cwd, now_ms=_now_ms()))
         await self._store.tidy()
@@ -119,7 +130,7 @@ class Upkeep:
             yield lines.moves(part)
         yield lines.end()
 
-    async def import_file(self, path: Path, defaults: Defaults) -> tuple[Imported, ...]:
+    async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
         """Check the whole file, then take in what is not here yet: a little at a time, since others write too, and
         nothing of it is seen before all of it is.
 
@@ -130,7 +141,7 @@ class Upkeep:
         file = await self._database.call(lambda: ExportFile(path))
         try:
             blocks = await self._database.call(file.check)
-            intakes = [Intake(file, block, defaults) for block in blocks]
+            intakes = [Importer(file, block, defaults) for block in blocks]
             new = [intake for intake in intakes if await self._take_in(intake)]
             await self._database.write(lambda sql: show(sql, new))
         except BaseException:
@@ -147,7 +158,7 @@ class Upkeep:
             for block, intake in zip(blocks, intakes, strict=True)
         )
 
-    async def _take_in(self, intake: Intake) -> bool:
+    async def _take_in(self, intake: Importer) -> bool:
         """Write all of it, hidden; false if it is here."""
         here = self._store.owner
         if not await self._database.write(lambda sql: intake.begin(sql, here, now_ms=_now_ms())):
@@ -156,14 +167,14 @@ class Upkeep:
             await self._database.write(_addition(intake, here, piece))
         return True
 
-    async def _choose(self, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
+    async def _choose(self, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
         return await self._database.read(lambda sql: choose(sql, conversation, sessions, known))
 
-    async def _read(self, chosen: Chosen, start: int) -> tuple[Sequence[Entry], int]:
+    async def _read(self, chosen: ExportSelection, start: int) -> tuple[Sequence[Entry], int]:
         return await self._database.read(lambda sql: next_entries(sql, chosen, start, _IDS_PER_READ))
 
 
-def _addition(intake: Intake, here: str, piece: Piece) -> Callable[[sqlite3.Connection], None]:
+def _addition(intake: Importer, here: str, piece: Piece) -> Callable[[sqlite3.Connection], None]:
     return lambda sql: intake.add(sql, here, piece, now_ms=_now_ms())
 
 
@@ -257,7 +268,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Old:
+class UnusedSession:
     """A session that was not used for long; times are Unix milliseconds. `title` None: none, or no prompt yet."""
 
     id: str
@@ -296,20 +307,22 @@ def session_ids(connection: sqlite3.Connection) -> tuple[str, ...]:
     return tuple(row[0] for row in connection.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
 
 
-def unused_since(connection: sqlite3.Connection, before_ms: int, cwd: str | None, *, now_ms: int) -> tuple[Old, ...]:
+def unused_since(
+    connection: sqlite3.Connection, before_ms: int, cwd: str | None, *, now_ms: int
+) -> tuple[UnusedSession, ...]:
     """Sessions last used before that time, oldest first; with `cwd`, those of that directory."""
     rows = connection.execute(
         f"SELECT * FROM ({_USED}) WHERE used_ms < :before AND (:cwd IS NULL OR cwd = :cwd) ORDER BY used_ms, id",
         {"before": before_ms, "cwd": cwd},
     ).fetchall()
     return tuple(
-        Old(id=name, cwd=directory, title=title, used_ms=used_ms, entries=entries, archived=bool(archived))
+        UnusedSession(id=name, cwd=directory, title=title, used_ms=used_ms, entries=entries, archived=bool(archived))
         for name, directory, title, used_ms, entries, archived, state, owner, lease_ms in rows
         if not _is_running(state, owner, lease_ms, now_ms=now_ms)
     )
 
 
-def prune(connection: sqlite3.Connection, before_ms: int, cwd: str | None, *, now_ms: int) -> tuple[Old, ...]:
+def prune(connection: sqlite3.Connection, before_ms: int, cwd: str | None, *, now_ms: int) -> tuple[UnusedSession, ...]:
     """Hide what `unused_since` lists, with its sub-agents."""
     old = unused_since(connection, before_ms, cwd, now_ms=now_ms)
     for session in old:

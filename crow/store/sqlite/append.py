@@ -21,7 +21,7 @@ from crow.store.sqlite.lease import dead_twin, is_alive, readable
 from crow.store.sqlite.paths import checksum
 
 __all__ = [
-    "Tip",
+    "SessionState",
     "append",
     "drop_prompt",
     "enqueue",
@@ -69,7 +69,7 @@ def take_turn(
     now_ms: int,
 ) -> TurnStart:
     """Claim the turn and put the prompt, if it is for one, into the path; repairs first what a dead owner left."""
-    tip = Tip(connection, session_id, now_ms=now_ms)
+    tip = SessionState(connection, session_id, now_ms=now_ms)
     if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
         raise SessionBusy(session_id, readable(tip.owner))
     was_moved = tip.leaf != leaf
@@ -101,7 +101,7 @@ def append(
 ) -> tuple[Entry, ...]:
     """Append a chain under `leaf`. The draft goes when its answer comes; other entries (a mode changed) leave it. A
     user entry takes its prompt out of the inbox."""
-    tip = Tip(connection, session_id, now_ms=now_ms)
+    tip = SessionState(connection, session_id, now_ms=now_ms)
     _check_writable(tip, here, leaf)
     stored = tuple(tip.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
     for entry in stored:
@@ -128,7 +128,7 @@ def move_leaf(
     now_ms: int,
 ) -> None:
     """Stand on another entry of the conversation."""
-    tip = Tip(connection, session_id, now_ms=now_ms)
+    tip = SessionState(connection, session_id, now_ms=now_ms)
     _check_writable(tip, here, leaf)
     if to is not None:
         found = connection.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
@@ -172,7 +172,7 @@ def renew_lease(connection: sqlite3.Connection, here: str, session_id: str, *, n
 
 def is_abandoned(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> bool:
     """Whether a dead owner left a turn or a prompt behind, and no living one runs."""
-    tip = Tip(connection, session_id, now_ms=now_ms)
+    tip = SessionState(connection, session_id, now_ms=now_ms)
     if tip.state == "running":
         return tip.owner != here and not _is_alive(tip)
     return bool(_orphans(tip, here))
@@ -180,7 +180,7 @@ def is_abandoned(connection: sqlite3.Connection, here: str, session_id: str, *, 
 
 def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> None:
     """Close what a dead owner left; does nothing if there is nothing, or somebody lives."""
-    tip = Tip(connection, session_id, now_ms=now_ms)
+    tip = SessionState(connection, session_id, now_ms=now_ms)
     if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
         return
     if tip.state == "running" or _orphans(tip, here):
@@ -193,7 +193,7 @@ def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
     connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
 
 
-def _taken(tip: Tip, message_id: str) -> tuple[Part, ...]:
+def _taken(tip: SessionState, message_id: str) -> tuple[Part, ...]:
     """The parts of a prompt that waits, out of the inbox."""
     row = tip.connection.execute(
         "SELECT parts FROM inbox WHERE session = ? AND message_id = ?", (tip.session_id, message_id)
@@ -204,7 +204,7 @@ def _taken(tip: Tip, message_id: str) -> tuple[Part, ...]:
     return decode_parts(row[0])
 
 
-def _check_writable(tip: Tip, here: str, leaf: int | None) -> None:
+def _check_writable(tip: SessionState, here: str, leaf: int | None) -> None:
     """A turn of somebody who lives is not disturbed, one of somebody who died is repaired first (by `open`)."""
     if tip.state == "running" and tip.owner != here:
         if _is_alive(tip):
@@ -217,11 +217,11 @@ def _check_writable(tip: Tip, here: str, leaf: int | None) -> None:
         )
 
 
-def _is_alive(tip: Tip) -> bool:
+def _is_alive(tip: SessionState) -> bool:
     return is_alive(tip.owner, lease_age_ms=tip.now_ms - tip.lease_ms)
 
 
-def _repair(tip: Tip, here: str) -> tuple[Entry, ...]:
+def _repair(tip: SessionState, here: str) -> tuple[Entry, ...]:
     """Append what closes a dead owner's turn and the prompts that waited with it; the session is idle then."""
     entries: list[Entry] = []
     if tip.state == "running":
@@ -243,7 +243,7 @@ def _repair(tip: Tip, here: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _draft(tip: Tip) -> Assistant | None:
+def _draft(tip: SessionState) -> Assistant | None:
     """The answer that was being streamed, as far as it was saved; None without text."""
     pieces = tip.connection.execute(
         "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
@@ -256,13 +256,13 @@ def _draft(tip: Tip) -> Assistant | None:
     return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
 
 
-def _has_ended(tip: Tip) -> bool:
+def _has_ended(tip: SessionState) -> bool:
     """Whether the turn's end is stored already: its owner died between that and giving the turn back."""
     row = tip.connection.execute("SELECT kind, turn FROM entries WHERE id = ?", (tip.leaf,)).fetchone()
     return bool(row == ("turn_end", tip.turn))
 
 
-def _orphans(tip: Tip, here: str) -> list[tuple[int, str, str, str]]:
+def _orphans(tip: SessionState, here: str) -> list[tuple[int, str, str, str]]:
     """Prompts in the inbox whose owner is dead: seq, owner, parts, message id."""
     rows = tip.connection.execute(
         "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq", (tip.session_id,)
@@ -286,7 +286,7 @@ def _orphans(tip: Tip, here: str) -> list[tuple[int, str, str, str]]:
 _LARGEST = 2**63 - 1
 
 
-class Tip:
+class SessionState:
     """Where the session stands; `leaf`, `turn`, `state` and `owner` may be set, `save` writes them."""
 
     def __init__(self, connection: sqlite3.Connection, session_id: str, *, now_ms: int) -> None:

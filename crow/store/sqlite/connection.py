@@ -33,15 +33,15 @@ from crow.store.codec import mend
 __all__ = [
     "FAILURES",
     "REPAIR",
-    "Connection",
+    "FairWakeup",
     "FileConnection",
     "FileGone",
     "FileId",
     "FileLock",
-    "Patience",
-    "Together",
-    "Turnstile",
-    "Work",
+    "GroupCommit",
+    "LockTimeout",
+    "SqliteConnection",
+    "WriteJob",
     "do_each",
     "explained",
     "file_id",
@@ -61,7 +61,7 @@ _ATTEMPTS = 5
 _FUNCTION = "-- a function, given as the only parameter"
 
 
-class Connection:
+class SqliteConnection:
     """A connection to the database at `path`, in autocommit mode. Closed by whoever opened it."""
 
     def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
@@ -72,7 +72,7 @@ class Connection:
     @classmethod
     async def open(
         cls, path: Path, *, prepare: Callable[[], None], busy_timeout_s: float, how: str = "mode=rw"
-    ) -> Connection:
+    ) -> SqliteConnection:
         """Connect to a file that exists, after `prepare` was called in a thread; `how` is the query of SQLite's URI.
 
         :raises StoreUnavailable: it cannot be opened; what `prepare` raises is passed on.
@@ -263,7 +263,7 @@ def file_id(path: Path | str) -> FileId | None:
     return found.st_dev, found.st_ino
 
 
-class Patience:
+class LockTimeout:
     """How long to wait for others: `timeout_s` each time, but no longer than a moment once the process ends."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -282,7 +282,7 @@ class Patience:
 class FileLock:
     """An advisory lock beside the database, held by one writer of all processes at a time. Used in one thread."""
 
-    def __init__(self, path: Path, patience: Patience) -> None:
+    def __init__(self, path: Path, patience: LockTimeout) -> None:
         self._path = path
         self._patience = patience
         self._file: int | None = None
@@ -370,7 +370,7 @@ def locked(path: Path, waited_s: float) -> StoreUnavailable:
 # would keep everything else waiting for sixty. Knows no tables.
 
 
-class Work(Generic[T]):
+class WriteJob(Generic[T]):
     """A function that wants a transaction, and later what it gave or why it failed."""
 
     def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
@@ -400,24 +400,24 @@ class Work(Generic[T]):
         return self._result  # type: ignore[return-value]  # done without an error: it is a T
 
 
-class Together:
+class GroupCommit:
     """The work that waits for the next transaction. Added to in the event loop, taken in the writer's thread."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Work[object]] = deque()
+        self._waiting: deque[WriteJob[object]] = deque()
 
-    def add(self, function: Callable[[sqlite3.Connection], T]) -> Work[T]:
+    def add(self, function: Callable[[sqlite3.Connection], T]) -> WriteJob[T]:
         """Let `function` wait."""
-        work = Work(function)
+        work = WriteJob(function)
         self._waiting.append(work)  # type: ignore[arg-type]  # whoever takes it passes its result on to nobody
         return work
 
-    def take(self) -> tuple[Work[object], ...]:
+    def take(self) -> tuple[WriteJob[object], ...]:
         """All that waits, in the order it came."""
         return tuple(self._waiting.popleft() for _ in range(len(self._waiting)))
 
 
-class Turnstile:
+class FairWakeup:
     """Lets one task through in each pass of the event loop, in the order they came. One that comes alone need not
     wait."""
 
@@ -442,7 +442,7 @@ class Turnstile:
             asyncio.get_running_loop().call_soon(self._next)
 
 
-def do_each(connection: sqlite3.Connection, works: tuple[Work[object], ...]) -> None:
+def do_each(connection: sqlite3.Connection, works: tuple[WriteJob[object], ...]) -> None:
     """Do all of them inside the open transaction.
 
     :raises Exception: nothing can be written: the only work failed, or SQLite itself ended the transaction.

@@ -30,15 +30,15 @@ from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.sqlite.connection import (
     FAILURES,
     REPAIR,
-    Connection,
+    FairWakeup,
     FileConnection,
     FileGone,
     FileId,
     FileLock,
-    Patience,
-    Together,
-    Turnstile,
-    Work,
+    GroupCommit,
+    LockTimeout,
+    SqliteConnection,
+    WriteJob,
     do_each,
     explained,
     file_id,
@@ -75,21 +75,21 @@ class Database:
     something then hears of it; what is under way goes on.
     """
 
-    _writer: Connection
+    _writer: SqliteConnection
 
     def __init__(self, path: Path, *, wanted: JournalMode, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
         self._wanted: JournalMode = wanted
-        self._reader: Connection | None = None
+        self._reader: SqliteConnection | None = None
         self._reader_lock = anyio.Lock()
         self._busy_timeout_s = busy_timeout_s
-        self._patience = Patience(busy_timeout_s)
+        self._patience = LockTimeout(busy_timeout_s)
         self._lock = FileLock(path, self._patience)
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES
-        self._together = Together()
-        self._turnstile = Turnstile()
+        self._together = GroupCommit()
+        self._turnstile = FairWakeup()
         self._is_closed = False
         self._opened: FileId | None = None
         self._shared: FileId | None = None
@@ -219,7 +219,7 @@ class Database:
 
     async def _open_to_write(self) -> None:
         """:raises StoreUnavailable: it cannot be made, opened or written."""
-        self._writer = await Connection.open(
+        self._writer = await SqliteConnection.open(
             self.path, prepare=lambda: _prepare(self.path), busy_timeout_s=self._busy_timeout_s
         )
         try:
@@ -240,7 +240,7 @@ class Database:
         directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
         copy = directory / self.path.name
         try:
-            self._writer = await Connection.open(
+            self._writer = await SqliteConnection.open(
                 copy, prepare=lambda: _copy_files(self.path, copy), busy_timeout_s=self._busy_timeout_s
             )
             await self._run(self._writer, migrate)
@@ -253,7 +253,7 @@ class Database:
     async def _is_readable(self, how: str) -> bool:
         """Whether the file can be read when opened like this; then it is open."""
         try:
-            connection = await Connection.open(
+            connection = await SqliteConnection.open(
                 self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s, how=how
             )
         except StoreUnavailable:
@@ -296,7 +296,7 @@ class Database:
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")
 
-    async def _run(self, connection: Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_open()
         try:
             return await connection.run(work)
@@ -336,7 +336,7 @@ class Database:
             if done.words:
                 logger.error("%s", done.words)
                 self._news = done.words
-            writer = await Connection.open(done.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
+            writer = await SqliteConnection.open(done.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     await connection.close()  # what waits there fails, and is done again on the new file
@@ -367,7 +367,7 @@ class Database:
         if file_id(self.path) != self._opened:
             raise FileGone
 
-    async def _open_reader(self) -> Connection:
+    async def _open_reader(self) -> SqliteConnection:
         """The reader, opened when first needed: a new session does not read.
 
         Without a WAL the writer reads: two connections would keep each other waiting, and where the disk's locks do not
@@ -380,7 +380,7 @@ class Database:
         async with self._reader_lock:
             if self._reader is None:
                 self._check_open()
-                reader = await Connection.open(
+                reader = await SqliteConnection.open(
                     self.path, prepare=self._check_named, busy_timeout_s=self._busy_timeout_s
                 )
                 if await self._run(reader, _file_of) != self._opened:
@@ -418,7 +418,7 @@ class Database:
         self._opened = _file_of(connection)
         self._shared = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
 
-    def _settle(self, connection: sqlite3.Connection, mine: Work[T]) -> T:
+    def _settle(self, connection: sqlite3.Connection, mine: WriteJob[T]) -> T:
         """What `mine` gave, done now with all that waits unless another call has done it already."""
         if not mine.is_done:
             works = self._together.take()
@@ -429,7 +429,7 @@ class Database:
                     work.fail(error)
         return mine.result()
 
-    def _transaction(self, connection: sqlite3.Connection, works: tuple[Work[object], ...]) -> None:
+    def _transaction(self, connection: sqlite3.Connection, works: tuple[WriteJob[object], ...]) -> None:
         with self._writing():
             self._insist(connection, "BEGIN IMMEDIATE")
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-__all__ = ["Pages", "Row", "Value", "wal_pages"]
+__all__ = ["PageRow", "Pages", "Value", "wal_pages"]
 
 Value: TypeAlias = int | float | str | bytes | None
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PageRow:
     """A row of a table or of an index, where `rowid` is None. `is_whole` is false where further values lay on pages
     that cannot be reached."""
 
@@ -88,20 +88,20 @@ class Pages:
         start = (number - 1) * self.page_bytes
         return bytes(self.file[start : start + self.page_bytes])
 
-    def table_rows(self) -> Iterator[Row]:
+    def table_rows(self) -> Iterator[PageRow]:
         """Every row of every table with rowids, from all pages in use, however they hang together."""
         for number in range(1, self.count + 1):
             if number not in self.free:
                 yield from self._leaf_rows(number, _TABLE_LEAF)
 
-    def index_rows(self) -> Iterator[Row]:
+    def index_rows(self) -> Iterator[PageRow]:
         """The same for indexes, and tables without rowids."""
         for number in range(1, self.count + 1):
             if number not in self.free:
                 yield from self._leaf_rows(number, _INDEX_LEAF)
                 yield from self._leaf_rows(number, _INDEX_INTERIOR)
 
-    def index(self, root: int) -> Iterator[Row]:
+    def index(self, root: int) -> Iterator[PageRow]:
         """The rows of the index with this root, from the pages of it that can be reached."""
         waiting, seen = [root], {0}
         while waiting:
@@ -185,7 +185,7 @@ class Pages:
         children += [struct.unpack(">I", page[at : at + 4])[0] for at in cells if at + 4 <= len(page)]
         return [child for child in children if 0 < child <= self.count]
 
-    def _leaf_rows(self, number: int, wanted: int) -> Iterator[Row]:
+    def _leaf_rows(self, number: int, wanted: int) -> Iterator[PageRow]:
         kind, page, cells = self._cells(number)
         if kind != wanted:
             return
@@ -195,7 +195,7 @@ class Pages:
             except (ValueError, IndexError, struct.error):
                 continue
 
-    def _row(self, number: int, kind: int, page: bytes, at: int) -> Row:
+    def _row(self, number: int, kind: int, page: bytes, at: int) -> PageRow:
         """:raises ValueError: there is no row. :raises IndexError: the same."""
         if kind == _INDEX_INTERIOR:
             at += 4
@@ -208,7 +208,7 @@ class Pages:
             raise ValueError(size)
         payload = self._payload(page, at, size, is_table=kind == _TABLE_LEAF)
         values = _values(payload, is_whole=len(payload) == size)
-        return Row(number, rowid, values, is_whole=len(payload) == size)
+        return PageRow(number, rowid, values, is_whole=len(payload) == size)
 
     def _payload(self, page: bytes, at: int, size: int, *, is_table: bool) -> bytes:
         """The bytes of a row: those on its page, and those on the pages that follow, as far as they can be reached."""

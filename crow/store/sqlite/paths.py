@@ -30,7 +30,7 @@ from crow.domain.entries import (
 )
 from crow.domain.errors import NoSuchSession
 from crow.domain.messages import Text, Usage
-from crow.store import Move, Outline, Point, SessionRow, Tail, Tip
+from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable, decode, from_json
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.lease import readable
@@ -529,13 +529,13 @@ def outline(connection: sqlite3.Connection, session_id: str) -> Outline:
         if kind in ("user", "checkpoint") or entry_id in labels:
             found.append((entry_id, parent, kind))
             point_at[entry_id] = entry_id
-    tips = [Tip(entry=leaf, point=point_at.get(leaf), is_current=True)]
+    tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
     shown = {said_at.get(leaf)}
     for end in ends:
         said = said_at.get(end)
         if said is not None and said not in inner and said not in shown:
             shown.add(said)
-            tips.append(Tip(entry=end, point=point_at.get(end), is_current=False))
+            tips.append(BranchTip(entry=end, point=point_at.get(end), is_current=False))
     return Outline(points=_points(connection, found, labels, point_at), tips=tuple(tips))
 
 
@@ -544,10 +544,10 @@ def _points(
     found: Sequence[tuple[int, int | None, str]],
     labels: dict[int, str],
     point_at: dict[int | None, int | None],
-) -> tuple[Point, ...]:
+) -> tuple[BranchPoint, ...]:
     words = _words(connection, [entry_id for entry_id, _, kind in found if kind == "user"])
     return tuple(
-        Point(
+        BranchPoint(
             entry=entry_id,
             before=parent,
             previous=point_at.get(parent),

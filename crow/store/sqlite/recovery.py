@@ -21,7 +21,7 @@ from crow.domain.entries import Announcement, Body, CallRef, Remark, ToolResult
 from crow.domain.errors import StoreUnavailable
 from crow.store.codec import KINDS, encode
 from crow.store.sqlite.migrations import migrate
-from crow.store.sqlite.pages import Pages, Row, Value, wal_pages
+from crow.store.sqlite.pages import PageRow, Pages, Value, wal_pages
 from crow.store.sqlite.paths import checksum
 
 __all__ = ["index_words", "recover"]
@@ -108,7 +108,7 @@ class _Recovery:
         self._tidy()
         return tuple(self._lost)
 
-    def _take(self, row: Row) -> None:
+    def _take(self, row: PageRow) -> None:
         """Insert a row where it belongs, if it belongs anywhere."""
         match row.values:
             case (str() as table, int() as number) if table in self._tables and 0 < number < _LARGEST_ID:
@@ -131,7 +131,7 @@ class _Recovery:
             self._insert(name, values)
             return
 
-    def _take_endpoint(self, row: Row) -> None:
+    def _take_endpoint(self, row: PageRow) -> None:
         match row.values:
             case (str() as base_url, str() as model, str() as learned) if "://" in base_url and learned[:1] == "{":
                 self._insert("endpoints", {"base_url": base_url, "model": model, "learned": learned})
@@ -423,7 +423,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> tuple[_Column, ...]:
     )
 
 
-def _fits(row: Row, columns: Sequence[_Column]) -> bool:
+def _fits(row: PageRow, columns: Sequence[_Column]) -> bool:
     """Whether a row can be one of the table; of one that is cut, as far as it goes."""
     if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(columns):
         return False

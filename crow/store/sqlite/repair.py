@@ -18,7 +18,7 @@ from typing import Literal
 
 from crow.domain.errors import ArgumentError, StoreTooNew, StoreUnavailable
 from crow.store.codec import Unreadable
-from crow.store.sqlite.connection import FAILURES, FileLock, Patience, fcntl
+from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, fcntl
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.paths import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, loader
 from crow.store.sqlite.recovery import index_words, recover
@@ -103,7 +103,7 @@ def repair(path: Path) -> Repaired:
     kept = path.with_name(f"{path.stem}-damaged-{stamp}{path.suffix}")
     work = path.with_name(f"{path.name}.repair-{os.getpid()}")
     try:
-        with _alone(path) as file, FileLock(path, Patience(0)).held():
+        with _alone(path) as file, FileLock(path, LockTimeout(0)).held():
             try:
                 _copy(file, path, kept)
                 _copy(file, path, work)

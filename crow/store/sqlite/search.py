@@ -20,7 +20,7 @@ from crow.domain.entries import Assistant, Checkpoint, Command, Entry, Reminder,
 from crow.store import Hit, Scan, Scope
 from crow.store.sqlite.paths import damage, entries_of, is_on_path, path_ids, session_row
 
-__all__ = ["GROUPS", "Group", "Total", "hit_of", "patterns_of", "scan", "search", "terms_of", "totals"]
+__all__ = ["GROUPS", "Group", "UsageTotal", "hit_of", "patterns_of", "scan", "search", "terms_of", "totals"]
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -246,7 +246,7 @@ GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
+class UsageTotal:
     """A sum. `session` (its id), `model` and `day` (`2026-11-20`) are None where the sum is over all of them; `session`
     is empty for what deleted sessions left in forks. `cost` in US dollars, None if no price was known."""
 
@@ -261,7 +261,7 @@ class Total:
     cost: float | None
 
 
-def totals(connection: sqlite3.Connection, by: Sequence[Group], scope: Scope) -> tuple[Total, ...]:
+def totals(connection: sqlite3.Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
     """Sums by the groups in `by`, which may be none: then one sum of all. Days ascend, else the largest come first."""
     chosen = {
         "session": ("session", "coalesce(p.id, s.id, '')"),
@@ -291,7 +291,7 @@ def totals(connection: sqlite3.Connection, by: Sequence[Group], scope: Scope) ->
     for title, requests, tokens_in, tokens_out, tokens_cached, cost, *groups in rows:
         values = dict(zip((name for name, _ in keys), groups, strict=True))
         found.append(
-            Total(
+            UsageTotal(
                 **values,
                 title=title if "session" in values else None,
                 requests=requests,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from crow.domain.errors import ArgumentError
-from crow.store import UNCHANGED, NewSession, Page, SessionChanges, SessionRow
+from crow.store import UNCHANGED, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import from_json, to_json
 from crow.store.sqlite.paths import SESSION_COLUMNS, has_user, session_of, session_row
 
@@ -130,7 +130,7 @@ def move_alias(connection: sqlite3.Connection, session_id: str, to: str, *, now_
 
 def list_sessions(
     connection: sqlite3.Connection, *, cwd: str | None, cursor: str | None, limit: int, archived: bool
-) -> Page:
+) -> SessionPage:
     """:raises ArgumentError: a cursor that is not from here, or a limit below 1."""
     if limit < 1:
         raise ArgumentError(f"limit is {limit}; expected 1 or more.")
@@ -147,7 +147,7 @@ def list_sessions(
         (*values, limit + 1),
     ).fetchall()
     found = tuple(session_of(row) for row in rows[:limit])
-    return Page(rows=found, cursor=_cursor(found[-1]) if len(rows) > limit else None)
+    return SessionPage(rows=found, cursor=_cursor(found[-1]) if len(rows) > limit else None)
 
 
 def change_session(connection: sqlite3.Connection, session_id: str, changes: SessionChanges, *, now_ms: int) -> None:

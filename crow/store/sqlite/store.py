@@ -23,11 +23,11 @@ from crow.store import (
     Move,
     NewSession,
     Outline,
-    Page,
     QueuedPrompt,
     Scan,
     Scope,
     SessionChanges,
+    SessionPage,
     SessionRow,
     Store,
     Tail,
@@ -138,7 +138,7 @@ class SqliteStore(Store):
 
     async def sessions(
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
-    ) -> Page:
+    ) -> SessionPage:
         return await self._database.read(
             lambda sql: sessions.list_sessions(sql, cwd=cwd, cursor=cursor, limit=limit, archived=archived),
             begins=True,

@@ -35,17 +35,28 @@ from crow.store.portable import (
     line_of,
     renumbered,
 )
-from crow.store.sqlite.append import Tip
+from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
 from crow.store.sqlite.sessions import set_title
 
-__all__ = ["Chosen", "Defaults", "Intake", "Lines", "Piece", "abandon", "choose", "family", "next_entries", "show"]
+__all__ = [
+    "ExportSelection",
+    "ImportDefaults",
+    "Importer",
+    "Lines",
+    "Piece",
+    "abandon",
+    "choose",
+    "family",
+    "next_entries",
+    "show",
+]
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ExportSelection:
     """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending.
 
     Those of them in `missing` are named by others, but are not in the database, which is damaged.
@@ -71,12 +82,12 @@ class Lines:
         """The first line."""
         return self._counted(line_of(Header(format=FORMAT)))
 
-    def head(self, chosen: Chosen) -> bytes:
+    def head(self, chosen: ExportSelection) -> bytes:
         """A conversation begins."""
         self._blobs = set()
         return b"".join(self._counted(line_of(record)) for record in chosen.head)
 
-    def entries(self, chosen: Chosen, entries: Sequence[Entry]) -> Iterator[bytes]:
+    def entries(self, chosen: ExportSelection, entries: Sequence[Entry]) -> Iterator[bytes]:
         """Some of its entries, with the blobs that were not there before."""
         for entry in entries:
             body = encode(
@@ -103,7 +114,7 @@ class Lines:
             )
             yield self._counted(line_of(record, body=text))
 
-    def moves(self, chosen: Chosen) -> bytes:
+    def moves(self, chosen: ExportSelection) -> bytes:
         """The conversation ends."""
         return b"".join(self._counted(line_of(record)) for record in chosen.moves)
 
@@ -135,7 +146,9 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
     return found
 
 
-def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> Chosen:
+def choose(
+    connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]
+) -> ExportSelection:
     """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
     ids, missing = _entry_ids(connection, chosen)
@@ -161,7 +174,7 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
         " WHERE session IN (SELECT value FROM json_each(:ids)) ORDER BY id",
         chosen,
     )
-    return Chosen(
+    return ExportSelection(
         conversation=conversation,
         head=(ConversationRecord(created_ms=created_ms), *records),
         moves=tuple(
@@ -180,7 +193,9 @@ def choose(connection: sqlite3.Connection, conversation: int, sessions: Sequence
     )
 
 
-def next_entries(connection: sqlite3.Connection, chosen: Chosen, start: int, most: int) -> tuple[list[Entry], int]:
+def next_entries(
+    connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
+) -> tuple[list[Entry], int]:
     """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took; words stand for those that
     are missing.
 
@@ -266,7 +281,7 @@ _PIECE_CHARACTERS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
+class ImportDefaults:
     """What an imported session gets, as a new one would."""
 
     model: str
@@ -281,20 +296,20 @@ class Piece:
     moves: Sequence[MoveRecord]
 
 
-class Intake:
+class Importer:
     """One conversation on its way into the database: `begin`, each `next_piece` through `add`, then `show`.
 
     Entry n of the file gets the id `_base` + n: those ids are reserved, since others write in between.
     """
 
-    def __init__(self, file: ExportFile, block: Block, defaults: Defaults) -> None:
+    def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
         self._base = 0
         self._conversation = 0
         self._rows: list[SessionRecord] = []
-        self._tips: dict[str | None, Tip] = {}
+        self._tips: dict[str | None, SessionState] = {}
 
     def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
         """Make the conversation and its hidden sessions; false, and nothing is done, if they are here.
@@ -316,7 +331,7 @@ class Intake:
                 case _:
                     pass
         # What a session that is not in the file wrote: of no row, so that it counts for none.
-        self._tips[None] = Tip(connection, self._rows[0].id, now_ms=0)
+        self._tips[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._tips[None].session_id = ""
         connection.execute(
             "UPDATE sessions SET deleted_ms = ?, state = 'running', owner = ?, lease_ms = ? WHERE conversation = ?",
@@ -414,7 +429,7 @@ class Intake:
         if record.title is not None:
             set_title(connection, record.id, record.title)
         self._rows.append(record)
-        self._tips[record.id] = Tip(connection, record.id, now_ms=record.updated_ms)
+        self._tips[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
 
     def _id(self, number: int | None) -> int | None:
         """The id of an entry of the file; None if it has none with this number."""
@@ -424,7 +439,7 @@ class Intake:
         return self._base + max(1, min(number, self._block.entries + 1))
 
 
-def show(connection: sqlite3.Connection, intakes: Sequence[Intake]) -> None:
+def show(connection: sqlite3.Connection, intakes: Sequence[Importer]) -> None:
     """All of it is here: the sessions are sessions like any other."""
     for intake in intakes:
         intake.show(connection)

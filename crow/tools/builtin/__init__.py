@@ -18,7 +18,7 @@ from mcp.server.lowlevel import Server
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolCall, ToolSpec
-from crow.tools import Offer, Outcome, Ports
+from crow.tools import Outcome, PlannedCall, Ports
 from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
 from crow.tools.builtin.files import READ_FILE, WRITE_FILE
@@ -27,7 +27,7 @@ from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.task import TASK
-from crow.tools.builtin.tool import Around, Builtin, Running, check, parse, system_words, with_expectation
+from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, parse, system_words, with_expectation
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 
@@ -51,7 +51,7 @@ SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=spec.name, input_schema={"type": "object"}) for spec in SPECS])
 
 
-async def offer(call: ToolCall, around: Around) -> Offer:
+async def offer(call: ToolCall, around: ToolContext) -> PlannedCall:
     """Look at a call of a built-in tool; a bad one has its fault in the offer."""
     tool = TOOLS[call.name]
     try:
@@ -61,10 +61,10 @@ async def offer(call: ToolCall, around: Around) -> Offer:
     except OSError as error:
         fault = system_words(call.name, error)
     announcement = Announcement(title=call.name, kind=tool.kind)
-    return Offer(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.is_barrier)
+    return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.is_barrier)
 
 
-def meta_for(call_id: str, judged: Offer | None = None) -> mcp.RequestParamsMeta:
+def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestParamsMeta:
     """What a request to the built-in server carries in `_meta`: the id that the ports are told, and of the offer that
     was allowed the file that it touches and its argument."""
     place = judged.paths[0] if judged is not None and judged.paths else None
@@ -84,7 +84,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     return check(call.name, spec.input_schema, given)
 
 
-def build_server(around: Around, ports: Ports) -> Server[Any]:
+def build_server(around: ToolContext, ports: Ports) -> Server[Any]:
     """An MCP server with the built-in tools, for one session."""
 
     async def list_tools(
@@ -97,7 +97,7 @@ def build_server(around: Around, ports: Ports) -> Server[Any]:
             await context.session.report_progress(float(len(text)), message=text)
 
         meta: Mapping[str, Any] = context.meta or {}
-        running = Running(
+        running = ToolInvocation(
             around=around,
             log=ports.log,
             plan=ports.plan,
@@ -111,7 +111,7 @@ def build_server(around: Around, ports: Ports) -> Server[Any]:
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-async def run(name: str, arguments: Mapping[str, Any], running: Running) -> Outcome:
+async def run(name: str, arguments: Mapping[str, Any], running: ToolInvocation) -> Outcome:
     """Run a call; what cannot be done is an error outcome."""
     tool = TOOLS.get(name)
     if tool is None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.files import PATH, WHOLE_BYTES, change, own_file, regular_file
 from crow.tools.builtin.tool import (
     Arguments,
-    Around,
     Builtin,
-    Running,
+    ToolContext,
+    ToolInvocation,
     path_names,
     shown_name,
     shown_path,
@@ -31,7 +31,7 @@ from crow.tools.builtin.tool import (
 __all__ = ["EDIT_FILE", "Replaced", "replace"]
 
 
-async def look_at_edit(around: Around, args: Arguments) -> Offer:
+async def look_at_edit(around: ToolContext, args: Arguments) -> PlannedCall:
     workspace = around.workspace
     path = workspace.resolve(args["path"])
     shown, name = shown_path(workspace, path), shown_name(workspace, path)
@@ -46,7 +46,7 @@ async def look_at_edit(around: Around, args: Arguments) -> Offer:
         words = str(error) if isinstance(error, ArgumentError) else system_words("edit_file", error)
         fault = None if outside else words
     fault = own_file("edit_file", workspace, path) or fault
-    return Offer(
+    return PlannedCall(
         announcement=Announcement(
             title=f"Edit {name}", kind="edit", locations=(Location(path=shown, line=line),), diffs=diffs
         ),
@@ -59,7 +59,7 @@ async def look_at_edit(around: Around, args: Arguments) -> Offer:
     )
 
 
-async def run_edit(running: Running, args: Arguments) -> Outcome:
+async def run_edit(running: ToolInvocation, args: Arguments) -> Outcome:
     path = running.resolve(args["path"])
     before, replaced = await planned(running.around, path, args)
     name = shown_name(running.workspace, path)
@@ -69,7 +69,7 @@ async def run_edit(running: Running, args: Arguments) -> Outcome:
     return await change(running, path, before, replaced.text, title=f"Edit {name}", done=done, line=replaced.line)
 
 
-async def planned(around: Around, path: Path, args: Arguments) -> tuple[str, Replaced]:
+async def planned(around: ToolContext, path: Path, args: Arguments) -> tuple[str, Replaced]:
     """The file's text and what it would become.
 
     :raises ~crow.domain.errors.ArgumentError: it cannot be edited so.
@@ -151,7 +151,7 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shift:
+class IndentShift:
     """Indentation to take away from or put before a line; one of both is empty."""
 
     remove: str = ""
@@ -235,7 +235,7 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replaced:
         count=1,
         line=index + 1,
         remark="old_text matched apart from white space"
-        + (", new_text was indented like it" if shift != Shift() else ""),
+        + (", new_text was indented like it" if shift != IndentShift() else ""),
     )
 
 
@@ -246,7 +246,7 @@ def split_lines(text: str) -> list[str]:
     return [*lines, last] if last else lines
 
 
-def places(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, Shift]]:
+def places(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, IndentShift]]:
     """Where `wanted` stands, line by line, with the shift of each place.
 
     :raises ~crow.domain.errors.ArgumentError: it would take too long to say.
@@ -269,7 +269,7 @@ def places(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple
     return found
 
 
-def shift_between(wanted: Sequence[str], actual: Sequence[str]) -> Shift | None:
+def shift_between(wanted: Sequence[str], actual: Sequence[str]) -> IndentShift | None:
     """The one shift that leads from the wanted lines to the actual ones, None if they need several."""
     shifts = set()
     for want, have in zip(wanted, actual, strict=True):
@@ -277,9 +277,9 @@ def shift_between(wanted: Sequence[str], actual: Sequence[str]) -> Shift | None:
             continue
         indent, actual_indent = indent_of(want), indent_of(have)
         if actual_indent.endswith(indent):
-            shifts.add(Shift(add=actual_indent.removesuffix(indent)))
+            shifts.add(IndentShift(add=actual_indent.removesuffix(indent)))
         elif indent.endswith(actual_indent):
-            shifts.add(Shift(remove=indent.removesuffix(actual_indent)))
+            shifts.add(IndentShift(remove=indent.removesuffix(actual_indent)))
         else:
             return None
     return shifts.pop() if len(shifts) == 1 else None

@@ -18,10 +18,10 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
 from crow.domain.rendering import in_title
-from crow.tools import Offer, Outcome
+from crow.tools import Outcome, PlannedCall
 from crow.tools import html as page
 from crow.tools.builtin.files import PICTURE_BYTES, picture_type
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
 from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MOST_BYTES, Document, get, plain_url
 
@@ -33,12 +33,14 @@ CONVERT_S = 30.0
 HEADER_CHARS = 100
 
 
-async def look(_around: Around, args: Arguments) -> Offer:
+async def look(_around: ToolContext, args: Arguments) -> PlannedCall:
     url = plain_url(args["url"])
-    return Offer(announcement=Announcement(title=f"Fetch {in_title(url)}", kind="fetch"), access="fetch", argument=url)
+    return PlannedCall(
+        announcement=Announcement(title=f"Fetch {in_title(url)}", kind="fetch"), access="fetch", argument=url
+    )
 
 
-async def run(running: Running, args: Arguments) -> Outcome:
+async def run(running: ToolInvocation, args: Arguments) -> Outcome:
     document = await get(args["url"], allow_private=running.around.fetches_private)
     if document.moved_to is not None:
         return Outcome(

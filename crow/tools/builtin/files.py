@@ -20,8 +20,8 @@ from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolSpec
 from crow.domain.rendering import in_title
-from crow.tools import FileStat, Offer, Outcome, Workspace
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
+from crow.tools import FileStat, Outcome, PlannedCall, Workspace
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, path_names, shown_name, shown_path
 
 __all__ = [
     "PATH",
@@ -29,8 +29,8 @@ __all__ = [
     "READ_FILE",
     "WHOLE_BYTES",
     "WRITE_FILE",
-    "Row",
-    "Window",
+    "LineStart",
+    "LineWindow",
     "change",
     "missing",
     "own_file",
@@ -95,7 +95,7 @@ def names_in(directory: Path) -> list[str] | None:
         return None
 
 
-async def look_at_write(around: Around, args: Arguments) -> Offer:
+async def look_at_write(around: ToolContext, args: Arguments) -> PlannedCall:
     workspace = around.workspace
     path = workspace.resolve(args["path"])
     outside = not workspace.contains(path)
@@ -105,7 +105,7 @@ async def look_at_write(around: Around, args: Arguments) -> Offer:
     if fault is None and not outside:
         fault = stale(around, path, before)
     shown = shown_path(workspace, path)
-    return Offer(
+    return PlannedCall(
         announcement=Announcement(
             title=f"Write {shown_name(workspace, path)}",
             kind="edit",
@@ -121,7 +121,7 @@ async def look_at_write(around: Around, args: Arguments) -> Offer:
     )
 
 
-def stale(around: Around, path: Path, text: str | None) -> str | None:
+def stale(around: ToolContext, path: Path, text: str | None) -> str | None:
     """Why a file may not be replaced by a model that knows another text of it, None if it may."""
     if text is None:  # removed since: what is written then replaces nothing
         return None
@@ -150,7 +150,7 @@ def unwritable(workspace: Workspace, stat: FileStat) -> str | None:
     return f"write_file: {shown_name(workspace, stat.path)} is {kind}; expected the path of a file"
 
 
-async def run_write(running: Running, args: Arguments) -> Outcome:
+async def run_write(running: ToolInvocation, args: Arguments) -> Outcome:
     workspace = running.workspace
     path = running.resolve(args["path"])
     stat = await workspace.stat(path)
@@ -169,7 +169,14 @@ async def run_write(running: Running, args: Arguments) -> Outcome:
 
 
 async def change(
-    running: Running, path: Path, before: str | None, after: str, *, title: str, done: str, line: int | None = None
+    running: ToolInvocation,
+    path: Path,
+    before: str | None,
+    after: str,
+    *,
+    title: str,
+    done: str,
+    line: int | None = None,
 ) -> Outcome:
     """Store what the file holds, write `after`, and tell what really changed. `before` is its text as read."""
     workspace = running.workspace
@@ -246,7 +253,7 @@ WIDE = (
 THREAD_CHARS = 262_144
 
 
-async def look_at_read(around: Around, args: Arguments) -> Offer:
+async def look_at_read(around: ToolContext, args: Arguments) -> PlannedCall:
     workspace = around.workspace
     path = workspace.resolve(args["path"])
     line, limit = args.get("line"), args.get("limit")
@@ -254,7 +261,7 @@ async def look_at_read(around: Around, args: Arguments) -> Offer:
     if line is not None or limit is not None:
         first = line or 1
         lines = f" from line {first}" if limit is None else f" lines {first}-{first + limit - 1}"
-    return Offer(
+    return PlannedCall(
         announcement=Announcement(
             title=f"Read {in_title(shown_name(workspace, path))}{lines}",
             kind="read",
@@ -266,7 +273,7 @@ async def look_at_read(around: Around, args: Arguments) -> Offer:
     )
 
 
-async def run_read(running: Running, args: Arguments) -> Outcome:
+async def run_read(running: ToolInvocation, args: Arguments) -> Outcome:
     workspace = running.workspace
     path = running.resolve(args["path"])
     name = shown_name(workspace, path)
@@ -296,7 +303,7 @@ async def part_of_huge(workspace: Workspace, stat: FileStat, name: str, line: in
     head = (await workspace.read_bytes(stat.path, SNIFFED_CHARS)).decode("utf-8", "replace")
     if is_binary(head):
         raise ArgumentError(f"read_file: {name} is binary ({stat.size:,} bytes); only text can be read")
-    window = Window(first=line, limit=limit, row_bytes=4 * LINE_CHARS, most_bytes=WINDOW_CHARS)
+    window = LineWindow(first=line, limit=limit, row_bytes=4 * LINE_CHARS, most_bytes=WINDOW_CHARS)
     at, wanted = 0, True
     while wanted and (piece := await workspace.read_bytes(stat.path, PIECE_BYTES, at)):
         wanted = await anyio.to_thread.run_sync(window.feed, piece)
@@ -421,7 +428,7 @@ READ_FILE = Builtin(
 # is kept than is shown. Pure; who reads the pieces, and how the lines are worded, is others' affair.
 
 
-class Row:
+class LineStart:
     """The beginning of a line. `left_out`: how many bytes of it were not kept."""
 
     def __init__(self) -> None:
@@ -442,14 +449,14 @@ class Row:
         return self._start.decode("utf-8", "replace").removesuffix("\r")
 
 
-class Window:
+class LineWindow:
     """The lines from `first` on (from 1): at most `limit`, of each `row_bytes`, and of all `most_bytes` or little more.
 
     `rows` are the lines so far. `has_more`: others follow. `lines`: how many there were up to the last one fed.
     """
 
     def __init__(self, *, first: int, limit: int, row_bytes: int, most_bytes: int) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[LineStart] = []
         self.has_more = False
         self._missing = first - 1
         self._skipped = 0
@@ -472,7 +479,7 @@ class Window:
                 if len(self.rows) == self._limit or (self.rows and self._room <= 0):
                     self.has_more = True
                     return False
-                self.rows.append(Row())
+                self.rows.append(LineStart())
             newline = data.find(b"\n", at)
             end = newline if newline >= 0 else len(data)
             row = self.rows[-1]

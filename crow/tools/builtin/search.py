@@ -24,10 +24,10 @@ from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code, in_title
-from crow.tools import Offer, Outcome, Workspace
+from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import missing
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names, shown_name, shown_path
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, path_names, shown_name, shown_path
 from crow.tools.process import found_program
 
 __all__ = ["GREP", "LIST_FILES"]
@@ -50,7 +50,7 @@ GIT_FILES = (
 )
 
 
-async def look_at_list(around: Around, args: Arguments) -> Offer:
+async def look_at_list(around: ToolContext, args: Arguments) -> PlannedCall:
     workspace = around.workspace
     path = workspace.resolve(args.get("path") or ".")
     pattern = args.get("pattern")
@@ -59,7 +59,7 @@ async def look_at_list(around: Around, args: Arguments) -> Offer:
     return looked(workspace, path, f"List {what}{within(in_title(name))}")
 
 
-async def look_at_grep(around: Around, args: Arguments) -> Offer:
+async def look_at_grep(around: ToolContext, args: Arguments) -> PlannedCall:
     pattern = args["pattern"]
     if len(pattern) <= CHECKED_CHARS:
         with warnings.catch_warnings(action="ignore"):
@@ -70,8 +70,8 @@ async def look_at_grep(around: Around, args: Arguments) -> Offer:
     return looked(workspace, path, f"Search {code(args['pattern'])}{within(in_title(name))}")
 
 
-def looked(workspace: Workspace, path: Path, title: str) -> Offer:
-    return Offer(
+def looked(workspace: Workspace, path: Path, title: str) -> PlannedCall:
+    return PlannedCall(
         announcement=Announcement(title=title, kind="search", locations=(Location(path=shown_path(workspace, path)),)),
         access="read",
         outside=not workspace.contains(path),
@@ -94,7 +94,7 @@ def check_pattern(pattern: str, fault: str) -> None:
         )
 
 
-async def run_list(running: Running, args: Arguments) -> Outcome:
+async def run_list(running: ToolInvocation, args: Arguments) -> Outcome:
     workspace = running.workspace
     path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)
@@ -116,7 +116,7 @@ async def run_list(running: Running, args: Arguments) -> Outcome:
     return Outcome(text="\n".join(lines))
 
 
-async def run_grep(running: Running, args: Arguments) -> Outcome:
+async def run_grep(running: ToolInvocation, args: Arguments) -> Outcome:
     workspace = running.workspace
     path = running.resolve(args.get("path") or ".")
     name = shown_name(workspace, path)

@@ -11,8 +11,8 @@ from crow.domain.entries import Announcement, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code
-from crow.tools import Offer, Outcome
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
+from crow.tools import Outcome, PlannedCall
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
 
 __all__ = ["RECALL", "UPDATE_PLAN"]
 
@@ -24,11 +24,13 @@ MAX_ITEMS = 100
 FIELDS = get_type_hints(PlanItem)
 
 
-async def look_at_plan(_around: Around, args: Arguments) -> Offer:
-    return Offer(announcement=Announcement(title=f"Plan: {progress(items_of(args))}", kind="think"), access="none")
+async def look_at_plan(_around: ToolContext, args: Arguments) -> PlannedCall:
+    return PlannedCall(
+        announcement=Announcement(title=f"Plan: {progress(items_of(args))}", kind="think"), access="none"
+    )
 
 
-async def run_plan(running: Running, args: Arguments) -> Outcome:
+async def run_plan(running: ToolInvocation, args: Arguments) -> Outcome:
     items = items_of(args)
     unchanged = items == running.plan.current()
     text = "The plan is as it was" if unchanged else "The plan is updated"
@@ -45,13 +47,13 @@ def progress(items: tuple[PlanItem, ...]) -> str:
     return f"{sum(item.status == 'completed' for item in items)} of {len(items)} done"
 
 
-async def look_at_recall(_around: Around, args: Arguments) -> Offer:
+async def look_at_recall(_around: ToolContext, args: Arguments) -> PlannedCall:
     about(args)
     title = f"Recall entry {args['entry']}" if "entry" in args else f"Recall {code(args['query'])}"
-    return Offer(announcement=Announcement(title=title, kind="think"), access="none")
+    return PlannedCall(announcement=Announcement(title=title, kind="think"), access="none")
 
 
-async def run_recall(running: Running, args: Arguments) -> Outcome:
+async def run_recall(running: ToolInvocation, args: Arguments) -> Outcome:
     query, entry = about(args)
     return Outcome(text=await running.log.recall(query=query, entry=entry, limit=RECALLED))
 

@@ -12,8 +12,8 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
-from crow.tools import Offer, Outcome
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
+from crow.tools import Outcome, PlannedCall
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
 from crow.tools.jobs import Job
 
 __all__ = ["SHELL", "SHELL_KILL", "SHELL_OUTPUT", "started_words"]
@@ -23,10 +23,10 @@ MAX_TIMEOUT_S = 3_600
 TITLE_CHARS = 300
 
 
-async def look(_around: Around, args: Arguments) -> Offer:
+async def look(_around: ToolContext, args: Arguments) -> PlannedCall:
     command: str = args["command"]
     title = " ".join(command.split())
-    return Offer(
+    return PlannedCall(
         announcement=Announcement(
             title=title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…", kind="execute"
         ),
@@ -36,7 +36,7 @@ async def look(_around: Around, args: Arguments) -> Offer:
     )
 
 
-async def run(running: Running, args: Arguments) -> Outcome:
+async def run(running: ToolInvocation, args: Arguments) -> Outcome:
     timeout_s: int = args.get("timeout_s", DEFAULT_TIMEOUT_S)
     try:
         if args.get("background", False):
@@ -109,7 +109,7 @@ MAX_WAIT_S = 600
 FIRST_LOOK_S = 0.3
 
 
-async def started_words(running: Running, line: str) -> Outcome:
+async def started_words(running: ToolInvocation, line: str) -> Outcome:
     """Start a command in the background; what it printed at once is part of the outcome."""
     job = await running.around.jobs.start(line)
     await running.around.jobs.wait(job, FIRST_LOOK_S)
@@ -117,26 +117,26 @@ async def started_words(running: Running, line: str) -> Outcome:
     return told(job, words)
 
 
-async def look_at_output(around: Around, args: Arguments) -> Offer:
+async def look_at_output(around: ToolContext, args: Arguments) -> PlannedCall:
     job = around.jobs.named("shell_output", args["job"])
     title = f"Output of {job.id}: {in_title(' '.join(job.line.split()))}"
-    return Offer(announcement=Announcement(title=title, kind="read"), access="none")
+    return PlannedCall(announcement=Announcement(title=title, kind="read"), access="none")
 
 
-async def run_output(running: Running, args: Arguments) -> Outcome:
+async def run_output(running: ToolInvocation, args: Arguments) -> Outcome:
     job = running.around.jobs.named("shell_output", args["job"])
     if job.is_running and args.get("wait_s", 0):
         await running.around.jobs.wait(job, args["wait_s"])
     return told(job, f"[{job.id}: {job.state}]")
 
 
-async def look_at_kill(around: Around, args: Arguments) -> Offer:
+async def look_at_kill(around: ToolContext, args: Arguments) -> PlannedCall:
     job = around.jobs.named("shell_kill", args["job"])
     title = f"End {job.id}: {in_title(' '.join(job.line.split()))}"
-    return Offer(announcement=Announcement(title=title), access="none")
+    return PlannedCall(announcement=Announcement(title=title), access="none")
 
 
-async def run_kill(running: Running, args: Arguments) -> Outcome:
+async def run_kill(running: ToolInvocation, args: Arguments) -> Outcome:
     job = running.around.jobs.named("shell_kill", args["job"])
     if not job.is_running:
         return told(job, f"[{job.id} had {job.state} already]")

@@ -12,20 +12,20 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.tools import Offer, Outcome
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running, path_names
+from crow.tools import Outcome, PlannedCall
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, path_names
 from crow.tools.skills import FoundSkill, SkillText, read_skill
 
 __all__ = ["SKILL"]
 
 
-async def look(around: Around, args: Arguments) -> Offer:
+async def look(around: ToolContext, args: Arguments) -> PlannedCall:
     found = named(around, args["name"])
     title, locations = f"Load the skill {found.skill.name}", (Location(path=found.skill.source),)
     if not found.skill.of_workspace:
-        return Offer(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
+        return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
     loaded = await anyio.to_thread.run_sync(read_skill, found)
-    return Offer(
+    return PlannedCall(
         announcement=Announcement(title=f"{title} of this workspace", kind="read", locations=locations),
         access="read",
         argument=consent(found, loaded),
@@ -35,7 +35,7 @@ async def look(around: Around, args: Arguments) -> Offer:
     )
 
 
-async def run(running: Running, args: Arguments) -> Outcome:
+async def run(running: ToolInvocation, args: Arguments) -> Outcome:
     found = named(running.around, args["name"])
     loaded = await anyio.to_thread.run_sync(read_skill, found)
     if running.allowed is not None and running.allowed != consent(found, loaded):
@@ -51,7 +51,7 @@ def consent(found: FoundSkill, loaded: SkillText) -> str:
     return f"{found.path} (sha256 {loaded.digest})"
 
 
-def named(around: Around, name: str) -> FoundSkill:
+def named(around: ToolContext, name: str) -> FoundSkill:
     """:raises ~crow.domain.errors.ArgumentError: there is no such skill."""
     for found in around.skills:
         if found.skill.name == name:

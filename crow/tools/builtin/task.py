@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from crow.domain.entries import Announcement
 from crow.domain.messages import ToolSpec
-from crow.tools import Delegated, Offer, Outcome, Task
-from crow.tools.builtin.tool import Arguments, Around, Builtin, Running
+from crow.tools import Outcome, PlannedCall, SubagentResult, Task
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
 
 __all__ = ["TASK", "outcome_of_task", "task_of"]
 
 TITLE_CHARS = 80
 
 
-async def look(_around: Around, args: Arguments) -> Offer:
+async def look(_around: ToolContext, args: Arguments) -> PlannedCall:
     title = f"Task: {task_of(args).title}"
-    return Offer(announcement=Announcement(title=title, kind="think"), access="none")
+    return PlannedCall(announcement=Announcement(title=title, kind="think"), access="none")
 
 
-async def run(_running: Running, args: Arguments) -> Outcome:
+async def run(_running: ToolInvocation, args: Arguments) -> Outcome:
     """Never reached by way of MCP: who has the port runs it in the call's own task."""
     return Outcome(text=f"task: {task_of(args).title}: there is nobody to run it", is_error=True)
 
@@ -37,7 +37,7 @@ def task_of(args: Arguments) -> Task:
     )
 
 
-def outcome_of_task(done: Delegated) -> Outcome:
+def outcome_of_task(done: SubagentResult) -> Outcome:
     """How a task ended, for the model."""
     return Outcome(
         text=f"{done.text or '(no answer)'}\n[task {done.id}; give it as resume to go on with it]",

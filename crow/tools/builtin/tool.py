@@ -16,17 +16,17 @@ from typing import Any, TypeAlias
 from crow.domain.entries import CallKind
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
-from crow.tools import Access, Log, Offer, OnOutput, Outcome, Plan, Workspace
+from crow.tools import Access, Log, OnOutput, Outcome, Plan, PlannedCall, Workspace
 from crow.tools.jobs import Jobs
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import FoundSkill
-from crow.tools.workspace import Seen
+from crow.tools.workspace import SeenFiles
 
 __all__ = [
     "Arguments",
-    "Around",
     "Builtin",
-    "Running",
+    "ToolContext",
+    "ToolInvocation",
     "check",
     "parse",
     "parse_foreign",
@@ -42,23 +42,23 @@ Arguments: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class Around:
+class ToolContext:
     """What the tools of a session share: the world, and what they remember of it. `skills` may be found anew."""
 
     workspace: Workspace
     jobs: Jobs
-    seen: Seen = field(default_factory=Seen)
+    seen: SeenFiles = field(default_factory=SeenFiles)
     skills: tuple[FoundSkill, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class ToolInvocation:
     """What a running call reaches: the world, the session, and whoever watches. `place` is the file or directory that
     it was allowed to touch, `allowed` its offer's `argument`; both are None if nobody judged it."""
 
-    around: Around
+    around: ToolContext
     log: Log
     plan: Plan
     call_id: str
@@ -91,8 +91,8 @@ class Builtin:
     spec: ToolSpec
     kind: CallKind
     access: Access
-    look: Callable[[Around, Arguments], Awaitable[Offer]]
-    run: Callable[[Running, Arguments], Awaitable[Outcome]]
+    look: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
+    run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
     is_barrier: bool = False
 
 

@@ -23,7 +23,7 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Attachment, CallRef
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image
-from crow.tools import Asker, OnOutput, Outcome
+from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.mcp.listing import ExternalTool
 
@@ -40,7 +40,7 @@ class ServerCalls:
         prefix: str,
         *,
         timeout_s: float,
-        asker: Asker | None,
+        asker: ElicitationHandler | None,
         failed: Callable[[MCPError], None],
         ending: Callable[[MCPError], str],
     ) -> None:
@@ -117,7 +117,7 @@ Value: TypeAlias = str | int | float | bool | list[str]
 
 
 async def elicited(
-    asker: Asker | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
+    asker: ElicitationHandler | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
 ) -> mcp.ElicitResult:
     """Ask the user what `server` wants to know, during the call of `call_id` ("" if that is not certain).
 

@@ -26,11 +26,22 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, ToolCall, ToolSpec
 from crow.domain.rendering import in_title
-from crow.tools import McpServer, Offer, OnOutput, Outcome, Ports, ServerPrompt, ServerStatus, Skill, Workspace, builtin
+from crow.tools import (
+    McpServer,
+    OnOutput,
+    Outcome,
+    PlannedCall,
+    Ports,
+    ServerPrompt,
+    ServerStatus,
+    SkillInfo,
+    Workspace,
+    builtin,
+)
 from crow.tools.builtin.task import outcome_of_task, task_of
-from crow.tools.builtin.tool import Around, check, parse, parse_foreign, with_expectation
+from crow.tools.builtin.tool import ToolContext, check, parse, parse_foreign, with_expectation
 from crow.tools.jobs import Jobs
-from crow.tools.mcp.connection import Connection, OnChange
+from crow.tools.mcp.connection import OnChange, ServerConnection
 from crow.tools.mcp.listing import ExternalTool, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import FoundSkill, find_skills
@@ -71,7 +82,12 @@ class McpToolbox:
     """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`."""
 
     def __init__(
-        self, around: Around, ports: Ports, client: Client, connections: Sequence[Connection], settings: ToolSettings
+        self,
+        around: ToolContext,
+        ports: Ports,
+        client: Client,
+        connections: Sequence[ServerConnection],
+        settings: ToolSettings,
     ) -> None:
         self._around = around
         self._ports = ports
@@ -94,7 +110,7 @@ class McpToolbox:
         """See :meth:`crow.tools.Toolbox.servers`."""
         return tuple(connection.status for connection in self._connections)
 
-    def skills(self) -> tuple[Skill, ...]:
+    def skills(self) -> tuple[SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
         return tuple(found.skill for found in self._around.skills)
 
@@ -144,7 +160,7 @@ class McpToolbox:
             await connection.settled.wait()
         return tuple(connection.name for connection in chosen)
 
-    async def offer(self, call: ToolCall) -> Offer:
+    async def offer(self, call: ToolCall) -> PlannedCall:
         """See :meth:`crow.tools.Toolbox.offer`."""
         if call.name in BUILTIN_NAMES:
             return await builtin.offer(call, self._around)
@@ -154,14 +170,16 @@ class McpToolbox:
             return await self._offer_within(call)
         found = await self._find(call.name)
         title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
-        return Offer(
+        return PlannedCall(
             announcement=Announcement(title=title),
             access="external",
             fault=self._fault(call, found),
             is_read_only=found is not None and found[1].is_read_only,
         )
 
-    async def run(self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: Offer | None = None) -> Outcome:
+    async def run(
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+    ) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
         if call.name == "task" and self._ports.delegate is not None:
             return await self._delegate(call, call_id, on_output)
@@ -181,7 +199,9 @@ class McpToolbox:
         connection, tool = found
         return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
 
-    async def _run_builtin(self, call: ToolCall, call_id: str, on_output: OnOutput, judged: Offer | None) -> Outcome:
+    async def _run_builtin(
+        self, call: ToolCall, call_id: str, on_output: OnOutput, judged: PlannedCall | None
+    ) -> Outcome:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
@@ -208,19 +228,19 @@ class McpToolbox:
         except ArgumentError as error:
             return Outcome(text=str(error), is_error=True)
 
-    async def _offer_within(self, call: ToolCall) -> Offer:
+    async def _offer_within(self, call: ToolCall) -> PlannedCall:
         """The offer of the tool that `call_tool` is to call, under that tool's name."""
         try:
             inner = call_within(call)
         except ArgumentError as error:
-            return Offer(announcement=Announcement(title=call.name), access="external", fault=str(error))
+            return PlannedCall(announcement=Announcement(title=call.name), access="external", fault=str(error))
         return replace(await self.offer(inner), tool=inner.name)
 
     def _external(self) -> tuple[ExternalTool, ...]:
         ready = (connection for connection in self._connections if connection.status.state == "ready")
         return tuple(tool for connection in ready for tool in connection.tools)
 
-    async def _find(self, name: str) -> tuple[Connection, ExternalTool] | None:
+    async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
         """The server and tool of a name; one whose server is still starting is waited for, one whose server has failed
         starts it again."""
         for connection in self._connections:
@@ -231,7 +251,7 @@ class McpToolbox:
                         return connection, tool
         return None
 
-    def _fault(self, call: ToolCall, found: tuple[Connection, ExternalTool] | None) -> str | None:
+    def _fault(self, call: ToolCall, found: tuple[ServerConnection, ExternalTool] | None) -> str | None:
         if found is None:
             return self._unknown(call.name)
         if call.fault is not None:
@@ -269,13 +289,13 @@ def fitting(tools: Sequence[ExternalTool], most: int) -> int:
     return sum(weight <= OFFERED_CHARS for weight in weights)
 
 
-def found_offer(call: ToolCall) -> Offer:
+def found_offer(call: ToolCall) -> PlannedCall:
     """The offer of a search for tools."""
     try:
         title, fault = f"Find tools: {in_title(query_of(call))}", None
     except ArgumentError as error:
         title, fault = call.name, str(error)
-    return Offer(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)
+    return PlannedCall(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)
 
 
 @asynccontextmanager
@@ -294,7 +314,7 @@ async def open_toolbox(
     settings = settings or ToolSettings()
     names = prefixes([server.name for server in servers])
     connections = [
-        Connection(
+        ServerConnection(
             server,
             prefix=prefix,
             cwd=workspace.cwd,
@@ -306,7 +326,7 @@ async def open_toolbox(
         )
         for server, prefix in zip(servers, names, strict=True)
     ]
-    around = Around(
+    around = ToolContext(
         workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private, keys=settings.keys
     )
     around.skills = await anyio.to_thread.run_sync(skills_around, settings, workspace)

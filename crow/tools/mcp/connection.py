@@ -32,14 +32,23 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.tools import Asker, HttpServer, McpServer, OnOutput, Outcome, ServerPrompt, ServerStatus, StdioServer
+from crow.tools import (
+    ElicitationHandler,
+    HttpServer,
+    McpServer,
+    OnOutput,
+    Outcome,
+    ServerPrompt,
+    ServerStatus,
+    StdioServer,
+)
 from crow.tools.mcp.calls import ServerCalls, sentence
-from crow.tools.mcp.listing import ExternalTool, listed, sifted
-from crow.tools.mcp.prompts import PromptShelf
-from crow.tools.mcp.stdio import StdioTransport
+from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, listed
+from crow.tools.mcp.prompts import PromptList
+from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
 
-__all__ = ["Connection", "OnChange"]
+__all__ = ["OnChange", "ServerConnection"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +68,7 @@ REFUSED_HANDSHAKE = frozenset(
 """Errors by which a server that speaks only the newer protocol answers `initialize`."""
 
 
-class Connection:
+class ServerConnection:
     """A server. `serve` is its task; everything else may be called from others."""
 
     def __init__(
@@ -72,13 +81,13 @@ class Connection:
         start_timeout_s: float,
         call_timeout_s: float,
         on_change: OnChange | None,
-        asker: Asker | None = None,
+        asker: ElicitationHandler | None = None,
     ) -> None:
         self.name = server.name
         self.prefix = prefix
         self.tools: tuple[ExternalTool, ...] = ()
         """The newest known tools, kept when the server is gone."""
-        self.shelf = PromptShelf(server.name, prefix, on_change)
+        self.shelf = PromptList(server.name, prefix, on_change)
         self.settled = anyio.Event()
         """Set while the server is ready or has failed; another event with each start."""
         self.was_ready = False
@@ -95,7 +104,7 @@ class Connection:
         self._detail = ""
         self._client: Client | None = None
         self._greeted = False
-        self._transport: StdioTransport | None = None
+        self._transport: ServerProcess | None = None
         self._starting = anyio.CancelScope()
         self._stopping = anyio.Event()
         self._listing_changed = anyio.Event()
@@ -194,7 +203,7 @@ class Connection:
         with anyio.CancelScope(deadline=deadline) as self._starting:
             async with AsyncExitStack() as stack:
                 client = Client(
-                    sifted(await self._open(stack), self._dropped),
+                    filter_invalid_tools(await self._open(stack), self._dropped),
                     mode=mode,
                     cache=None,
                     read_timeout_seconds=self._call_timeout_s,
@@ -220,7 +229,7 @@ class Connection:
     async def _open(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         match self._server:
             case StdioServer():
-                self._transport = StdioTransport(self._server, self._cwd, self._keys)
+                self._transport = ServerProcess(self._server, self._cwd, self._keys)
                 return self._transport
             case HttpServer(transport="sse"):
                 return sse_client(

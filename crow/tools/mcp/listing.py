@@ -26,7 +26,16 @@ from pydantic import ValidationError
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerOptions
 
-__all__ = ["ExternalTool", "listed", "prefixes", "prompt_names", "schema_fault", "sifted", "tool_fault", "tool_names"]
+__all__ = [
+    "ExternalTool",
+    "filter_invalid_tools",
+    "listed",
+    "prefixes",
+    "prompt_names",
+    "schema_fault",
+    "tool_fault",
+    "tool_names",
+]
 
 PAGES = 50
 MOST_TOOLS = 2_000
@@ -106,7 +115,7 @@ SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
 @asynccontextmanager
-async def sifted(
+async def filter_invalid_tools(
     transport: AbstractAsyncContextManager[Any], on_dropped: Callable[[str, str], None]
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[SessionMessage | Exception], Any]]:
     """`transport` with faulty tools left out of every listing; `on_dropped` is told their names and faults."""

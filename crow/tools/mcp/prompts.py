@@ -22,7 +22,7 @@ from crow.tools import PromptArgument, ServerPrompt
 from crow.tools.mcp.calls import bytes_in, sentence
 from crow.tools.mcp.listing import prompt_names
 
-__all__ = ["PromptShelf", "parts_of"]
+__all__ = ["PromptList", "parts_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ DESCRIPTION_CHARS = 200
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
-class PromptShelf:
+class PromptList:
     """The prompts of a server. `listed` leads from what is offered to the server's own name of it."""
 
     def __init__(self, server: str, prefix: str, on_change: Callable[[], Awaitable[None]] | None) -> None:

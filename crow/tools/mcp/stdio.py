@@ -22,7 +22,7 @@ from mcp.shared.message import SessionMessage
 from crow.tools import StdioServer
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 
-__all__ = ["StdioTransport"]
+__all__ = ["ServerProcess"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ INHERITED = (
 )
 
 
-class StdioTransport:
+class ServerProcess:
     """An MCP server as a child process, which does not get the `keys`. Enter and leave it in one task; once only.
 
     `closed` is set when the child has ended or closed its output, or broke the protocol; `reason` then says why.

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import crow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENTRY = json.loads((ROOT / "registry" / "agent.json").read_text())
 
 

@@ -19,7 +19,7 @@ import pytest
 import crow
 from crow.settings.load import _KEYS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(crow.__path__, "crow."))
 
 

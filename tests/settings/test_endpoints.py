@@ -10,9 +10,9 @@ import pytest
 
 from crow.app import endpoint_of
 from crow.domain.errors import AuthError, ConfigError
-from crow.llm.endpoint import Endpoint, Timeouts
+from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
-from crow.settings.endpoints import PRESETS, Fact, key_from, preset_at
+from crow.settings.endpoints import PRESETS, SourcedValue, key_from, preset_at
 
 FILE = """
 [model]
@@ -84,7 +84,7 @@ def test_a_provider_and_a_model_of_the_file_make_one_endpoint(tmp_path: Path) ->
         takes_images=False,
         input_price=1.0,
         output_price=4.0,
-        timeouts=Timeouts(connect_s=5.0),
+        timeouts=EndpointTimeouts(connect_s=5.0),
         extra_body={"user": "me", "temperature": 0.1},
         thought_level="high",
         proxy="http://proxy.example:3128",
@@ -100,7 +100,7 @@ def test_a_preset_gives_what_the_file_leaves_out_and_the_key_comes_from_its_vari
         "sk-or-1",
     )
     assert (made.thinking, made.cache, made.headers) == ("reasoning", "marker", (("X-Title", "crow"),))
-    assert made.timeouts == Timeouts(idle_s=20.0)
+    assert made.timeouts == EndpointTimeouts(idle_s=20.0)
     cheap = endpoint(tmp_path, "cheap")
     assert (cheap.base_url, cheap.model) == ("https://openrouter.ai/api/v1", "some/model")
     with pytest.raises(AuthError, match="OPENROUTER_API_KEY"):
@@ -176,7 +176,7 @@ def test_every_value_of_a_preset_has_its_public_source(name: str) -> None:
     preset = PRESETS[name]
     facts = [getattr(preset, field) for field in preset.__dataclass_fields__]
     for fact in facts:
-        assert fact is None or (isinstance(fact, Fact) and fact.source.startswith("https://"))
+        assert fact is None or (isinstance(fact, SourcedValue) and fact.source.startswith("https://"))
     found = preset_at(preset.base_url.value)
     assert found is not None
     assert urlsplit(found.base_url.value).hostname == urlsplit(preset.base_url.value).hostname

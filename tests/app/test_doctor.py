@@ -22,7 +22,7 @@ from tests.store.scenes import converse, new_session
 from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "tools" / "servers" / "tiny.py"
 
 

@@ -15,7 +15,7 @@ import pytest
 from crow.settings.write import with_model_settings
 from tests.support.fake_endpoint import FakeEndpoint, failing, text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
