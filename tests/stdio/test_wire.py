@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.stdio.conftest import ROOT, StartCrow
+from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.support.acp_client import Call, CrowProcess, RpcError, allow_once
 
 MEBIBYTE = 1024 * 1024
@@ -370,12 +370,12 @@ def test_files_may_stand_in_for_pipes(home: Path, place: Path, tmp_path: Path) -
 
 
 async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, place: Path) -> None:
-    async with crow() as agent:
+    async with crow(argv=FRESH) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.start_prompt(session, "run echo begun; sleep 60")  # it says nothing, so no write can fail
         await agent.wait_for_update("tool_call_update", status="in_progress")
-        transport = agent._process._transport  # type: ignore[attr-defined]
+        transport = agent._process._transport  # type: ignore[union-attr]
         transport.get_pipe_transport(1).close()
         await asyncio.wait_for(agent._process.wait(), 10)
         assert agent.returncode == 0
