@@ -67,7 +67,7 @@ REPOSITORY_PARTS = frozenset(
 )
 """What stands beside the HEAD of a repository, whatever its folder is called."""
 
-LEFT_RUNNING = "\n[processes that it left in the background were ended with it]\n"
+LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
 
 
 class DiskWorkspace:
@@ -364,35 +364,21 @@ def write_whole(name: str, folder: int | None, data: bytes, *, like: os.stat_res
         os.fsync(handle)
 
 
-# FROM tools.seen: What the model has seen of files, so that it changes none that changed behind its back.
-#
-# Strategy: a fingerprint of the text as it was last read or written by a tool, kept in memory for as long as the
-# tools
-# are open. A file never read is no matter of ours: an edit must match its text anyway. Knows no file.
-
-
 class SeenFiles:
-    """Texts by path, as fingerprints."""
+    """What the model last read or wrote of each file, so that it overwrites no change by others.
+
+    A file that it never read may be edited: the edit must match its text anyway.
+    """
 
     def __init__(self) -> None:
-        self._prints: dict[Path, tuple[int, int]] = {}
+        self._fingerprints: dict[Path, tuple[int, int]] = {}
 
     def note(self, path: Path, text: str) -> None:
-        """The model knows that the file at `path` holds `text`."""
-        self._prints[path] = fingerprint(text)
+        """The model knows that the file holds `text`."""
+        self._fingerprints[path] = (len(text), hash(text))
 
-    def check(self, path: Path, text: str | None, *, tool: str, name: str) -> None:
-        """Whether `text` (None: no file any more) is what the model knows.
-
-        :raises ~crow.domain.errors.ArgumentError: it was read, and changed since.
-        """
-        known = self._prints.get(path)
-        if known is None or (text is not None and fingerprint(text) == known):
-            return
-        what = "changed" if text is not None else "was removed"
-        raise ArgumentError(f"{tool}: {name} {what} since it was read; read it again first")
-
-
-def fingerprint(text: str) -> tuple[int, int]:
-    """Length and hash; the hash is seeded anew in every process, and nothing is kept longer."""
-    return len(text), hash(text)
+    def find_fault(self, path: Path, text: str, name: str) -> str | None:
+        """Why the model may not change a file that holds `text`; None if it may."""
+        if self._fingerprints.get(path) in (None, (len(text), hash(text))):
+            return None
+        return f"{name} has changed since it was read; read it again first"

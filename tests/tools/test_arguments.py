@@ -37,7 +37,7 @@ def test_arguments_are_taken_in_the_types_of_the_schema(tool: str, given: dict, 
         ("read_file", {}, "read_file: path is missing; expected text that is not empty"),
         ("read_file", {"path": None}, "read_file: path is null; expected text that is not empty"),
         ("read_file", {"path": ["a"]}, 'read_file: path is ["a"]; expected text that is not empty'),
-        ("read_file", {"file": "a"}, "read_file: file is no argument; expected path, line, limit"),
+        ("read_file", {"file": "a"}, "read_file: unknown argument file; expected path, line, limit"),
         (
             "shell",
             {"command": "ls", "timeout_s": 9999},

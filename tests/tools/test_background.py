@@ -16,7 +16,7 @@ async def test_a_command_goes_on_while_the_model_does_other_things(open_box: Ope
         line = "echo begun; while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3"
         started = await box.run("shell", command=line, background=True)
         assert started == Outcome(
-            text="begun\n[job1: running; shell_output gives what it prints, shell_kill ends it]",
+            text="begun\n[job1: running; read its output with shell_output, end it with shell_kill]",
             raw_output={"job": "job1", "state": "running"},
         )
         assert (await box.run("shell_output", job="job1")).text == "[job1: running]"
@@ -24,7 +24,7 @@ async def test_a_command_goes_on_while_the_model_does_other_things(open_box: Ope
         ended = await box.run("shell_output", job="job1", wait_s=10)
         assert ended.text == "done\n[job1: ended with exit code 3]"
         assert (await box.run("shell_output", job="job1")).text == "[job1: ended with exit code 3]"
-        assert (await box.run("shell_kill", job="job1")).text == "[job1 had ended with exit code 3 already]"
+        assert (await box.run("shell_kill", job="job1")).text == "[job1 had already ended with exit code 3]"
 
 
 async def test_killing_a_job_ends_all_that_it_started(open_box: OpenBox):
@@ -57,7 +57,7 @@ async def test_background_commands_are_offered_like_others_and_looking_after_the
         look = await box.offer("shell_output", job="job1")
     assert (offer.access, offer.argument) == ("execute", "make watch")
     assert look == PlannedCall(announcement=Announcement(title="Output of job1: sleep 60", kind="read"), access="none")
-    assert missing.fault == 'shell_output: there is no job "job9"; there are: none was started'
+    assert missing.fault == 'shell_output: there is no job "job9"; jobs: none'
 
 
 async def test_there_is_a_bound_on_jobs(open_box: OpenBox):
@@ -66,5 +66,5 @@ async def test_there_is_a_bound_on_jobs(open_box: OpenBox):
             for _ in range(16):
                 tasks.start_soon(lambda: box.run("shell", command="sleep 60", background=True))
         assert (await box.run("shell", command="sleep 60", background=True)).text == (
-            "shell: 16 commands run in the background already; end one first"
+            "shell: 16 commands are already running in the background; end one first"
         )

@@ -19,7 +19,7 @@ from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Outcome, PlannedCall
 from crow.tools.html import CODECS, codec_of, page_text
-from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
+from crow.tools.web import MAX_BYTES, is_public, is_same_place, normalize_url
 from tests.tools.conftest import OpenBox
 
 PICTURE = b"\x89PNG\r\n\x1a\n"
@@ -62,7 +62,7 @@ class Web(BaseHTTPRequestHandler):
             case "/program":
                 self._give(200, "application/octet-stream", b"\0\1\2")
             case "/large":
-                self._give(200, "text/plain", b"x" * (MOST_BYTES + 100))
+                self._give(200, "text/plain", b"x" * (MAX_BYTES + 100))
             case "/host":
                 self._give(200, "text/plain", self.headers["Host"].encode())
             case "/near":
@@ -117,9 +117,9 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
         "latin": ("déjà", False),
         "json": ('{\n "a": [\n  1\n ]\n}', False),
         "gone": ("[HTTP status 404]\nno such page", True),
-        "picture": ("(a picture)", False),
+        "picture": ("(an image)", False),
         "program": (
-            "fetch: URL/program is application/octet-stream (3 bytes); only text and pictures can be read",
+            "fetch: URL/program is application/octet-stream (3 bytes); only text and images can be read",
             True,
         ),
         "near": ("Nests\n\nTwigs & string.", False),
@@ -128,7 +128,7 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
     }
     assert said["picture"].images == (Image(data=base64.b64encode(PICTURE).decode(), mime_type="image/png"),)
     assert said["near"].raw_output == {"url": f"{url}/page", "status": 200, "media_type": "text/html"}
-    assert large.text.endswith(f"x\n[the first {MOST_BYTES:,} bytes end here]")
+    assert large.text.endswith(f"x\n[only the first {MAX_BYTES:,} bytes]")
 
 
 async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
@@ -140,7 +140,7 @@ async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
             }
     punycode, nested = said.pop("punycode").text, said.pop("nested").text
     assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
-        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and pictures can be read",
+        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and images can be read",
         "charset": "xn--",
         "half": '{\n "a": "?"\n}',
         "meta": "“hi”",
@@ -173,7 +173,7 @@ async def test_a_conversion_that_does_not_end_is_given_up(
         async with open_box(fetches_private=True) as box:
             heavy = await box.run("fetch", url=f"{url}/heavy")
     assert heavy == Outcome(
-        text=f"fetch: turning {url}/heavy (300,016 bytes) into text took more than 0.1 s", is_error=True
+        text=f"fetch: converting {url}/heavy (300,016 bytes) to text took more than 0.1 s", is_error=True
     )
 
 
@@ -282,7 +282,7 @@ async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox)
         async with open_box(fetches_private=True) as box:
             far = await box.run("fetch", url=f"{url}/far")
             inside = await box.run("fetch", url=f"{url}/inside")
-    assert far.text.endswith("is redirected to another host: http://other.example/page. Fetch that, if it is wanted.")
+    assert far.text.endswith("redirects to another host: http://other.example/page. To follow it, fetch that URL.")
     assert "http://169.254.169.254/latest/meta-data/" in inside.text
 
 
@@ -303,7 +303,7 @@ async def test_private_addresses_are_refused_unless_the_user_allows_them(open_bo
     assert ["a private address; the user can allow those" in words for words in refused] == [True] * 6
 
 
-async def test_an_offer_names_the_plain_url_for_rules(open_box: OpenBox):
+async def test_an_offer_names_the_normalize_url_for_rules(open_box: OpenBox):
     async with open_box() as box:
         offer = await box.offer("fetch", url=" https://EXAMPLE.com:443#top ")
         bad = [
@@ -349,11 +349,11 @@ def test_an_address_is_judged_with_what_it_wraps(address: str, public: bool):
 
 
 def test_a_redirect_stays_in_place_or_goes_to_encryption():
-    here = plain_url("http://a.example/x")
-    assert is_same_place(here, plain_url("https://a.example/y"))
-    assert not is_same_place(here, plain_url("http://a.example:8080/"))
-    assert not is_same_place(plain_url("https://a.example"), here)
-    assert not is_same_place(here, plain_url("http://b.example/x"))
+    here = normalize_url("http://a.example/x")
+    assert is_same_place(here, normalize_url("https://a.example/y"))
+    assert not is_same_place(here, normalize_url("http://a.example:8080/"))
+    assert not is_same_place(normalize_url("https://a.example"), here)
+    assert not is_same_place(here, normalize_url("http://b.example/x"))
 
 
 def test_a_page_is_shown_as_a_reader_sees_it():

@@ -28,18 +28,18 @@ async def test_a_window_says_what_it_is_and_how_to_go_on(open_box: OpenBox, root
         whole = await box.run("read_file", path="a.txt")
         last = await box.run("read_file", path="a.txt", line=5000)
         beyond = await box.run("read_file", path="a.txt", line=5001)
-    assert middle.text == "    10\t10\n    11\t11\n[lines 10-11 of 5,000; go on with line=12]"
-    assert whole.text.endswith("  2000\t2000\n[lines 1-2000 of 5,000; go on with line=2001]")
+    assert middle.text == "    10\t10\n    11\t11\n[lines 10-11 of 5,000; continue with line=12]"
+    assert whole.text.endswith("  2000\t2000\n[lines 1-2000 of 5,000; continue with line=2001]")
     assert last.text == "  5000\t5000"
-    assert beyond == Outcome(text="read_file: line is 5001; a.txt has 5000 lines", is_error=True)
+    assert beyond == Outcome(text="read_file: line is 5001; a.txt has only 5,000 lines", is_error=True)
 
 
 async def test_long_lines_and_large_windows_are_bounded(open_box: OpenBox, root: Path):
     (root / "long.txt").write_text("x" * 3000 + "\n" + ("y" * 1000 + "\n") * 100)
     async with open_box() as box:
         text = (await box.run("read_file", path="long.txt")).text
-    assert text.startswith(f"     1\t{'x' * 2000}[... 1,000 more characters in this line]\n     2\ty")
-    assert text.endswith("\n[lines 1-48 of 101; go on with line=49]")
+    assert text.startswith(f"     1\t{'x' * 2000}[... 1,000 more bytes in this line]\n     2\ty")
+    assert text.endswith("\n[lines 1-48 of 101; continue with line=49]")
     assert len(text) < 51_000
 
 
@@ -59,14 +59,16 @@ async def test_any_lines_of_a_huge_file_are_read_in_bounded_memory(
         beyond = await box.run("read_file", path="huge.txt", line=51)
         binary = await box.run("read_file", path="zero.bin")
     size = (root / "huge.txt").stat().st_size
-    assert first.text == f"     1\tline 1\n     2\tline 2\n[lines 1-2 of a file of {size:,} bytes; go on with line=3]"
+    assert (
+        first.text == f"     1\tline 1\n     2\tline 2\n[lines 1-2 of a file of {size:,} bytes; continue with line=3]"
+    )
     assert long.text == (
         f"    10\t{'é' * 2_000}[... 2,000 more bytes in this line]\n"
-        f"[lines 10-10 of a file of {size:,} bytes; go on with line=11]"
+        f"[lines 10-10 of a file of {size:,} bytes; continue with line=11]"
     )
-    assert last.text == f"    49\tline 49\n    50\tline 50\n[the file of {size:,} bytes ends here, with line 50]"
-    assert beyond == Outcome(text="read_file: line is 51; huge.txt has 50 lines", is_error=True)
-    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text can be read"
+    assert last.text == "    49\tline 49\n    50\tline 50"
+    assert beyond == Outcome(text="read_file: line is 51; huge.txt has only 50 lines", is_error=True)
+    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text and images can be read"
 
 
 @given(
@@ -82,7 +84,7 @@ def test_a_window_shows_the_lines_that_are_there_however_the_file_comes(
     data = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
     whole = data.decode().split("\n")
     whole = whole[:-1] if whole[-1] == "" else whole
-    window = LineWindow(first=first, limit=limit, row_bytes=99, most_bytes=9_999)
+    window = LineWindow(first=first, limit=limit)
     at = 0
     while at < len(data) and window.feed(data[at : at + piece]):
         at += piece
@@ -90,7 +92,7 @@ def test_a_window_shows_the_lines_that_are_there_however_the_file_comes(
         line.removesuffix("\r") for line in whole[first - 1 : first - 1 + limit]
     ]
     assert window.has_more == (first - 1 + limit < len(whole))
-    assert window.has_more or window.lines == len(whole)
+    assert window.has_more or window.line_count == len(whole)
 
 
 async def test_a_huge_file_is_not_changed_since_what_it_held_could_not_be_kept(open_box: OpenBox, root: Path):
@@ -100,8 +102,8 @@ async def test_a_huge_file_is_not_changed_since_what_it_held_could_not_be_kept(o
         write = await box.offer("write_file", path="huge.txt", content="")
         edit = await box.offer("edit_file", path="huge.txt", old_text="a", new_text="b")
         assert (await box.run("write_file", path="huge.txt", content="")).is_error
-    assert write.fault == "write_file: huge.txt holds 1,000,000,000 bytes, more than can be kept for undoing; use shell"
-    assert edit.fault == "edit_file: huge.txt holds 1,000,000,000 bytes, more than 32,000,000; use shell"
+    assert write.fault == "write_file: huge.txt has 1,000,000,000 bytes, too many to keep for undo; use shell"
+    assert edit.fault == "edit_file: huge.txt has 1,000,000,000 bytes, more than 32,000,000; use shell"
     assert (root / "huge.txt").stat().st_size == 1_000_000_000
 
 
@@ -131,11 +133,11 @@ async def test_what_cannot_be_read_is_refused_in_words(open_box: OpenBox, root: 
     assert said == {
         "src/Setings.py": "read_file: src/Setings.py does not exist; similar: src/settings.py",
         "nowhere/a.py": "read_file: nowhere/a.py does not exist; neither does the directory nowhere",
-        "other": "read_file: other does not exist; use list_files to see what is there",
+        "other": "read_file: other does not exist; use list_files to see which files do",
         "src": "read_file: src is a directory; use list_files",
         "pipe": "read_file: pipe is a device, pipe or socket; expected a regular file",
-        "data.bin": "read_file: data.bin is binary (6 bytes); only text can be read",
-        "packed": "read_file: packed is binary (128 bytes); only text can be read",
+        "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
+        "packed": "read_file: packed is binary (128 bytes); only text and images can be read",
         "src/settings.py": "(src/settings.py is empty)",
         "latin.txt": "     1\td�j� vu, encore une fois\n[bytes that are not UTF-8 are shown as �]",
         "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
@@ -233,7 +235,7 @@ async def test_editing_says_how_often_and_how_it_matched(open_box: OpenBox, root
     async with open_box() as box:
         every = await box.run("edit_file", path="a.py", old_text="a", new_text="b", all=True)
         loosely = await box.run("edit_file", path="a.py", old_text="b\nb", new_text="c")
-    assert every.text == "Edited a.py in 2 places, at line 2 and after."
+    assert every.text == "Edited a.py in 2 places, the first at line 2."
     assert loosely.text == (
         "Edited a.py in 1 place, at line 2 (old_text matched apart from white space, new_text was indented like it)."
     )
@@ -317,13 +319,13 @@ async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox
         said = {name: (await box.run("read_file", path=name)).text for name in ("large.jpg", "wide.txt", "wider.txt")}
         assert (await box.run("read_file", path="half.txt")).is_error
     assert picture == Outcome(
-        text="a.png is a picture, image/png, 16 bytes.",
+        text="a.png is an image (image/png, 16 bytes).",
         images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
     )
     assert said == {
-        "large.jpg": "read_file: large.jpg is a picture of 3,000,003 bytes; at most 3,000,000 can be shown",
-        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: shell can change it, edit_file cannot]",
-        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: shell can change it, edit_file cannot]",
+        "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; the largest that can be shown has 3,000,000",
+        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: change it with shell, not edit_file]",
+        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: change it with shell, not edit_file]",
     }
 
 
@@ -343,7 +345,7 @@ async def test_a_call_touches_only_the_place_that_was_judged(open_box: OpenBox, 
         (root / "a.txt").symlink_to(tmp_path / "key")
         for (name, arguments), offer in zip(calls, offers, strict=True):
             outcome = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, judged=offer)
-            words = f"a.txt led elsewhere when this call was allowed; call it again if {tmp_path}/key is meant"
+            words = f"a.txt now leads to {tmp_path}/key, which was not allowed; repeat the call to use it"
             assert outcome == Outcome(text=f"{name}: {words}", is_error=True)
         fifo = root / "pipe"
         os.mkfifo(fifo)

@@ -78,7 +78,10 @@ async def test_reading_searching_and_listing_end_soon_and_stay_inside(hostile: P
     assert reads["pipe"][1].text == "read_file: pipe is a device, pipe or socket; expected a regular file"
     assert reads["zero"][1].text == "read_file: /dev/zero is a device, pipe or socket; expected a regular file"
     assert reads["loop"][1].is_error
-    assert reads["huge.txt"][1].text == "read_file: huge.txt is binary (1,000,000,000 bytes); only text can be read"
+    assert (
+        reads["huge.txt"][1].text
+        == "read_file: huge.txt is binary (1,000,000,000 bytes); only text and images can be read"
+    )
     assert "needle" in reads["two\nlines\x1b[31m.txt"][1].text
 
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.edit import Replaced, replace
+from crow.tools.builtin.edit import Replacement, replace_text
 
 CODE = "def f():\n    if x:\n        return 1\n    return 2\n"
 
 
-def once(text: str, old: str, new: str) -> Replaced:
-    return replace(text, old, new, every=False, name="a.py")
+def once(text: str, old: str, new: str) -> Replacement:
+    return replace_text(text, old, new, every=False, name="a.py")
 
 
 def refused(text: str, old: str, new: str = "new") -> str:
@@ -21,23 +21,24 @@ def refused(text: str, old: str, new: str = "new") -> str:
 
 
 def test_exact_match_replaces_one_place_and_names_its_line():
-    assert once(CODE, "return 1", "return 3") == Replaced(text=CODE.replace("1", "3"), count=1, line=3)
+    assert once(CODE, "return 1", "return 3") == Replacement(text=CODE.replace("1", "3"), count=1, line=3)
 
 
 def test_several_places_are_refused_with_their_lines_or_all_replaced():
     text = "a\nb\na\na\n"
     assert refused(text, "a\n") == (
-        "edit_file: old_text occurs 3 times in a.py; include more lines so that it occurs once "
-        "(lines 1, 3, 4), or set all"
+        "old_text occurs 3 times in a.py; include more lines so that it occurs once (lines 1, 3, 4), or set all"
     )
-    assert replace(text, "a\n", "c\n", every=True, name="a.py") == Replaced(text="c\nb\nc\nc\n", count=3, line=1)
+    assert replace_text(text, "a\n", "c\n", every=True, name="a.py") == Replacement(
+        text="c\nb\nc\nc\n", count=3, line=1
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("", "x", "edit_file: old_text is empty; expected text of the file, or use write_file for a new file"),
-        ("x", "x", "edit_file: old_text and new_text are the same; nothing would change"),
+        ("", "x", "old_text is empty; expected text from the file. Use write_file for a new file"),
+        ("x", "x", "old_text and new_text are the same; nothing would change"),
     ],
 )
 def test_what_would_change_nothing_is_refused(old: str, new: str, words: str):
@@ -46,13 +47,13 @@ def test_what_would_change_nothing_is_refused(old: str, new: str, words: str):
 
 def test_occurrences_that_overlap_are_several():
     with pytest.raises(ArgumentError, match="occurs 2 times in a"):
-        replace("aaa\n", "aa", "b", every=False, name="a.txt")
-    assert replace("aaa\n", "aa", "b", every=True, name="a.txt").text == "ba\n"
+        replace_text("aaa\n", "aa", "b", every=False, name="a.txt")
+    assert replace_text("aaa\n", "aa", "b", every=True, name="a.txt").text == "ba\n"
 
 
 def test_new_lines_end_as_the_line_that_they_come_into():
     mixed = "a\r\nb\nc"
-    ends = {old: replace(mixed, old, "x\ny", every=False, name="a.txt").text for old in "abc"}
+    ends = {old: replace_text(mixed, old, "x\ny", every=False, name="a.txt").text for old in "abc"}
     assert ends == {"a": "x\r\ny\r\nb\nc", "b": "a\r\nx\ny\nc", "c": "a\r\nb\nx\ny"}
 
 
@@ -67,13 +68,13 @@ def test_lf_lines_of_a_file_that_also_has_crlf_stay_lf_outside_the_match():
 
 
 def test_trailing_white_space_is_forgiven_and_said():
-    assert once("a  \nb\t\nc\n", "a\nb\n", "x\ny\n") == Replaced(
+    assert once("a  \nb\t\nc\n", "a\nb\n", "x\ny\n") == Replacement(
         text="x\ny\nc\n", count=1, line=1, remark="old_text matched apart from white space"
     )
 
 
 def test_one_shift_of_indentation_is_forgiven_and_given_to_the_new_text():
-    assert once(CODE, "if x:\n    return 1", "if y:\n\n    return 3") == Replaced(
+    assert once(CODE, "if x:\n    return 1", "if y:\n\n    return 3") == Replacement(
         text="def f():\n    if y:\n\n        return 3\n    return 2\n",
         count=1,
         line=2,
@@ -85,15 +86,14 @@ def test_one_shift_of_indentation_is_forgiven_and_given_to_the_new_text():
 def test_lines_that_need_different_shifts_are_no_match():
     words = refused(CODE, "if x:\nreturn 1")
     assert words == (
-        "edit_file: old_text does not occur in a.py; its first line stands at line 2, "
-        "but what follows differs: read it again from there"
+        "old_text does not occur in a.py; its first line is at line 2, but the next ones differ: read on from there"
     )
 
 
 def test_loose_match_in_several_places_is_refused():
     assert refused("a \nb\na\t\n", "a\n") == (
-        "edit_file: old_text occurs nowhere in a.py exactly, and 2 times apart from white space (lines 1, 3); "
-        "copy the one that is meant, with its white space"
+        "old_text does not occur exactly in a.py, but 2 times apart from white space (lines 1, 3); "
+        "copy one of them with its white space"
     )
 
 
@@ -108,16 +108,16 @@ def test_deleting_lines_by_loose_match_leaves_no_empty_line():
 
 def test_line_numbers_in_old_text_are_pointed_out():
     assert refused(CODE, "     1\tdef f():\n     2\t    if x:") == (
-        "edit_file: old_text does not occur in a.py; leave out the line numbers that read_file shows"
+        "old_text does not occur in a.py; leave out the line numbers that read_file adds"
     )
 
 
 def test_text_that_is_nowhere_is_refused():
     assert refused(CODE, "class C:") == (
-        "edit_file: old_text does not occur in a.py; read the file again and copy the text exactly"
+        "old_text does not occur in a.py; read the file again and copy the text exactly"
     )
-    assert refused("", "class C:").startswith("edit_file: old_text does not occur in a.py")
-    assert refused("a\nb\n", " \n \n").startswith("edit_file: old_text does not occur in a.py")
+    assert refused("", "class C:").startswith("old_text does not occur in a.py")
+    assert refused("a\nb\n", " \n \n").startswith("old_text does not occur in a.py")
 
 
 PIECE = st.text(alphabet="ab \t\r\n", max_size=12)

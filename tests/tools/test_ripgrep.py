@@ -73,9 +73,8 @@ def searched(tree: Path, pattern: str, ripgrep: Path | str | None, *, ignore_cas
     names = sorted(path.name for path in tree.iterdir())
     flags = scan.re.IGNORECASE if ignore_case else 0
     if ripgrep is not None and scan.is_shared(pattern):
-        asked = [name for name in names if scan.is_searchable(name, None)]
-        command = [str(ripgrep), *scan.RIPGREP_OPTIONS]
-        names = scan.narrowed(names, asked, command, scan.expression_for(pattern, flags))
+        candidates = [name for name in names if scan.is_searchable(name, None)]
+        names = scan.narrow(names, candidates, [str(ripgrep), *scan.RIPGREP_OPTIONS], pattern, flags)
     return scan.search(names, pattern, flags, 1_000)
 
 
@@ -151,7 +150,7 @@ def test_a_search_ends_by_itself_when_nobody_wants_its_answer_any_more(root: Pat
 
 def test_the_processor_time_of_a_search_is_bounded():
     script = (
-        "import resource, scan\nscan.end_by_itself(77)\nscan.end_by_itself(99)\n"
+        "import resource, scan\nscan.limit_lifetime(77)\nscan.limit_lifetime(99)\n"
         "print(resource.getrlimit(resource.RLIMIT_CPU))"
     )
     place = Path(scan.__file__).parent

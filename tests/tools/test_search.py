@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Location
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.scan import glob_expression, summarised
+from crow.tools.builtin.scan import glob_expression, summarize
 from tests.tools.conftest import OpenBox
 
 
@@ -127,7 +127,7 @@ async def test_a_large_tree_is_summarised_by_directory(open_box: OpenBox, root: 
         "src/d0/ (200 files)",
         "src/d1/ (200 files)",
         "src/d2/ (200 files)",
-        "[601 files; directories with a count are not listed: name one with path, or use pattern]",
+        "[601 files in all; to list those in a directory, set path or pattern]",
     ]
     assert len(flat.text.splitlines()) == 201
 
@@ -157,7 +157,7 @@ async def test_a_tree_deeper_than_any_path_is_searched_as_far_as_it_goes(open_bo
 
 def test_where_even_directories_are_too_many_the_first_are_given():
     names = [f"{number}.txt" for number in range(10)]
-    assert summarised(names, 3) == ["0.txt", "1.txt", "2.txt"]
+    assert summarize(names, 3) == ["0.txt", "1.txt", "2.txt"]
 
 
 async def test_grep_gives_path_line_and_text_and_skips_binary_links_and_ignored(
@@ -187,7 +187,7 @@ async def test_grep_gives_path_line_and_text_and_skips_binary_links_and_ignored(
     ]
     assert python.text.splitlines() == ["a.py:1: import os", "a.py:3: IMPORT = 2", "name�.py:1: import bytes"]
     assert in_file.text == "src/b.txt:2: import re"
-    assert nothing == Outcome(text="No line matches `nowhere` in src.")
+    assert nothing == Outcome(text="No matches for `nowhere` in src.")
 
 
 async def test_grep_is_bounded_in_matches_line_length_and_file_size(
@@ -202,11 +202,11 @@ async def test_grep_is_bounded_in_matches_line_length_and_file_size(
         long = await box.run("grep", pattern="needle", path="long")
     assert many.text.splitlines() == [
         *(f"many.txt:{number}: needle" for number in range(1, 201)),
-        "[the first 200 matches; narrow it with path, glob or a longer pattern]",
+        "[only the first 200 matches; narrow the search with path, glob or a more specific pattern]",
     ]
     assert long.text.splitlines() == [
         f"long/a.txt:1: …{'x' * 100}needle{'y' * 294}…",
-        "[1 files larger than 20,000,000 bytes were left out]",
+        "[skipped 1 file larger than 20,000,000 bytes]",
     ]
 
 
@@ -220,7 +220,7 @@ async def test_a_line_is_matched_by_itself(open_box: OpenBox, root: Path, patter
 async def test_a_bad_pattern_is_a_precise_fault(open_box: OpenBox):
     words = (
         'grep: pattern is "foo("; expected a Python regular expression: missing ), unterminated subpattern at position '
-        "3. Put a backslash before characters that stand for themselves"
+        "3. Put a backslash before special characters to match them literally"
     )
     async with open_box() as box:
         assert (await box.offer("grep", pattern="foo(")).fault == words
@@ -241,7 +241,9 @@ async def test_a_pattern_that_takes_long_to_compile_holds_up_nobody_and_is_stopp
             offer = await box.offer("grep", pattern=f"(?i)[{ranges}]")
             outcome = await box.run("grep", pattern=f"(?i)[{ranges}]")
     assert offer.fault is None
-    assert outcome == Outcome(text="grep: stopped after 0 s; narrow it with path, or a simpler pattern", is_error=True)
+    assert outcome == Outcome(
+        text="grep: timed out after 0.3 s; narrow the search with path, or use a simpler pattern", is_error=True
+    )
 
 
 async def test_a_pattern_that_never_ends_holds_up_nobody_and_is_stopped(
@@ -252,7 +254,9 @@ async def test_a_pattern_that_never_ends_holds_up_nobody_and_is_stopped(
     async with open_box() as box:
         with anyio.fail_after(5):
             outcome = await box.run("grep", pattern="(a+)+$")
-    assert outcome == Outcome(text="grep: stopped after 0 s; narrow it with path, or a simpler pattern", is_error=True)
+    assert outcome == Outcome(
+        text="grep: timed out after 0.3 s; narrow the search with path, or use a simpler pattern", is_error=True
+    )
 
 
 async def test_searching_what_is_not_there_or_no_directory_is_refused(open_box: OpenBox, root: Path):
@@ -267,7 +271,7 @@ async def test_searching_what_is_not_there_or_no_directory_is_refused(open_box: 
         ]
     assert said == [
         "list_files: scr does not exist; similar: src",
-        "list_files: src/a.py is no directory; use read_file",
+        "list_files: src/a.py is not a directory; use read_file",
         "grep: scr does not exist; similar: src",
         "grep: pipe is a device, pipe or socket; expected a file or directory",
     ]

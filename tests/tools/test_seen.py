@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.tools.conftest import OpenBox
 
-CHANGED = "a.txt changed since it was read; read it again first"
+CHANGED = "a.txt has changed since it was read; read it again first"
 
 
 async def test_a_file_that_others_changed_is_read_again_before_it_is_written(open_box: OpenBox, root: Path):

@@ -20,7 +20,7 @@ async def test_a_plan_comes_back_whole(open_box: OpenBox):
             announcement=Announcement(title="Plan: 1 of 2 done", kind="think"), access="none"
         )
         assert await box.run("update_plan", items=ITEMS) == Outcome(
-            text="The plan is as it was: 1 of 2 done.", plan=PLAN
+            text="The plan is unchanged: 1 of 2 done.", plan=PLAN
         )
         assert await box.run("update_plan", items=[]) == Outcome(text="The plan is updated: empty.", plan=())
 

@@ -35,7 +35,7 @@ async def test_a_command_gives_its_output_and_how_it_ended(open_box: OpenBox, co
 async def test_a_timeout_is_said_and_keeps_the_output(open_box: OpenBox):
     async with open_box() as box:
         assert await box.run("shell", command="echo begun; sleep 60", timeout_s=1) == Outcome(
-            text="begun\n[timed out after 1 s; it and all it started were ended. timeout_s may be up to 3600]",
+            text="begun\n[timed out after 1 s; the command and all processes it started were ended. timeout_s can be at most 3600]",
             is_error=True,
             raw_output={"exit_code": None, "timed_out": True},
         )
@@ -49,7 +49,7 @@ async def test_a_command_is_offered_as_itself_and_may_run_beside_others(open_box
             argument="make  test\n  && ls",
         )
         with_nul = await box.offer("shell", command="a\0b")
-        assert with_nul.fault == "shell: command holds a NUL character; expected a command line"
+        assert with_nul.fault == "shell: command contains a NUL character; expected a command line"
         assert (await box.run("shell", command="a\0b")).text == with_nul.fault
 
 

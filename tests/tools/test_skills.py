@@ -103,7 +103,7 @@ async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_
     )
     assert other == PlannedCall(
         announcement=Announcement(
-            title="Load the skill theirs of this workspace", kind="read", locations=(Location(path=str(theirs)),)
+            title="Load the skill theirs from this workspace", kind="read", locations=(Location(path=str(theirs)),)
         ),
         access="read",
         argument=f"{theirs} (sha256 {sha256(before).hexdigest()})",
@@ -113,10 +113,10 @@ async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_
     )
     assert changed.argument != other.argument
     assert swapped == Outcome(
-        text=f"skill: {theirs} was changed after this call was allowed; call it again", is_error=True
+        text=f"skill: {theirs} has changed since this call was allowed; repeat the call", is_error=True
     )
     assert loaded == Outcome(text=f"The skill mine follows; its files are in {own.parent}.", skill=("mine", "My way."))
-    assert unknown.fault == 'skill: there is no skill "nobody\'s"; there are: mine, theirs'
+    assert unknown.fault == 'skill: there is no skill "nobody\'s"; skills: mine, theirs'
     assert gone.is_error
 
 

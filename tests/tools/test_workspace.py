@@ -195,7 +195,7 @@ async def test_what_a_command_leaves_in_the_background_ends_with_it_and_is_said(
     code, output = await workspace.run("sleep 60 >/dev/null 2>&1 & echo $!", timeout_s=5, on_output=unwatched)
     pid, words = output.split("\n", 1)
     assert code == 0
-    assert words == "\n[processes that it left in the background were ended with it]\n"
+    assert words == "\n[background processes that the command left running were ended]\n"
     await until_gone(int(pid))
     await workspace.reap()
 
