@@ -10,7 +10,7 @@ from crow.domain.errors import ArgumentError
 from crow.tools import BackgroundCommand, Workspace
 from crow.tools.truncate import OutputBuffer
 
-__all__ = ["Job", "Jobs"]
+__all__ = ["END_S", "Job", "Jobs"]
 
 MAX_RUNNING = 16
 UNREAD_CHARS = 1_000_000
@@ -50,10 +50,6 @@ class Job:
         """Wait until it has ended, at most `timeout_s`."""
         with anyio.move_on_after(timeout_s):
             await self.command.wait()
-
-    async def end(self, grace_s: float = END_S) -> None:
-        """End it and all processes it started; they are killed after `grace_s`."""
-        await self.command.end(grace_s)
 
 
 class Jobs:
@@ -95,4 +91,4 @@ class Jobs:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for job in self._jobs.values():
-                    tasks.start_soon(job.end, CLOSE_S)
+                    tasks.start_soon(job.command.end, CLOSE_S)

@@ -134,8 +134,8 @@ async def test_what_cannot_be_read_is_refused_in_words(open_box: OpenBox, root: 
         "src/Setings.py": "read_file: src/Setings.py does not exist; similar: src/settings.py",
         "nowhere/a.py": "read_file: nowhere/a.py does not exist; neither does the directory nowhere",
         "other": "read_file: other does not exist; use list_files to see which files do",
-        "src": "read_file: src is a directory; use list_files",
-        "pipe": "read_file: pipe is a device, pipe or socket; expected a regular file",
+        "src": "read_file: src is a directory; expected a file; use list_files for directories",
+        "pipe": "read_file: pipe is a device, pipe or socket; expected a file; use list_files for directories",
         "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
         "packed": "read_file: packed is binary (128 bytes); only text and images can be read",
         "src/settings.py": "(src/settings.py is empty)",
@@ -251,7 +251,7 @@ async def test_an_edit_that_cannot_be_made_is_a_fault_of_the_offer_and_changes_n
         "(lines 1, 2, 3), or set all",
         "latin.txt": "edit_file: latin.txt is not UTF-8 (byte 0xe9 at 3); use shell to change it",
         "src/ap.py": "edit_file: src/ap.py does not exist; similar: src/app.py",
-        "src": "edit_file: src is a directory; use list_files",
+        "src": "edit_file: src is a directory; expected a file; use list_files for directories",
     }
     async with open_box() as box:
         for path, words in edits.items():

@@ -75,8 +75,14 @@ async def test_reading_searching_and_listing_end_soon_and_stay_inside(hostile: P
     assert "the key" not in found
     assert {"\x1b", "\udcff"} & set(listed + found) == set()
     assert sum("needle" in line for line in found.splitlines()) == 3
-    assert reads["pipe"][1].text == "read_file: pipe is a device, pipe or socket; expected a regular file"
-    assert reads["zero"][1].text == "read_file: /dev/zero is a device, pipe or socket; expected a regular file"
+    assert (
+        reads["pipe"][1].text
+        == "read_file: pipe is a device, pipe or socket; expected a file; use list_files for directories"
+    )
+    assert (
+        reads["zero"][1].text
+        == "read_file: /dev/zero is a device, pipe or socket; expected a file; use list_files for directories"
+    )
     assert reads["loop"][1].is_error
     assert (
         reads["huge.txt"][1].text

@@ -271,7 +271,7 @@ async def test_searching_what_is_not_there_or_no_directory_is_refused(open_box: 
         ]
     assert said == [
         "list_files: scr does not exist; similar: src",
-        "list_files: src/a.py is not a directory; use read_file",
+        "list_files: src/a.py is a file; expected a directory; use read_file for files",
         "grep: scr does not exist; similar: src",
         "grep: pipe is a device, pipe or socket; expected a file or directory",
     ]

@@ -59,7 +59,7 @@ async def offer(call: ToolCall, context: ToolContext) -> PlannedCall:
     except (ArgumentError, OSError) as error:
         fault = describe_error(error) if call.fault is not None else with_name(call.name, describe_error(error))
     announcement = Announcement(title=call.name, kind=tool.kind)
-    return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.is_barrier)
+    return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.access == "write")
 
 
 def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestParamsMeta:

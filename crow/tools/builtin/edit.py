@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.files import PATH, WHOLE_BYTES, apply_change, plan_change, regular_file
+from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, plan_change, stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, describe_error
-
-__all__ = ["EDIT_FILE", "Replacement", "replace_text"]
 
 NUMBERED = re.compile(r"\s*\d+\t")
 MAX_LINES_NAMED = 5
@@ -55,7 +53,7 @@ async def prepare_edit(context: ToolContext, target: Target, args: Arguments) ->
     :raises OSError: the file cannot be read.
     """
     workspace, name = context.workspace, target.name
-    stat = await regular_file(workspace, target)
+    stat = await stat_kind(workspace, target, ("file",), A_FILE)
     if stat.size > WHOLE_BYTES:
         raise ArgumentError(f"{name} has {stat.size:,} bytes, more than {WHOLE_BYTES:,}; use shell")
     text = await workspace.read_text(target.path)
@@ -63,19 +61,14 @@ async def prepare_edit(context: ToolContext, target: Target, args: Arguments) ->
     if fault is not None:
         raise ArgumentError(fault)
     if "�" in text:
-        check_utf8(name, await workspace.read_bytes(target.path))
+        try:
+            (await workspace.read_bytes(target.path)).decode("utf-8")
+        except UnicodeDecodeError as error:
+            byte, at = error.object[error.start], error.start
+            raise ArgumentError(f"{name} is not UTF-8 (byte 0x{byte:02x} at {at}); use shell to change it") from None
     body = text.removeprefix("\ufeff")
     edit = replace_text(body, args["old_text"], args["new_text"], every=args.get("all", False), name=name)
     return text, replace(edit, text=text[: len(text) - len(body)] + edit.text)
-
-
-def check_utf8(name: str, data: bytes) -> None:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(
-            f"{name} is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}); use shell to change it"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,5 +237,4 @@ EDIT_FILE = Builtin(
     access="write",
     plan=plan_edit,
     run=run_edit,
-    is_barrier=True,
 )

@@ -24,8 +24,6 @@ from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocat
 from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MAX_BYTES, Document, get, normalize_url
 
-__all__ = ["FETCH"]
-
 TEXT_TYPES = (
     "application/json",
     "application/xml",

@@ -16,33 +16,19 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from crow.domain.entries import Announcement, Diff, Location
+from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import in_title
 from crow.tools import FileStat, Outcome, PlannedCall, Workspace
 from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, display_name
 
-__all__ = [
-    "IMAGE_BYTES",
-    "PATH",
-    "READ_FILE",
-    "WHOLE_BYTES",
-    "WRITE_FILE",
-    "LineWindow",
-    "apply_change",
-    "image_type",
-    "missing_error",
-    "plan_change",
-    "regular_file",
-    "sound_picture_type",
-]
-
 PATH = {"type": "string", "minLength": 1, "description": "Absolute, or relative to the working directory."}
 
 WHOLE_BYTES = 32_000_000
 """Larger files are read in pieces and never changed."""
 
+A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
 WINDOW_LINES = 2_000
 WINDOW_CHARS = 50_000
@@ -67,6 +53,7 @@ IMAGE_TYPES = (
     (b"RIFF", "image/webp"),
 )
 
+KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
 MAX_NAMES = 10_000
 MAX_COMPARED_NAMES = 500
 COMPARED_CHARS = 60
@@ -83,7 +70,7 @@ async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.workspace, invocation.target(args["path"])
-    stat = await regular_file(workspace, target, head=SNIFFED_BYTES)
+    stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
     media = image_type(stat.head)
     if media is not None:
         return await read_image(workspace, target, stat, media)
@@ -254,10 +241,8 @@ async def read_replaced(context: ToolContext, target: Target) -> tuple[str | Non
             return before, context.seen_files.find_fault(target.path, before, target.name)
         case "file":
             return None, f"{target.name} has {stat.size:,} bytes, too many to keep for undo; use shell"
-        case "directory":
-            return None, f"{target.name} is a directory; expected the path of a file"
-        case "other":
-            return None, f"{target.name} is a device, pipe or socket; expected the path of a file"
+        case _:
+            return None, f"{target.name} is a {KINDS[stat.kind]}; expected the path of a file"
 
 
 def plan_change(
@@ -299,25 +284,23 @@ async def apply_change(
     invocation.context.seen_files.note(path, written)
     if written != after:
         done += " The editor changed it while saving; read it again before the next edit."
-    announcement = Announcement(
-        title=title,
-        kind="edit",
-        locations=(Location(path=target.client_path, line=line),),
-        diffs=(Diff(path=target.client_path, old_text=before, new_text=written),),
-    )
+    diff = Diff(path=target.client_path, old_text=before, new_text=written)
+    announcement = target.plan(title, "edit", "write", line=line, diffs=(diff,)).announcement
     return Outcome(text=done, announcement=announcement)
 
 
-async def regular_file(workspace: Workspace, target: Target, *, head: int = 0) -> FileStat:
-    """The file's stat with its first `head` bytes. :raises ~crow.domain.errors.ArgumentError: not a regular file."""
+async def stat_kind(
+    workspace: Workspace, target: Target, kinds: Sequence[str], expected: str, *, head: int = 0
+) -> FileStat:
+    """What is at the target, with its first `head` bytes; `expected` describes the `kinds`.
+
+    :raises ~crow.domain.errors.ArgumentError: it does not exist, or is of another kind.
+    """
     stat = await workspace.stat(target.path, head=head)
-    match stat.kind:
-        case "missing":
-            raise await missing_error(workspace, target)
-        case "directory":
-            raise ArgumentError(f"{target.name} is a directory; use list_files")
-        case "other":
-            raise ArgumentError(f"{target.name} is a device, pipe or socket; expected a regular file")
+    if stat.kind == "missing":
+        raise await missing_error(workspace, target)
+    if stat.kind not in kinds:
+        raise ArgumentError(f"{target.name} is a {KINDS[stat.kind]}; expected {expected}")
     return stat
 
 
@@ -404,5 +387,4 @@ WRITE_FILE = Builtin(
     access="write",
     plan=plan_write,
     run=run_write,
-    is_barrier=True,
 )

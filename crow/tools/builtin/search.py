@@ -23,11 +23,9 @@ from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code, in_title
 from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin import scan
-from crow.tools.builtin.files import missing_error
+from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation
 from crow.tools.process import found_program
-
-__all__ = ["GREP", "LIST_FILES"]
 
 MAX_LISTED = 500
 MAX_MATCHES = 200
@@ -55,11 +53,7 @@ async def plan_list(context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.workspace, invocation.target(args.get("path") or ".")
-    stat = await workspace.stat(target.path)
-    if stat.kind == "missing":
-        raise await missing_error(workspace, target)
-    if stat.kind != "directory":
-        raise ArgumentError(f"{target.name} is not a directory; use read_file")
+    await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
     answer = await scan_directory(workspace, target.path, {"glob": pattern, "limit": MAX_LISTED})
     names, total = [clean(line) for line in answer["names"]], answer["total"]
@@ -85,11 +79,7 @@ async def plan_grep(context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.workspace, invocation.target(args.get("path") or ".")
-    stat = await workspace.stat(target.path)
-    if stat.kind == "missing":
-        raise await missing_error(workspace, target)
-    if stat.kind == "other":
-        raise ArgumentError(f"{target.name} is a device, pipe or socket; expected a file or directory")
+    stat = await stat_kind(workspace, target, ("file", "directory"), "a file or directory")
     is_file = stat.kind == "file"
     request = {
         "file": target.path.name if is_file else None,

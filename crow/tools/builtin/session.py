@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import get_args, get_type_hints
 
-from crow.domain.entries import Announcement, PlanItem
+from crow.domain.entries import PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
-
-__all__ = ["RECALL", "UPDATE_PLAN"]
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
@@ -21,8 +19,7 @@ FIELDS = get_type_hints(PlanItem)
 
 
 async def plan_update_plan(_context: ToolContext, args: Arguments) -> PlannedCall:
-    title = f"Plan: {describe_progress(items_from(args))}"
-    return PlannedCall(announcement=Announcement(title=title, kind="think"), access="none")
+    return plan_in_session(f"Plan: {describe_progress(items_from(args))}", "think")
 
 
 async def run_update_plan(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -42,8 +39,7 @@ def describe_progress(items: tuple[PlanItem, ...]) -> str:
 
 async def plan_recall(_context: ToolContext, args: Arguments) -> PlannedCall:
     query, entry = query_and_entry(args)
-    title = f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}"
-    return PlannedCall(announcement=Announcement(title=title, kind="think"), access="none")
+    return plan_in_session(f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}", "think")
 
 
 async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:

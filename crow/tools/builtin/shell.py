@@ -11,10 +11,8 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
-from crow.tools.jobs import Job
-
-__all__ = ["SHELL", "SHELL_KILL", "SHELL_OUTPUT"]
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
+from crow.tools.jobs import END_S, Job
 
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
@@ -68,8 +66,7 @@ def describe_end(code: int | None, timeout_s: int) -> str:
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    title = f"Output of {job.id}: {in_title(' '.join(job.line.split()))}"
-    return PlannedCall(announcement=Announcement(title=title, kind="read"), access="none")
+    return plan_in_session(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
 
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -81,15 +78,14 @@ async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    title = f"End {job.id}: {in_title(' '.join(job.line.split()))}"
-    return PlannedCall(announcement=Announcement(title=title), access="none")
+    return plan_in_session(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
 
 
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
         return job_outcome(job, f"{job.id} had already {job.state}")
-    await job.end()
+    await job.command.end(END_S)
     return job_outcome(job, f"{job.id}: {job.state}")
 
 

@@ -14,8 +14,6 @@ from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation
 from crow.tools.skills import FoundSkill, SkillText, read_skill
 
-__all__ = ["SKILL"]
-
 
 async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     found = find_skill(context, args["name"])

@@ -6,19 +6,15 @@ permission.
 
 from __future__ import annotations
 
-from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall, SubagentResult, Task
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
-
-__all__ = ["TASK", "outcome_of_task", "task_of"]
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
 
 TITLE_CHARS = 80
 
 
 async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
-    title = f"Task: {task_of(args).title}"
-    return PlannedCall(announcement=Announcement(title=title, kind="think"), access="none")
+    return plan_in_session(f"Task: {task_of(args).title}", "think")
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:

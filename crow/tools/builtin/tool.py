@@ -17,20 +17,6 @@ from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import FoundSkill
 from crow.tools.workspace import SeenFiles
 
-__all__ = [
-    "Arguments",
-    "Builtin",
-    "Target",
-    "ToolContext",
-    "ToolInvocation",
-    "check",
-    "describe_error",
-    "display_name",
-    "parse",
-    "parse_foreign",
-    "with_expectation",
-]
-
 Arguments: TypeAlias = Mapping[str, Any]
 """Arguments checked against the tool's schema; optional ones may be absent."""
 
@@ -39,7 +25,7 @@ SHOWN_CHARS = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builtin:
-    """A built-in tool. `kind`, `access` and `is_barrier` hold for each of its calls, also for faulty ones.
+    """A built-in tool. `kind` and `access` hold for each of its calls, also for faulty ones.
 
     `plan` describes a call and finds its faults without changing anything. `run` executes it. Both may raise
     :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, after the tool's name.
@@ -53,7 +39,6 @@ class Builtin:
     access: Access
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
-    is_barrier: bool = False
 
     @property
     def spec(self) -> ToolSpec:
@@ -154,6 +139,11 @@ def display_name(workspace: Workspace, path: Path) -> str:
     """A resolved path for messages and titles: relative to the working directory if inside it."""
     root = workspace.resolve(".")
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def plan_in_session(title: str, kind: CallKind) -> PlannedCall:
+    """A call that touches only the session."""
+    return PlannedCall(announcement=Announcement(title=title, kind=kind), access="none")
 
 
 def describe_error(error: ArgumentError | OSError) -> str:
