@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.tools.front_matter import MOST_CHARS, front_matter
+from crow.tools.front_matter import MAX_CHARS, front_matter
 
 BODY = "\nText.\n"
 
@@ -48,7 +48,7 @@ def test_a_value_is_what_its_author_meant(written: str, value: str):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no front matter", "---\nname: x", "--- x\n---\n", f"---\n{'#' * MOST_CHARS}\n---\n"]
+    "text", ["", "no front matter", "---\nname: x", "--- x\n---\n", f"---\n{'#' * MAX_CHARS}\n---\n"]
 )
 def test_a_file_without_front_matter_is_text_alone(text: str):
     assert front_matter(text, ("name",)) == ({}, 0)
