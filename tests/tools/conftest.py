@@ -97,7 +97,7 @@ def stdio(
 
 async def until_gone(pid: int) -> None:
     """Wait until a process is over (a zombie that nobody collects is over)."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while runs(pid):  # noqa: ASYNC110 - nobody tells of the end of somebody else's child
             await anyio.sleep(0.005)
 

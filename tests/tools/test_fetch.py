@@ -103,7 +103,7 @@ def web() -> Iterator[str]:
             thread.join()
 
 
-async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
+async def test_documents_become_text_images_or_an_error_message(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             said = {
@@ -131,7 +131,7 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
     assert large.text.endswith(f"x\n[only the first {MAX_BYTES:,} bytes]")
 
 
-async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
+async def test_a_hostile_document_does_no_harm(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             said = {
@@ -153,7 +153,7 @@ async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
     assert len(nested) < 5_000_000, "each level of nesting indents all lines below it"
 
 
-async def test_what_a_large_document_becomes_does_not_depend_on_where_it_is_converted(open_box: OpenBox):
+async def test_a_large_document_is_converted_like_a_small_one(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             heavy = await box.run("fetch", url=f"{url}/heavy")
@@ -162,9 +162,9 @@ async def test_what_a_large_document_becomes_does_not_depend_on_where_it_is_conv
     )
 
 
-async def test_a_conversion_that_does_not_end_is_given_up(
+async def test_a_conversion_that_does_not_end_is_stopped(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+) -> None:
     endless = tmp_path / "endless.py"
     endless.write_text("while True: pass\n")
     monkeypatch.setattr("crow.tools.html.__file__", str(endless))
@@ -226,7 +226,7 @@ PIECES = (
 HANG_S = 240
 
 
-def test_text_is_made_of_any_document_in_linear_time():
+def test_any_document_is_converted_in_linear_time() -> None:
     program = """
 import json, sys
 from crow.tools.html import CODECS, document_text
@@ -269,15 +269,15 @@ for codec in sorted(CODECS):
         ("", "utf_8"),
     ],
 )
-def test_a_charset_is_one_of_a_list_or_utf_8(charset: str, codec: str):
+def test_an_unknown_charset_counts_as_utf_8(charset: str, codec: str) -> None:
     assert codec_of(charset) == codec
 
 
-def test_every_codec_of_the_list_is_one_of_python():
+def test_python_has_every_listed_codec() -> None:
     assert [codec for codec in CODECS if not codecs.lookup(codec)._is_text_encoding] == []
 
 
-async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox):
+async def test_a_redirect_to_another_host_is_not_followed(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             far = await box.run("fetch", url=f"{url}/far")
@@ -286,7 +286,7 @@ async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox)
     assert "http://169.254.169.254/latest/meta-data/" in inside.text
 
 
-async def test_private_addresses_are_refused_unless_the_user_allows_them(open_box: OpenBox):
+async def test_private_addresses_are_refused_unless_the_user_allows_them(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box() as box:
             refused = [
@@ -303,7 +303,7 @@ async def test_private_addresses_are_refused_unless_the_user_allows_them(open_bo
     assert ["a private address; the user can allow those" in words for words in refused] == [True] * 6
 
 
-async def test_an_offer_names_the_normalize_url_for_rules(open_box: OpenBox):
+async def test_a_planned_fetch_names_the_normalized_url_for_rules(open_box: OpenBox) -> None:
     async with open_box() as box:
         offer = await box.offer("fetch", url=" https://EXAMPLE.com:443#top ")
         bad = [
@@ -344,11 +344,11 @@ async def test_an_offer_names_the_normalize_url_for_rules(open_box: OpenBox):
         ("64:ff9b::7f00:1", False),
     ],
 )
-def test_an_address_is_judged_with_what_it_wraps(address: str, public: bool):
+def test_an_address_inside_another_one_is_checked_too(address: str, public: bool) -> None:
     assert is_public(address) is public
 
 
-def test_a_redirect_stays_in_place_or_goes_to_encryption():
+def test_a_redirect_is_followed_on_the_same_host_or_to_https() -> None:
     here = normalize_url("http://a.example/x")
     assert is_same_place(here, normalize_url("https://a.example/y"))
     assert not is_same_place(here, normalize_url("http://a.example:8080/"))
@@ -356,7 +356,7 @@ def test_a_redirect_stays_in_place_or_goes_to_encryption():
     assert not is_same_place(here, normalize_url("http://b.example/x"))
 
 
-def test_a_page_is_shown_as_a_reader_sees_it():
+def test_a_page_becomes_the_text_that_a_reader_sees() -> None:
     html = """<html><head><title> A  page </title><style>p {}</style><script>steal()</script></head><body>
       <nav><ul><li><a href="https://a.example/">One</a></li><li>Two</li></ul></nav>
       <h2>Part</h2><p>Some   <i>words</i><br>and more.</p>
@@ -368,7 +368,7 @@ def test_a_page_is_shown_as_a_reader_sees_it():
     )
 
 
-async def test_a_host_that_does_not_exist_and_one_that_does_not_answer_are_errors_in_words(open_box: OpenBox):
+async def test_an_unknown_host_and_a_refused_connection_are_reported(open_box: OpenBox) -> None:
     async with open_box(fetches_private=True) as box:
         missing = await box.run("fetch", url="http://no-such-host.invalid/")
         closed = await box.run("fetch", url="http://127.0.0.1:1/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,22 +69,23 @@ def tree(root: Path, tmp_path: Path) -> Path:
     return root
 
 
-def searched(tree: Path, pattern: str, ripgrep: Path | str | None, *, ignore_case: bool) -> dict[str, object]:
+def searched(tree: Path, pattern: str, ripgrep: Path | None, *, ignore_case: bool) -> dict[str, object]:
     """The answer of the search in this process, with the names that the program would be given."""
     names = sorted(path.name for path in tree.iterdir())
-    flags = scan.re.IGNORECASE if ignore_case else 0
+    flags = re.IGNORECASE if ignore_case else 0
     if ripgrep is not None and scan.is_shared(pattern):
         candidates = [name for name in names if scan.is_searchable(name, None)]
         names = scan.narrow(names, candidates, [str(ripgrep), *scan.RIPGREP_OPTIONS], pattern, flags)
     return scan.search(names, pattern, flags, 1_000)
 
 
-def test_ripgrep_changes_no_answer(
+def test_the_answer_is_the_same_with_and_without_ripgrep(
     tree: Path, program: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-):
+) -> None:
     monkeypatch.chdir(tree)
     monkeypatch.setattr(scan, "ARGUMENT_BYTES", 1_500)  # so that there are several batches
-    for ripgrep in filter(None, (program, shutil.which("rg"))):
+    rg = shutil.which("rg")
+    for ripgrep in [program] if rg is None else [program, Path(rg)]:
         for pattern in PATTERNS:
             ignore_case = pattern == "nee.le"
             without = searched(tree, pattern, None, ignore_case=ignore_case)
@@ -93,13 +95,13 @@ def test_ripgrep_changes_no_answer(
 @pytest.mark.parametrize(
     "pattern", ["é", "[[a]", "[a--b]", "[a~~b]", r"\Ax", r"\<", "(?x)a b", "(?=a)", "a{,3}", "[](x[]", r"[\b]", r"\n"]
 )
-def test_what_the_two_read_differently_is_never_left_to_ripgrep(pattern: str):
+def test_expressions_that_ripgrep_reads_differently_are_not_given_to_it(pattern: str) -> None:
     assert not scan.is_shared(pattern)
 
 
-async def test_grep_uses_ripgrep_where_there_is_one_and_it_pays(
+async def test_grep_uses_ripgrep_if_there_is_one_and_it_saves_time(
     open_box: OpenBox, tree: Path, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     log = tmp_path / "log"
     async with open_box() as box:
         monkeypatch.setenv("PATH", os.environ["PATH"])
@@ -113,9 +115,9 @@ async def test_grep_uses_ripgrep_where_there_is_one_and_it_pays(
         assert (await box.run("grep", pattern=r"x = 1\d$")).text == plain
 
 
-async def test_no_program_of_the_workspace_is_run_by_a_search(
+async def test_a_search_runs_no_program_of_the_workspace(
     open_box: OpenBox, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     ran = tmp_path / "ran"
     (tree / ".venv").mkdir()
     for name in ("rg", "git", "bash", "env", "python3"):
@@ -134,7 +136,7 @@ async def test_no_program_of_the_workspace_is_run_by_a_search(
     assert not ran.exists()
 
 
-def test_a_search_ends_by_itself_when_nobody_wants_its_answer_any_more(root: Path):
+def test_a_search_ends_when_nobody_reads_its_answer(root: Path) -> None:
     (root / "a.txt").write_text("a" * 60 + "b\n")
     request = {"glob": None, "limit": 1, "seconds": 77, "file": "a.txt", "ignore_case": False, "ripgrep": None}
     with subprocess.Popen(
@@ -148,7 +150,7 @@ def test_a_search_ends_by_itself_when_nobody_wants_its_answer_any_more(root: Pat
         assert running.wait(timeout=20) == 1
 
 
-def test_the_processor_time_of_a_search_is_bounded():
+def test_a_search_has_a_limit_on_processor_time() -> None:
     script = (
         "import resource, scan\nscan.limit_lifetime(77)\nscan.limit_lifetime(99)\n"
         "print(resource.getrlimit(resource.RLIMIT_CPU))"

@@ -8,7 +8,7 @@ from crow.tools.truncate import OutputBuffer
 
 
 @given(st.lists(st.text(max_size=20), max_size=60), st.integers(min_value=2, max_value=60))
-def test_retained_keeps_head_and_tail_whatever_the_pieces(pieces: list[str], limit: int):
+def test_output_buffer_keeps_head_and_tail_however_the_text_is_split(pieces: list[str], limit: int) -> None:
     retained = OutputBuffer(limit)
     for piece in pieces:
         retained.feed(piece)
@@ -28,14 +28,14 @@ def test_retained_keeps_head_and_tail_whatever_the_pieces(pieces: list[str], lim
     ("limit", "newest"),
     [(6, "abcdef"), (5, "[... 1 characters before this ...]\nbcdef"), (2, "[... 4 characters before this ...]\nef")],
 )
-def test_newest_output_is_the_end_of_it(limit: int, newest: str):
+def test_newest_is_the_end_of_the_output(limit: int, newest: str) -> None:
     retained = OutputBuffer(1000)
     for piece in ("ab", "cd", "ef"):
         retained.feed(piece)
     assert retained.newest(limit) == newest
 
 
-def test_newest_output_reaches_back_into_the_head():
+def test_newest_reaches_back_into_the_head() -> None:
     retained = OutputBuffer(8)
     for piece in ("abcd", "ef"):
         retained.feed(piece)
