@@ -1,4 +1,4 @@
-"""`fetch`: text of the web, and the places that it must not be led to."""
+"""`fetch`: documents as text, and the addresses it must not reach."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = "<!doctype html><title>Nests</title><p>Twigs &amp; <b>string</b>.</p>"
 
 
 class Web(BaseHTTPRequestHandler):
-    """A few documents."""
+    """Serves a few documents."""
 
     def do_GET(self) -> None:
         match self.path:
@@ -240,7 +240,7 @@ for codec in sorted(CODECS):
     for byte in (b"\\x80", b"\\xff", b"\\x1b", b"\\x8f"):
         document_text(byte * size, "text/plain", codec)
 """
-    # A step that takes the square of this many characters runs for hours, all of this for seconds.
+    # A step with quadratic time would run for hours, all of this takes seconds.
     subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps([PIECES, 400_000]).encode(),

@@ -348,7 +348,7 @@ async def test_a_call_touches_only_the_file_that_was_allowed(open_box: OpenBox, 
             assert outcome == Outcome(text=f"{name}: {words}", is_error=True)
         fifo = root / "pipe"
         os.mkfifo(fifo)
-        for path in (fifo, root / "a.txt", root):  # what may stand there between a look and the opening
+        for path in (fifo, root / "a.txt", root):  # what may be put there between planning and opening
             with pytest.raises(OSError, match=r"Not a regular file|symbolic link|now leads elsewhere"):
                 await box.workspace.read_bytes(path)
     assert (tmp_path / "key").read_text() == "secret\n"

@@ -1,4 +1,4 @@
-"""Front matter: what YAML means by it, what is no YAML as plain text, and that no file can hold a session up."""
+"""Front matter is read as YAML, or as plain text if it is not YAML, and never blocks a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODY = "\nText.\n"
         ("yes", "yes"),
         ("2026-11-01", "2026-11-01"),
         ("007", "007"),
-        # no text in YAML, or no YAML: as it stands
+        # not text in YAML, or not YAML: as written
         ("Use this: when it fits", "Use this: when it fits"),
         ("[file] [line]", "[file] [line]"),
         ("[file]", "[file]"),
@@ -83,7 +83,7 @@ SOME = 7_000
     ],
 )
 def test_a_hostile_value_is_read_in_linear_time(value: str) -> None:
-    """Two hundred of them, as many as there are skills: quadratic reading would take minutes."""
+    """As many values as there may be skills: in quadratic time they would take minutes."""
     text = f"---\ndescription: {value}\n---\n"
     for _ in range(200):
         fields, end = front_matter(text, ("name", "description"))

@@ -1,4 +1,4 @@
-"""Plan mode changes nothing: whatever a model calls, in whatever words, the workspace stays as it is."""
+"""In plan mode no call changes the workspace."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALLS = st.builds(
 
 
 def state(root: Path) -> dict[str, tuple[str, int, str]]:
-    """Everything below `root`: kind, mode and content."""
+    """Mode, time and content of everything below `root`."""
     found = {}
     for path in sorted(root.rglob("*")):
         stat = path.lstat()

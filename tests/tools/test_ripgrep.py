@@ -1,4 +1,4 @@
-"""ripgrep beside crow's own search: the same answer with and without it, and never one of the workspace's own."""
+"""`grep` gives the same answer with and without ripgrep, and never runs one from the workspace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATTERNS = (
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program that answers as ripgrep does, and notes that it was asked."""
+    """A program that answers like ripgrep and logs each call."""
     path = tmp_path / "bin" / "rg"
     path.parent.mkdir()
     path.write_text(FAKE.replace("@LOG", str(tmp_path / "log")))
@@ -49,7 +49,7 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tree(root: Path, tmp_path: Path) -> Path:
-    """Enough files, and among them all kinds that could be read differently."""
+    """Enough files to use ripgrep, with all kinds that it could read differently."""
     for number in range(scan.RIPGREP_FILES):
         (root / f"f{number}.txt").write_text(f"x = {number}\nneedle {number % 9}\n")
     (root / "crlf.txt").write_bytes(b"x = 1\r\none three\r\n")
@@ -70,7 +70,7 @@ def tree(root: Path, tmp_path: Path) -> Path:
 
 
 def searched(tree: Path, pattern: str, ripgrep: Path | None, *, ignore_case: bool) -> dict[str, object]:
-    """The answer of the search in this process, with the names that the program would be given."""
+    """The answer of the search in this process."""
     names = sorted(path.name for path in tree.iterdir())
     flags = re.IGNORECASE if ignore_case else 0
     if ripgrep is not None and scan.is_shared(pattern):
@@ -83,7 +83,7 @@ def test_the_answer_is_the_same_with_and_without_ripgrep(
     tree: Path, program: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     monkeypatch.chdir(tree)
-    monkeypatch.setattr(scan, "ARGUMENT_BYTES", 1_500)  # so that there are several batches
+    monkeypatch.setattr(scan, "ARGUMENT_BYTES", 1_500)  # for several batches
     rg = shutil.which("rg")
     for ripgrep in [program] if rg is None else [program, Path(rg)]:
         for pattern in PATTERNS:
@@ -108,7 +108,7 @@ async def test_grep_uses_ripgrep_if_there_is_one_and_it_saves_time(
         plain = (await box.run("grep", pattern=r"x = 1\d$")).text
         monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
         assert (await box.run("grep", pattern="x = 17")).text == "f17.txt:1: x = 17"
-        assert not log.exists(), "a plain text is found as quickly without"
+        assert not log.exists(), "plain text is searched without ripgrep"
         assert (await box.run("grep", pattern=r"x = 1\d$")).text == plain
         assert log.read_text() == "asked\n"
         await anyio.Path(program).write_text("#!/bin/sh\nexit 3\n")
@@ -132,7 +132,9 @@ async def test_a_search_runs_no_program_of_the_workspace(
         assert "f7.txt:1: x = 7" in (await box.run("grep", pattern="x = [7]")).text
         assert "f7.txt" in (await box.run("list_files")).text
         assert found_program("rg", box.workspace.contains) != str(tmp_path / "bin" / "rg")
-        assert found_program("git", lambda _: True) == str(tree / ".venv" / "git"), "of / nothing is a part"
+        assert found_program("git", lambda _: True) == str(tree / ".venv" / "git"), (
+            "if / is the workspace, every program counts"
+        )
     assert not ran.exists()
 
 
@@ -146,7 +148,7 @@ def test_a_search_ends_when_nobody_reads_its_answer(root: Path) -> None:
         stdout=subprocess.PIPE,
     ) as running:
         assert running.stdout is not None
-        running.stdout.close()  # as it is when crow is killed
+        running.stdout.close()  # like when crow is killed
         assert running.wait(timeout=20) == 1
 
 

@@ -89,7 +89,7 @@ async def test_an_index_made_by_hand_does_not_lead_out_of_the_workspace(
     git(root, "init", "-q")
     names = (f"{tmp_path}/secret.txt", "../secret.txt", "./../other/secret.txt", "kept.txt", "x/../../secret.txt")
     (root / ".git" / "index").write_bytes(index_of(*names))
-    assert "../secret.txt" in git(root, "ls-files").splitlines(), "git gives what stands there"
+    assert "../secret.txt" in git(root, "ls-files").splitlines(), "git lists any name in its index"
     async with open_box() as box:
         found = await box.run("grep", pattern="needle")
         listed = await box.run("list_files")
@@ -97,7 +97,7 @@ async def test_an_index_made_by_hand_does_not_lead_out_of_the_workspace(
 
 
 def index_of(*names: str) -> bytes:
-    """An index of git (version 2) with these files, unchecked."""
+    """A git index (version 2) with these names, unchecked."""
     entries = b""
     for name in sorted(name.encode() for name in names):
         entry = struct.pack(">24xI12x20xH", 0o100644, len(name)) + name
@@ -138,7 +138,7 @@ async def test_a_large_tree_is_summarized_by_directory(open_box: OpenBox, root: 
 
 @pytest.fixture
 def abyss(root: Path) -> Iterator[None]:
-    """Directories in directories, more than a program may recurse, and at last deeper than any path may be."""
+    """Nested directories: more than the recursion limit, and in the end deeper than the longest path."""
     here = os.getcwd()
     os.chdir(root)
     try:
@@ -150,7 +150,7 @@ def abyss(root: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(here)
-        subprocess.run(["rm", "-r", str(root / "d")], check=True)  # too deep for others
+        subprocess.run(["rm", "-r", str(root / "d")], check=True)  # too deep for shutil
 
 
 async def test_a_tree_deeper_than_the_longest_path_is_searched_as_far_as_possible(

@@ -129,7 +129,7 @@ async def test_jobs_end_with_the_session_even_if_they_ignore_sigterm(open_box: O
         with anyio.CancelScope() as turn:
             turn.cancel()
             await anyio.lowlevel.checkpoint()
-        assert (await box.run("shell_output", job="job1")).text == "[job1: running]"  # a turn's end is not its end
+        assert (await box.run("shell_output", job="job1")).text == "[job1: running]"  # it outlives the turn
     for pid in pids:
         await until_gone(pid)
 

@@ -1,4 +1,4 @@
-"""Skills: found, described, loaded; those of a workspace are a stranger's words."""
+"""Skills are found, described and loaded; those of a workspace are not trusted."""
 
 from __future__ import annotations
 

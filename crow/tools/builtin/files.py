@@ -35,12 +35,10 @@ WINDOW_CHARS = 50_000
 LINE_CHARS = 2_000
 SNIFFED_CHARS = 8_192
 SNIFFED_BYTES = 16
-WIDE_ENCODINGS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+WIDE_ENCODINGS = {
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 
 IMAGE_BYTES = 3_000_000
 """Larger images are refused by some providers."""
@@ -110,8 +108,8 @@ async def read_image(workspace: Workspace, target: Target, stat: FileStat, media
 
 def decode_wide(data: bytes) -> str | None:
     """The text of a file with a byte order mark of UTF-16 or UTF-32, None for any other file."""
-    for mark, encoding in WIDE_ENCODINGS:
-        if data.startswith(mark):
+    for encoding, marks in WIDE_ENCODINGS.items():
+        if data.startswith(marks):
             try:
                 return data.decode(encoding) + f"\n[the file is {encoding}: change it with shell, not edit_file]"
             except UnicodeDecodeError:
