@@ -129,7 +129,6 @@ class FileStat:
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
-    mtime_ns: int = 0
     head: bytes = field(default=b"", repr=False)
 
 

@@ -246,12 +246,10 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return FileStat(path=path, kind="missing")
-    if modes.S_ISDIR(found.st_mode):
-        return FileStat(path=path, kind="directory", mtime_ns=found.st_mtime_ns)
     if not modes.S_ISREG(found.st_mode):
-        return FileStat(path=path, kind="other", mtime_ns=found.st_mtime_ns)
+        return FileStat(path=path, kind="directory" if modes.S_ISDIR(found.st_mode) else "other")
     start = read_file(path, 0, head) if head else b""
-    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns, head=start)
+    return FileStat(path=path, kind="file", size=found.st_size, head=start)
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:

@@ -74,8 +74,7 @@ def searched(tree: Path, pattern: str, ripgrep: Path | None, *, ignore_case: boo
     names = sorted(path.name for path in tree.iterdir())
     flags = re.IGNORECASE if ignore_case else 0
     if ripgrep is not None and scan.is_shared(pattern):
-        candidates = [name for name in names if scan.is_searchable(name, None)]
-        names = scan.narrow(names, candidates, [str(ripgrep), *scan.RIPGREP_OPTIONS], pattern, flags)
+        names = scan.narrow(names, str(ripgrep), pattern, flags)
     return scan.search(names, pattern, flags, 1_000)
 
 

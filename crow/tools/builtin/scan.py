@@ -68,8 +68,7 @@ def main() -> None:
     if "pattern" in request and (fault := find_pattern_fault(request["pattern"])):
         answer: dict[str, object] = {"fault": fault}
     else:
-        sizes = {request["file"]: None} if request.get("file") else find_files()
-        names = sorted(sizes)
+        names = [request["file"]] if request.get("file") else sorted(find_files())
         if request["glob"]:
             keep = re.compile(glob_expression(request["glob"])).fullmatch
             names = [name for name in names if keep(name if "/" in request["glob"] else name.rpartition("/")[2])]
@@ -77,8 +76,7 @@ def main() -> None:
             pattern, flags = request["pattern"], re.IGNORECASE if request["ignore_case"] else 0
             is_plain = not flags and not META.search(pattern)
             if request["ripgrep"] and len(names) >= RIPGREP_FILES and not is_plain and is_shared(pattern):
-                candidates = [name for name in names if is_searchable(name, sizes[name])]
-                names = narrow(names, candidates, [request["ripgrep"], *RIPGREP_OPTIONS], pattern, flags)
+                names = narrow(names, request["ripgrep"], pattern, flags)
             answer = search(names, pattern, flags, request["limit"])
         else:
             answer = {"names": summarize(names, request["limit"]), "total": len(names)}
@@ -118,29 +116,23 @@ def limit_lifetime(seconds: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, READER_CHECK_S, READER_CHECK_S)
 
 
-def find_files() -> dict[str, int | None]:
-    """The names from standard input that exist, or everything below the current directory.
-
-    The values are sizes in bytes: -1 for what is not a regular file, None if not known.
-    """
+def find_files() -> set[str]:
+    """The names from standard input that exist, or all files below the current directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
-        return dict.fromkeys(walk("."))
-    sizes: dict[str, int | None] = {}
+        return set(walk("."))
+    names: set[str] = set()
     folders = {"": True}
     for name in (each.rstrip("/") for each in given):
         folder, _, last = name.rpartition("/")
         if last in NOT_NAMES or name.startswith("/") or not is_reachable(folder, folders):
             continue
         try:
-            status = os.lstat(name)
+            is_folder = stat.S_ISDIR(os.lstat(name).st_mode)
         except OSError:
             continue  # deleted, but still in git's index
-        if stat.S_ISDIR(status.st_mode):  # a repository in the repository
-            sizes.update(dict.fromkeys(walk(name)))
-        else:
-            sizes[name] = file_size(status)
-    return sizes
+        names.update(walk(name) if is_folder else (name,))  # a folder is a repository in the repository
+    return names
 
 
 def is_reachable(folder: str, known: dict[str, bool]) -> bool:
@@ -159,11 +151,6 @@ def is_reachable(folder: str, known: dict[str, bool]) -> bool:
                 known[path] = False
         above = path
     return known[folder]
-
-
-def file_size(status: os.stat_result) -> int:
-    """The size of a regular file, -1 for anything else."""
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def walk(top: str) -> Iterator[str]:
@@ -268,26 +255,26 @@ def is_shared(pattern: str) -> bool:
     return pattern.isascii() and SHARED.fullmatch(pattern) is not None
 
 
-def narrow(names: list[str], candidates: list[str], ripgrep: Sequence[str], pattern: str, flags: int) -> list[str]:
-    """The names without those candidates in which ripgrep finds nothing; all names if it cannot tell."""
-    expression = f"{'(?i)' if flags else ''}(?:{pattern})|{OUTSIDE_ASCII}"
+def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str]:
+    """The names without files in which ripgrep finds nothing; all names if it cannot tell."""
+    command = [ripgrep, *RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{OUTSIDE_ASCII}", "--"]
+    candidates = [name for name in names if is_searchable(name)]
     wanted = set(names).difference(candidates)
     for batch in batches(candidates):
-        status, output = run_program([*ripgrep, "--regexp", expression, "--", *(f"./{name}" for name in batch)])
+        status, output = run_program([*command, *(f"./{name}" for name in batch)])
         if status > 1 and not output:
             return names  # it does not know the expression or an option
         wanted.update(batch if status > 1 else (os.fsdecode(name)[2:] for name in output.split(b"\0") if name))
     return [name for name in names if name in wanted]
 
 
-def is_searchable(name: str, size: int | None) -> bool:
+def is_searchable(name: str) -> bool:
     """Whether a program may open the file that follows links, waits for pipes and reads everything."""
-    if size is None:
-        try:
-            size = file_size(os.lstat(name))
-        except OSError:
-            return False
-    return 0 <= size <= FILE_BYTES
+    try:
+        status = os.lstat(name)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= FILE_BYTES
 
 
 def batches(names: list[str]) -> Iterator[Sequence[str]]:
