@@ -155,16 +155,14 @@ class DiskWorkspace:
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await self._start(command, lambda data: retained.feed(decoder.decode(data)))
-        has_ended = False
         try:
             with anyio.move_on_after(timeout_s) as timeout:
                 await show_output(process, retained, on_output)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
-            has_ended = True
-        finally:
-            if not has_ended:
-                self._leave(process)
+        except BaseException:
+            self._leave(process)
+            raise
         retained.feed(decoder.decode(b"", final=True))
         if timeout.cancelled_caught:
             return None, retained.text()

@@ -11,7 +11,7 @@ import codecs
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -30,9 +30,13 @@ WHOLE_BYTES = 32_000_000
 
 A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
+THREAD_BYTES = 262_144
+"""More is not searched for lines on the event loop."""
+
 WINDOW_LINES = 2_000
 WINDOW_CHARS = 50_000
 LINE_CHARS = 2_000
+ROW_BYTES = 4 * LINE_CHARS
 SNIFFED_CHARS = 8_192
 SNIFFED_BYTES = 16
 WIDE_ENCODINGS = {
@@ -85,7 +89,9 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text and images can be read")
     window = LineWindow(first=args.get("line", 1), limit=args.get("limit", WINDOW_LINES))
     if text is not None:
-        await anyio.to_thread.run_sync(window.feed, text.encode("utf-8", "replace"))
+        data = text.encode("utf-8", "replace")
+        if window.feed(data[:THREAD_BYTES]) and len(data) > THREAD_BYTES:
+            await anyio.to_thread.run_sync(window.feed, data[THREAD_BYTES:])
         size = f"{text.count(chr(10)) + (not text.endswith(chr(10))):,}"
     else:
         at, size = 0, f"a file of {stat.size:,} bytes"
@@ -147,21 +153,16 @@ def format_window(window: LineWindow, name: str, size: str) -> str:
 class Row:
     """The beginning of a line, and how many bytes of it were dropped."""
 
-    start: bytearray = field(default_factory=bytearray)
+    start: bytes = b""
     dropped: int = 0
-
-    def add(self, piece: bytes) -> int:
-        """Append what fits; returns how many bytes that was."""
-        fitting = piece[: max(0, 4 * LINE_CHARS - len(self.start))]
-        self.start += fitting
-        self.dropped += len(piece) - len(fitting)
-        return len(fitting)
 
     def text(self) -> str:
         """The line without its end; a long one is cut, and says so."""
         text = self.start.decode("utf-8", "replace").removesuffix("\r")
+        if len(text) <= LINE_CHARS and not self.dropped:
+            return text
         dropped = self.dropped + len(text[LINE_CHARS:].encode())
-        return text[:LINE_CHARS] + (f"[... {dropped:,} more bytes in this line]" if dropped else "")
+        return f"{text[:LINE_CHARS]}[... {dropped:,} more bytes in this line]"
 
 
 class LineWindow:
@@ -205,7 +206,11 @@ class LineWindow:
             newline = piece.find(b"\n", at)
             self._is_line_open = newline < 0
             end = len(piece) if self._is_line_open else newline
-            self._room -= self.rows[-1].add(piece[at:end]) + 1
+            row = self.rows[-1]
+            fitting = piece[at : min(end, at + ROW_BYTES - len(row.start))]
+            row.start += fitting
+            row.dropped += end - at - len(fitting)
+            self._room -= len(fitting) + 1
             at = end + 1
         return True
 
