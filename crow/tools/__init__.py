@@ -189,7 +189,7 @@ class Workspace(Protocol):
         """
 
     async def put_back(self, path: Path, content: bytes | None) -> None:
-        """Restore exactly this content (keeps the mode, makes parents), or remove the file for None. :raises OSError:"""
+        """Restore this content (keeps the mode, makes parents), or remove the file if None. :raises OSError:"""
 
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal.
@@ -207,7 +207,7 @@ class Workspace(Protocol):
         """Whether `reap` has something to do."""
 
     async def reap(self) -> None:
-        """Kill what is left of cancelled commands, within 3 s. The session's task calls it."""
+        """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
 
 
 class Log(Protocol):

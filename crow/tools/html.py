@@ -3,9 +3,9 @@
 Everything takes time in proportion to the input, whatever it is: the scanner looks at each character once
 (`html.parser` does not in many releases of Python), and no expression can backtrack.
 
-As a program it converts large documents, so that killing a process gives one up. It is run by its path with the
-standard library alone: `python -I -S html.py MEDIA CHARSET`, bytes on standard input, text on standard output. Not with
-`-m`, which would import from the current directory, perhaps a hostile workspace.
+As a program it converts large documents, because a process can be killed. It is run by its path with the standard
+library alone: `python -I -S html.py MEDIA CHARSET`, bytes on standard input, text on standard output. Never with `-m`,
+which would import from the current directory, perhaps a hostile workspace.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ CODECS = frozenset(
         *("shift_jis", "shift_jisx0213", "cp932", "euc_jp", "iso2022_jp", "euc_kr", "cp949", "johab"),
     )
 )
-"""The only codecs that a document may name: text codecs that decode in linear time. Python has others, such as punycode,
-which takes hours for some megabytes."""
+"""The only codecs that a document may name: text codecs that decode in linear time. Others do not: punycode takes hours
+for some megabytes."""
 
 MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
-"""Of each kind of quote only the last one of a document can be unclosed, so that a failing search for its end happens
-twice at most."""
+"""Linear: only the last quote of each kind can lack its end, so the search for an end fails at most twice."""
 
 TAG_END = re.compile(r"([\s/]*+)>")
 COMMENT_END = re.compile("--!?>")
 RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 ENDLESS_REFERENCE = re.compile(r"&#[0-9]{8,}+;?")
-"""A character reference beyond every character; Python refuses to read a number of more than 4,300 digits."""
+"""A character reference beyond Unicode. Python refuses to read a number of more than 4,300 digits."""
 
 SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
 BLOCKS = frozenset(

@@ -1,6 +1,6 @@
 """Child processes: their environment, their process group and how they end.
 
-Every child leads a session of its own, so signals reach everything it started and no terminal can be asked for input.
+Every child leads its own session, so signals reach everything it started and no terminal can be asked for input.
 asyncio's subprocess protocol reports the end of a process apart from the end of its pipes, so a grandchild that holds a
 pipe open delays nothing.
 """
@@ -181,7 +181,7 @@ class Process(asyncio.SubprocessProtocol):
         return await anyio.to_thread.run_sync(has_running_member, self.pid)
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM, SIGKILL after `grace_s` to what is left, and close the pipes. Takes at most 0.3 s longer."""
+        """Send SIGTERM, SIGKILL after `grace_s` to what remains, and close the pipes. Takes at most 0.3 s longer."""
         self.signal(signal.SIGTERM)
         is_gone = False
         try:

@@ -1,8 +1,7 @@
 """The local disk and local processes as a workspace.
 
 Paths are checked after links and `..` are resolved. The file that is opened is the one that was checked: a path that
-leads elsewhere since, by a link put into it, is refused. Commands are never waited for once cancelled: `reap` ends what
-is left.
+leads elsewhere since, by a link put into it, is refused. A cancelled command is ended later, by `reap`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
 OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
-"""Whether this system can keep a directory open and work in it, wherever its path leads by then."""
+"""Whether this system can keep a directory open and work in it, even if its path leads elsewhere later."""
 
 
 class DiskWorkspace:
@@ -332,7 +331,7 @@ def is_still_at(path: Path, handle: int) -> bool:
 
 
 class SeenFiles:
-    """What the model last read or wrote of each file, so that it overwrites no change by others.
+    """Remembers the text of each file that the model read or wrote, to protect changes by others.
 
     A file that it never read may be edited: the edit must match its text anyway.
     """

@@ -25,7 +25,7 @@ DEEP = 400
 
 @pytest.fixture
 def hostile(root: Path, tmp_path: Path) -> Iterator[Path]:
-    """A workspace with links out, devices, pipes, odd names, a sparse file, a deep tree and a git that runs commands."""
+    """Links out, devices, pipes, odd names, a sparse file, a deep tree, git settings that run commands."""
     (tmp_path / "secret").write_text("the key\n")
     (root / "out").symlink_to(tmp_path / "secret")
     (root / "up").symlink_to(tmp_path)

@@ -34,7 +34,8 @@ async def test_a_command_returns_its_output_and_how_it_ended(open_box: OpenBox, 
 async def test_a_timeout_is_reported_and_keeps_the_output(open_box: OpenBox) -> None:
     async with open_box() as box:
         assert await box.run("shell", command="echo begun; sleep 60", timeout_s=1) == Outcome(
-            text="begun\n[timed out after 1 s; the command and all processes it started were ended. timeout_s can be at most 3600]",
+            text="begun\n[timed out after 1 s; the command and all processes it started were ended. "
+            "timeout_s can be at most 3600]",
             is_error=True,
             raw_output={"exit_code": None, "timed_out": True},
         )

@@ -1,8 +1,8 @@
 """`edit_file`: replaces a piece of a file.
 
-The replacement is made twice: to show the diff before the call is allowed, and from the file as it is when the call
-runs. Everything outside it keeps its bytes (byte order mark, line ends, missing final newline), so files that are not
-UTF-8 are refused: writing them back would change them elsewhere.
+The replacement is computed twice: to show the diff before the call is allowed, and from the current file when it runs.
+Everything else keeps its bytes (byte order mark, line ends, missing final newline), so files that are not UTF-8 are
+refused: writing them back would change them elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`fetch`: gets a document from the web as text.
 
-A process of its own converts a large document and is killed when the call is cancelled or takes too long. A small one
-is converted in a thread, which takes a few milliseconds.
+A separate process converts a large document and is killed if the call is cancelled or takes too long. A small one is
+converted in a thread, which takes a few milliseconds.
 """
 
 from __future__ import annotations

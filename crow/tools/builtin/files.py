@@ -275,7 +275,7 @@ async def apply_change(
     done: str,
     line: int | None = None,
 ) -> Outcome:
-    """Log the old content, write `after`, and report what the file holds then. `before` is the text as it was read."""
+    """Log the old content, write `after`, and report what the file holds then. `before` is the text that was read."""
     workspace, path = invocation.workspace, target.path
     old = None
     if before is not None and (await workspace.stat(path)).kind == "file":  # an editor may show a file not yet on disk

@@ -1,7 +1,7 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
-It is a process of its own because a regular expression that never ends can only be stopped by killing its process. It
-also ends when its time is up or nobody reads its answer. It is run by its path with the standard library alone. The
+It is a separate process because only killing the process stops a regular expression that never ends. It also exits
+when its time is up or nobody reads its answer. It is run by its path with the standard library alone. The
 argument is a JSON object (see `main`); standard input has names relative to the current directory, each ended by NUL,
 or is empty: then the directory is walked. The answer is one line of JSON.
 
@@ -93,9 +93,9 @@ def find_pattern_fault(pattern: str) -> str:
 
 
 def limit_lifetime(seconds: int) -> None:
-    """End this process after so much processor time, and soon after nobody reads its answer any more.
+    """End this process after `seconds` of processor time, or soon after its reader is gone.
 
-    Both by signals, because an expression that never ends lets no thread run.
+    Both use signals, because an expression that never ends lets no thread run.
     """
     try:
         import resource  # not on Windows
@@ -106,7 +106,7 @@ def limit_lifetime(seconds: int) -> None:
     if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
         return
     answer = select.poll()
-    answer.register(1, 0)  # reports only errors, such as that the other end of the pipe is closed
+    answer.register(1, 0)  # reports only errors, such as a closed reading end
 
     def check_reader(_number: int, _frame: object) -> None:
         if answer.poll(0):

@@ -1,6 +1,6 @@
 """`list_files` and `grep`.
 
-A program of its own (`scan.py`) does the work and ends with the call: a bad regular expression would otherwise block
+A separate program (`scan.py`) does the work and is killed with the call: a bad regular expression would otherwise block
 the whole process. In a git repository git names the files, so ignored ones are left out. Only a git or ripgrep from
 outside the workspace is used, and git runs nothing that the repository's configuration names.
 """
@@ -34,9 +34,7 @@ CHECKED_CHARS = 200
 """A longer pattern is checked by the program alone: some thousand characters can take seconds to compile."""
 
 # Fails if a link has been put into the path since the call was allowed.
-ENTER = (
-    "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed meanwhile'; exit 1; }}; }}"
-)
+ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
 
 GIT_FILES = (
     "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE; "
@@ -155,7 +153,7 @@ def clean(text: str) -> str:
 LIST_FILES = Builtin(
     name="list_files",
     description=(
-        "List the files in a directory and below, without those that git ignores. A large tree is summarized by "
+        "List the files in a directory and below, except those that git ignores. A large tree is summarized by "
         "directory."
     ),
     properties={
@@ -174,7 +172,7 @@ LIST_FILES = Builtin(
 GREP = Builtin(
     name="grep",
     description=(
-        "Search files for lines that match a Python regular expression, without binary files and those that git "
+        "Search files for lines that match a Python regular expression, except binary files and those that git "
         f"ignores. Returns path:line: text for at most {MAX_MATCHES} matches."
     ),
     properties={

@@ -126,7 +126,7 @@ JOB = {"type": "string", "minLength": 1, "description": "The job's id, such as j
 
 SHELL_OUTPUT = Builtin(
     name="shell_output",
-    description="Get what a background command has printed since the last look, and whether it is still running.",
+    description="Get what a background command has printed since the last call, and whether it is still running.",
     properties={
         "job": JOB,
         "wait_s": {
