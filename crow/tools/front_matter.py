@@ -1,7 +1,7 @@
-"""The front matter of skills and commands: YAML between two `---` lines at the top of a file.
+"""Reads the front matter of skills and commands: YAML between two `---` lines at the top of a file.
 
-Each key is read as YAML by itself, so that a value that is no YAML (`Use this: then that`, `[file] [line]`) is taken as
-the plain text that its author meant, and costs no other key.
+Each key is read as YAML by itself. A value that is not valid YAML (`Use this: then that`, `[file] [line]`) is taken as
+plain text, as its author meant it, and does not affect other keys.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 
 __all__ = ["front_matter"]
 
-MOST_CHARS = 16 * 1024
-"""Front matter that is longer is none."""
+MAX_CHARS = 16 * 1024
+"""Longer front matter is ignored."""
 
 YAML_CHARS = 4_000
-"""A longer value is taken as plain text: so much takes 20 ms at most, whatever it holds."""
+"""A longer value is taken as plain text. One of this size takes at most 20 ms, whatever it holds."""
 
 _KEY = re.compile(r"""(["']?)([A-Za-z][\w.-]*)\1[ \t]*:(?=\s|$)""")
 _BLOCK_MARK = re.compile(r"\s*[|>][-+0-9]*[ \t]*(?=[\r\n])")
 
 
 def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], int]:
-    """The values of the `wanted` keys that are there, and where the text behind the front matter begins; no keys and 0
+    """The values of the `wanted` keys, and the index where the text after the front matter begins; no values and 0
     without front matter.
 
-    Blocks are folded, quotes and comments are gone; what is no text in YAML, such as a list, is given as it stands.
+    Blocks are folded, quotes and comments removed. A value that is not text in YAML, such as a list, stays as written.
     """
     start = 1 if text.startswith("\ufeff") else 0
-    lines = text[start : start + MOST_CHARS].splitlines(keepends=True)
+    lines = text[start : start + MAX_CHARS].splitlines(keepends=True)
     ends = (number for number, line in enumerate(lines) if number and line.rstrip() == "---")
     end = next(ends, None) if lines and lines[0].rstrip() == "---" else None
     if end is None:
@@ -47,8 +47,8 @@ def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], in
 
 
 def _value(block: str) -> str:
-    """The value of one key: text, whatever it looks like. Nothing is made of tags, numbers or dates."""
-    import yaml  # 15 ms, for those alone who have such files
+    """The value of one key, always as text: tags, numbers and dates are not interpreted."""
+    import yaml  # takes 15 ms, and most workspaces have no such files
 
     if len(block) <= YAML_CHARS:
         try:
@@ -67,7 +67,7 @@ def _loader() -> Any:
     import yaml
 
     class BlocksOnly(yaml.BaseLoader):  # type: ignore[misc]
-        """Refuses `[` and `{`, which cost quadratic time when nested."""
+        """Refuses `[` and `{`, which take quadratic time if nested."""
 
         def fetch_flow_collection_start(self, _: object) -> None:
             raise yaml.scanner.ScannerError

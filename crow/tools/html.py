@@ -1,11 +1,11 @@
 """Turns the bytes of a web document into text; also runs as a program.
 
-Everything here takes time in proportion to the input, whatever the input is: the scanner below never looks at a
-character a second time (`html.parser` does so in many releases of Python), and no expression can backtrack.
+Everything takes time in proportion to the input, whatever it is: the scanner looks at each character once
+(`html.parser` does not in many releases of Python), and no expression can backtrack.
 
-The program converts large documents, so that a page can be given up by killing a process. It is run by its path with
-the standard library alone: `python -I -S html.py MEDIA CHARSET`, the bytes on standard input, the text on standard
-output. It must not be started with `-m`, which would import from the current directory, perhaps a hostile workspace.
+As a program it converts large documents, because a process can be killed. It is run by its path with the standard
+library alone: `python -I -S html.py MEDIA CHARSET`, bytes on standard input, text on standard output. Never with `-m`,
+which would import from the current directory, perhaps a hostile workspace.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from html import unescape
 
-__all__ = ["HTML", "codec_of", "document_text", "page_text"]
+__all__ = ["CODECS", "codec_of", "document_text", "page_text"]
 
 HTML = ("text/html", "application/xhtml+xml")
 META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
-INDENTED_SIZE = 16
-"""JSON is indented where that gives at most this many times its size: each level of nesting indents all below it."""
+MAX_GROWTH = 16
+"""JSON is indented if it becomes at most this many times as large: each level of nesting indents all levels below."""
 
 CPU_S = 30
 CODECS = frozenset(
@@ -36,20 +35,19 @@ CODECS = frozenset(
         *("shift_jis", "shift_jisx0213", "cp932", "euc_jp", "iso2022_jp", "euc_kr", "cp949", "johab"),
     )
 )
-"""The only codecs that a document may name: those of text that decode in linear time. Python has others as well, such
-as punycode, which takes hours for some megabytes."""
+"""The only codecs that a document may name: text codecs that decode in linear time. Others do not: punycode takes hours
+for some megabytes."""
 
 MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
-"""Of each kind of quote only the last one of a document can be unclosed, so that a failing search for its end happens
-twice at most."""
+"""Linear: only the last quote of each kind can lack its end, so the search for an end fails at most twice."""
 
 TAG_END = re.compile(r"([\s/]*+)>")
 COMMENT_END = re.compile("--!?>")
 RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 ENDLESS_REFERENCE = re.compile(r"&#[0-9]{8,}+;?")
-"""A character reference beyond every character; Python refuses to read a number of more than 4,300 digits."""
+"""A character reference beyond Unicode. Python refuses to read a number of more than 4,300 digits."""
 
 SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
 BLOCKS = frozenset(
@@ -58,26 +56,32 @@ BLOCKS = frozenset(
         *("footer", "form", "header", "hr", "main", "nav", "ol", "p", "section", "summary", "table", "tr", "ul"),
     )
 )
-HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+HEADINGS = {f"h{level}": f"\n\n{'#' * level} " for level in range(1, 7)}
+BEFORE = dict.fromkeys(BLOCKS, "\n\n") | HEADINGS
+BEFORE |= {"tr": "\n", "br": "\n", "li": "\n- ", "pre": "\n\n```\n", "td": " | ", "th": " | "}
+"""What the start of an element adds to the text."""
+
+AFTER = dict.fromkeys((*(BLOCKS - {"tr"}), *HEADINGS), "\n\n")
+"""What its end adds."""
 
 
 def document_text(data: bytes, media: str, charset: str) -> str:
-    """The text of a document as it is best read. `media` and `charset` as declared, or empty.
+    """The text of a document as it reads best. `media` and `charset` as declared, or empty.
 
     A charset that is unknown or not in `CODECS` counts as UTF-8. What cannot be decoded becomes U+FFFD.
     """
-    told = META_CHARSET.search(data[:2_048]) if media in HTML else None
-    codec = codec_of(charset or (told[1].decode("ascii") if told else "utf-8"))
+    declared = META_CHARSET.search(data[:2_048]) if media in HTML else None
+    codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))
     text = data.decode(codec, "replace").removeprefix("\ufeff")
     if media in HTML or (not media and text.lstrip()[:9].lower() == "<!doctype"):
         text = page_text(text)
     elif media == "application/json" and "\n" not in text.strip():
-        text = indented(text)
-    return text.encode("utf-8", "replace").decode("utf-8")  # escapes in JSON may have given half surrogate pairs
+        text = indent_json(text)
+    return text.encode("utf-8", "replace").decode("utf-8")  # JSON escapes may be half surrogate pairs
 
 
 def codec_of(charset: str) -> str:
-    """The codec for a declared charset. Hostile names reach no import: they are only looked up in tables."""
+    """The codec for a declared charset. Names are only looked up in tables: a hostile one imports nothing."""
     name = normalize_encoding(charset.strip().lower()[:40])
     for spelling in (name, name.removeprefix("x_")):
         codec = aliases.get(spelling, spelling)
@@ -86,14 +90,14 @@ def codec_of(charset: str) -> str:
     return "utf_8"
 
 
-def indented(text: str) -> str:
-    """JSON with a line for each value; the text as it is where it is no JSON, or would grow too much."""
+def indent_json(text: str) -> str:
+    """JSON with a line for each value; other text, or JSON that would grow too much, unchanged."""
     try:
         pieces, size = [], 0
         for piece in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(json.loads(text)):
             pieces.append(piece)
             size += len(piece)
-            if size > INDENTED_SIZE * len(text):
+            if size > MAX_GROWTH * len(text):
                 return text
     except (ValueError, RecursionError):
         return text
@@ -101,84 +105,73 @@ def indented(text: str) -> str:
 
 
 def page_text(html: str) -> str:
-    """The text of a page as a reader sees it: its title, then headings, lists and links, and nothing that runs."""
+    """The text of a page as a reader sees it: title, headings, lists and links, and nothing that runs."""
     reader = Reader()
-    for kind, value, link in scanned(html):
-        if kind == "text":
-            reader.take_text(value)
-        elif kind == "start":
-            reader.start(value, link)
-        else:
-            reader.end(value)
+    reader.read(html)
     lines = [line.rstrip(" \t") for line in "".join(reader.pieces).split("\n")]
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     title = " ".join("".join(reader.title).split())
     return f"{title}\n\n{body}".strip() if title else body
 
 
-def scanned(html: str) -> Iterator[tuple[str, str, str]]:
-    """The page in order: `("text", its characters, "")`, `("start", tag, its href)` and `("end", tag, "")`.
-
-    As in a browser, a tag or comment that never ends takes the rest of the page with it.
-    """
-    at = 0
-    while markup := MARKUP.search(html, at):
-        if markup.start() > at:
-            yield "text", unescaped(html[at : markup.start()]), ""
-        tag = TAG.match(html, markup.start())
-        if tag is None:
-            at = end_of_other(html, markup.start())
-            if at < 0:
-                return
-            continue
-        name, link = tag[2].lower(), ""
-        at = tag.end()
-        while attribute := ATTRIBUTE.match(html, at):
-            if not link and name == "a" and attribute[1].lower() == "href":
-                link = unescaped(attribute[2] or attribute[3] or attribute[4] or "")
-            at = attribute.end()
-        end = TAG_END.match(html, at)
-        if end is None:
-            return
-        at = end.end()
-        is_closed = end[1].endswith("/")
-        if not tag[1]:
-            yield "start", name, link
-        if tag[1] or is_closed:
-            yield "end", name, ""
-        elif name in RAW:
-            close = RAW[name].search(html, at)
-            if close is None:
-                return
-            at = close.start()
-    if at < len(html):
-        yield "text", unescaped(html[at:]), ""
-
-
-def end_of_other(html: str, start: int) -> int:
-    """Where a comment or declaration ends that begins at `start`; -1 if it never does."""
+def end_of_declaration(html: str, start: int) -> int:
+    """The end of the comment or declaration that begins at `start`; -1 if it never ends."""
     if html.startswith("<!--", start):
         end = COMMENT_END.search(html, start + 2)  # `<!-->` is a whole comment
         return -1 if end is None else end.end()
     return html.find(">", start) + 1 or -1
 
 
-def unescaped(text: str) -> str:
-    """`text` with its character references replaced."""
+def replace_references(text: str) -> str:
+    """The text with its character references replaced."""
     return unescape(ENDLESS_REFERENCE.sub("\ufffd", text)) if "&" in text else text
 
 
 class Reader:
-    """Collects `pieces` of text and the `title`."""
+    """Collects the `pieces` of the text and of the `title`."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self.title: list[str] = []
-        self._skipped = ""  # the outermost element that is passed over, and how often it is open
+        self._skipped = ""  # the outermost element to skip, and how many of its kind are open
         self._depth = 0
         self._in_title = False
         self._preformatted = 0
         self._links: list[str] = []
+
+    def read(self, html: str) -> None:
+        """Read a page. As in a browser, a tag or comment that never ends swallows the rest of it."""
+        at = 0
+        while markup := MARKUP.search(html, at):
+            if markup.start() > at:
+                self.add_text(replace_references(html[at : markup.start()]))
+            tag = TAG.match(html, markup.start())
+            if tag is None:
+                at = end_of_declaration(html, markup.start())
+                if at < 0:
+                    return
+                continue
+            name, link = tag[2].lower(), ""
+            at = tag.end()
+            while attribute := ATTRIBUTE.match(html, at):
+                if not link and name == "a" and attribute[1].lower() == "href":
+                    link = replace_references(attribute[2] or attribute[3] or attribute[4] or "")
+                at = attribute.end()
+            end = TAG_END.match(html, at)
+            if end is None:
+                return
+            at = end.end()
+            if not tag[1]:
+                self.start(name, link)
+            if tag[1] or end[1].endswith("/"):
+                self.end(name)
+            elif name in RAW:
+                close = RAW[name].search(html, at)
+                if close is None:
+                    return
+                at = close.start()
+        if at < len(html):
+            self.add_text(replace_references(html[at:]))
 
     def start(self, tag: str, link: str) -> None:
         """An element begins; `link` is where it leads."""
@@ -188,24 +181,14 @@ class Reader:
             self._skipped = ""
         if self._skipped:
             self._depth += tag == self._skipped
-            return
-        if tag in SKIPPED:
+        elif tag in SKIPPED:
             self._skipped, self._depth = tag, 1
-        elif tag == "br":
-            self.pieces.append("\n")
-        elif tag == "li":
-            self.pieces.append("\n- ")
-        elif tag in HEADINGS:
-            self.pieces.append(f"\n\n{HEADINGS[tag]}")
-        elif tag == "pre":
-            self._preformatted += 1
-            self.pieces.append("\n\n```\n")
-        elif tag in ("td", "th"):
-            self.pieces.append(" | ")
-        elif tag in BLOCKS:
-            self.pieces.append("\n\n" if tag != "tr" else "\n")
-        elif tag == "a":
-            self._links.append(link)
+        else:
+            self._preformatted += tag == "pre"
+            if tag == "a":
+                self._links.append(link)
+            elif tag in BEFORE:
+                self.pieces.append(BEFORE[tag])
 
     def end(self, tag: str) -> None:
         """An element ends."""
@@ -215,26 +198,23 @@ class Reader:
             self._depth -= tag == self._skipped
             if not self._depth:
                 self._skipped = ""
-            return
-        if tag == "pre" and self._preformatted:
+        elif tag == "pre" and self._preformatted:
             self._preformatted -= 1
             self.pieces.append("\n```\n\n")
-        elif tag in HEADINGS or (tag in BLOCKS and tag != "tr"):
-            self.pieces.append("\n\n")
         elif tag == "a" and self._links:
             link = self._links.pop()
             if link.startswith(("http://", "https://")):
                 self.pieces.append(f" ({link})")
+        elif tag in AFTER:
+            self.pieces.append(AFTER[tag])
 
-    def take_text(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Characters between tags."""
         if self._in_title:
             self.title.append(text)
-        elif self._skipped:
-            return
-        elif self._preformatted:
+        elif self._preformatted and not self._skipped:
             self.pieces.append(text)
-        else:
+        elif not self._skipped:
             words = re.sub(r"\s+", " ", text)
             if self.pieces and self.pieces[-1].endswith((" ", "\n")):
                 words = words.lstrip()
@@ -242,12 +222,12 @@ class Reader:
 
 
 def main() -> None:
-    """Convert standard input. See the module's docstring."""
+    """Convert standard input; see the top of this file."""
     try:
-        import resource
+        import resource  # not on Windows
 
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))  # whoever started this may be gone
-    except (ImportError, ValueError, OSError):  # no such limits here, or a stricter one already
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))  # in case the parent is killed
+    except (ImportError, ValueError, OSError):  # not possible here, or there is a stricter limit already
         pass
     media, charset = sys.argv[1:]
     sys.stdout.buffer.write(document_text(sys.stdin.buffer.read(), media, charset).encode("utf-8"))

@@ -1,8 +1,8 @@
-"""Skills: folders with a SKILL.md that says how to do something.
+"""Finds and reads skills: folders with a SKILL.md that says how to do something.
 
-The user's own folders come first, then those of the workspace, which are data of strangers until the user says
-otherwise. Only name and description are read beforehand; both are made one harmless line. A skill of the workspace lies
-inside the workspace after links are resolved; others, devices and giants are passed over.
+The user's folders come first, then the workspace's, which hold data of strangers until the user allows it. Only names
+and descriptions are read in advance, each made one harmless line. A workspace's skill lies inside the workspace after
+links are resolved; others, devices and very large files are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKSPACE_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 FILE = "SKILL.md"
 FILE_BYTES = 256 * 1024
 HEAD_BYTES = 16 * 1024
-MOST_SKILLS = 200
+MAX_SKILLS = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DESCRIPTION_CHARS = 500
 
@@ -39,42 +39,35 @@ class FoundSkill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillText:
-    """What a skill says below its front matter. `digest` is the sha256 (hex) of all that was read of the file."""
+    """The text of a skill below its front matter, and the sha256 (hex) of its file."""
 
     text: str
     digest: str
 
 
 def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[FoundSkill, ...]:
-    """All skills, by name; of two with one name the first counts, so that a workspace replaces none of the user's.
+    """All skills, sorted by name. Of two with one name the first counts, so a workspace cannot replace a user's skill.
 
-    `is_inside` tells whether a resolved path lies in the workspace.
+    `is_inside` tells whether a resolved path is in the workspace.
     """
     found: dict[str, FoundSkill] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in WORKSPACE_FOLDERS]
     for folder, of_workspace in places:
-        for skill in skills_in(folder, is_inside if of_workspace else None):
-            if len(found) < MOST_SKILLS:
-                found.setdefault(skill.skill.name, skill)
+        for each in skills_in(folder, is_inside if of_workspace else None):
+            if len(found) < MAX_SKILLS:
+                found.setdefault(each.skill.name, each)
     return tuple(found[name] for name in sorted(found))
 
 
-def read_skill(found: FoundSkill) -> SkillText:
-    """Read a skill. :raises OSError: it cannot be read any more, or a link leads elsewhere by now."""
-    data = read_file(found.path, 0, FILE_BYTES)
-    text = data.decode("utf-8", "replace")
-    return SkillText(text=text[front_matter(text, ())[1] :].strip(), digest=hashlib.sha256(data).hexdigest())
-
-
 def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[FoundSkill]:
-    """The skills of a folder; of one of the workspace, those whose files are inside."""
+    """The skills in a folder; `is_inside` is None for a user's folder."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry, _ in zip(entries, range(10 * MOST_SKILLS), strict=False))
-    except OSError:  # mostly there is none
+            names = sorted(entry.name for entry, _ in zip(entries, range(10 * MAX_SKILLS), strict=False))
+    except OSError:  # usually there is no such folder
         return
-    for name in names:
-        path = Path(os.path.realpath(folder / name / FILE))
+    for folder_name in names:
+        path = Path(os.path.realpath(folder / folder_name / FILE))
         if is_inside is not None and not is_inside(path):
             continue
         try:
@@ -82,18 +75,21 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
         except OSError:
             continue
         fields, _ = front_matter(head, ("name", "description"))
-        called = fields.get("name", name)
-        if NAME.fullmatch(called):
-            skill = SkillInfo(
-                name=called,
-                description=one_line(fields.get("description", "")),
-                source=str(path),
-                of_workspace=is_inside is not None,
-            )
+        name, description = fields.get("name", folder_name), clean_line(fields.get("description", ""))
+        if NAME.fullmatch(name):
+            is_foreign = is_inside is not None
+            skill = SkillInfo(name=name, description=description, source=str(path), of_workspace=is_foreign)
             yield FoundSkill(skill=skill, path=path)
 
 
-def one_line(text: str) -> str:
-    """A description that can close no section and open no line."""
+def clean_line(text: str) -> str:
+    """The text as one line that can close no section of the prompt."""
     plain = " ".join("".join(char for char in text if char.isprintable() or char.isspace()).split())
     return plain.replace("<", "‹").replace(">", "›")[:DESCRIPTION_CHARS]
+
+
+def read_skill(found: FoundSkill) -> SkillText:
+    """Read a skill. :raises OSError: it cannot be read any more, or a link has changed."""
+    data = read_file(found.path, 0, FILE_BYTES)
+    text = data.decode("utf-8", "replace")
+    return SkillText(text=text[front_matter(text, ())[1] :].strip(), digest=hashlib.sha256(data).hexdigest())

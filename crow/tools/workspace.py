@@ -1,7 +1,7 @@
-"""The local disk and the local processes as a workspace.
+"""The local disk and local processes as a workspace.
 
-Paths are judged after links and `..` are resolved. Files are read and replaced in worker threads (see `disk`). Commands
-lead a process group each, see no terminal, and are never waited for once cancelled: `reap` ends what is left.
+Paths are checked after links and `..` are resolved. The file that is opened is the one that was checked: a path that
+leads elsewhere since, by a link put into it, is refused. A cancelled command is ended later, by `reap`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from crow.tools.truncate import OutputBuffer
 __all__ = ["DiskWorkspace", "SeenFiles", "file_stat", "is_protected", "read_file", "replace_file"]
 
 PATH_CHARS = 16_384
-"""More than systems take; each part of a path costs a look at all before it."""
+"""More than any system takes. Resolving a path reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
 DRAIN_S = 0.2
+LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
 QUIET = {
     "DEBIAN_FRONTEND": "noninteractive",
     "GIT_PAGER": "cat",
@@ -60,20 +61,25 @@ PROTECTED = frozenset(
 """Names of files and folders that make programs run commands, instruct agents, or hold credentials."""
 
 PROTECTED_FILES = frozenset({"agents.md", "claude.md", "claude.local.md", "gemini.md", "head"})
-"""Names of files alone. A file called HEAD can turn the folder around it into a repository."""
+"""The same for files alone. A file called HEAD can turn its folder into a repository."""
 
 REPOSITORY_PARTS = frozenset(
     ("config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "objects", "refs", "worktrees")
 )
-"""What stands beside the HEAD of a repository, whatever its folder is called."""
+"""Names beside the HEAD of a repository, whatever its folder is called."""
 
-LEFT_RUNNING = "\n[processes that it left in the background were ended with it]\n"
+MAX_TRIES = 3
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
+FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
+OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
+"""Whether this system can keep a directory open and work in it, even if its path leads elsewhere later."""
 
 
 class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
-    Commands do not get the `keys`. `own` are crow's files and folders; what begins with one of these paths is crow's
+    Commands do not get the `keys`. `own` are crow's files and folders; paths that begin with one of them are crow's
     too, such as the log files beside a database.
     """
 
@@ -136,50 +142,49 @@ class DiskWorkspace:
 
     async def put_back(self, path: Path, content: bytes | None) -> None:
         """See :meth:`crow.tools.Workspace.put_back`."""
-        if content is None:
-            await anyio.to_thread.run_sync(path.unlink)
-        else:
-            await anyio.to_thread.run_sync(replace_file, path, content)
+        await anyio.to_thread.run_sync(path.unlink if content is None else lambda: replace_file(path, content))
 
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
-        """See :meth:`crow.tools.Workspace.run`. The command is read by bash, or by sh where there is no bash.
+        """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
-        What it leaves running in the background is ended with it. `on_output` gets the newest 64 K characters.
+        Processes that it leaves in the background are ended with it. `on_output` gets the newest 64 K characters.
 
         :raises OSError: it could not be started (no such directory, too long a command line).
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await start(
-            [*self._shell, command],
-            cwd=self._cwd,
-            env=self._environment(),
-            on_output=lambda data: retained.feed(decoder.decode(data)),
-        )
-        ended = False
+        process = await self._start(command, lambda data: retained.feed(decoder.decode(data)))
         try:
             with anyio.move_on_after(timeout_s) as timeout:
-                await follow(process, retained, on_output)
+                await show_output(process, retained, on_output)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
-            ended = True
-        finally:
-            if not ended:
-                self._leave(process)
+        except BaseException:
+            self._leave(process)
+            raise
         retained.feed(decoder.decode(b"", final=True))
         if timeout.cancelled_caught:
             return None, retained.text()
-        return process.returncode, retained.text() + await self._end_background(process)
+        code = process.returncode
+        if await process.is_alive():
+            self._leave(process)
+            return code, retained.text() + LEFT_RUNNING
+        process.close()
+        return code, retained.text()
 
     async def spawn(self, command: str, on_output: Callable[[str], None]) -> Process:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return await start(
-            [*self._shell, command],
-            cwd=self._cwd,
-            env=self._environment(),
-            on_output=lambda data: on_output(decoder.decode(data)),
-        )
+        return await self._start(command, lambda data: on_output(decoder.decode(data)))
+
+    async def _start(self, command: str, on_output: Callable[[bytes], None]) -> Process:
+        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self._cwd)})
+        return await start([*self._shell, command], cwd=self._cwd, env=env, on_output=on_output)
+
+    def _leave(self, process: Process) -> None:
+        """Ask the process to end; `reap` waits for it."""
+        process.signal(signal.SIGTERM)
+        self._left.append((process, time.monotonic()))
 
     @property
     def has_leftovers(self) -> bool:
@@ -194,49 +199,10 @@ class DiskWorkspace:
                 for process, signalled in left:
                     tasks.start_soon(process.end, max(0.0, TERM_S - (time.monotonic() - signalled)))
 
-    def _leave(self, process: Process) -> None:
-        """Tell it to end, and leave the waiting to `reap`."""
-        process.signal(signal.SIGTERM)
-        self._left.append((process, time.monotonic()))
 
-    async def _end_background(self, process: Process) -> str:
-        """End what the finished command left in its group; words about it, if there was anything."""
-        if not await process.is_alive():
-            process.close()
-            return ""
-        self._leave(process)
-        return LEFT_RUNNING
-
-    def _environment(self) -> dict[str, str]:
-        return child_environment(self._keys(), more={**QUIET, "PWD": str(self._cwd)})
-
-
-def is_protected(path: Path) -> bool:
-    """Whether a resolved path is one that a program may take for a command, an instruction or a secret.
-
-    Such are the insides of a repository's own directory, settings of editors and agents, start-up files of shells, and
-    places of credentials. Names are compared as the most forgiving file systems do.
-    """
-    names = [folded(part) for part in path.parts]
-    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES:
-        return True
-    folders = [*reversed(path.parents)]
-    return any(
-        name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
-        for folder, name in zip(folders, names[1:], strict=True)
-    )
-
-
-def folded(name: str) -> str:
-    """A name as a file system may see it that ignores case, dots at the end, invisible characters and what follows a
-    colon."""
-    visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
-    return visible.partition(":")[0].rstrip(" .").casefold()
-
-
-async def follow(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
-    """Show the output while it grows, at most ten times a second, until the process has ended and its output with it;
-    one who holds the pipe open after that is waited for 0.2 s."""
+async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
+    """Show the output while it grows, at most ten times a second, until the process and its output have ended. If
+    another process holds the pipe open, the wait ends 0.2 s after the process."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
@@ -248,20 +214,27 @@ async def follow(process: Process, retained: OutputBuffer, on_output: OnOutput) 
         await process.output_ended.wait()
 
 
-# FROM tools.disk: Files of the local disk, by paths whose links and `..` were resolved before.
-#
-# Strategy: what was judged is what is opened: a path that has come to lead elsewhere, by a link put into it
-# meanwhile, is
-# refused, as is anything that could be waited for. A write goes to a temporary file beside the target, in a directory
-# held open, and takes its place in one step. All of it blocks; knows nothing of who asks.
+def is_protected(path: Path) -> bool:
+    """Whether a program may take a resolved path for a command, an instruction or a secret.
+
+    These are the insides of a repository's own directory, settings of editors and agents, start-up files of shells, and
+    places of credentials. Names are compared as the most forgiving file system would.
+    """
+    names = [fold_name(part) for part in path.parts]
+    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES:
+        return True
+    folders = [*reversed(path.parents)]
+    return any(
+        name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
+        for folder, name in zip(folders, names[1:], strict=True)
+    )
 
 
-TRIES = 3
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
-FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
-HOLDS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
-"""Whether this system keeps a directory open, to do things in it wherever its path leads by then."""
+def fold_name(name: str) -> str:
+    """The name without case, dots at the end, invisible characters and anything after a colon, which some file systems
+    ignore."""
+    visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
+    return visible.partition(":")[0].rstrip(" .").casefold()
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
@@ -270,91 +243,53 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return FileStat(path=path, kind="missing")
-    if modes.S_ISDIR(found.st_mode):
-        return FileStat(path=path, kind="directory", mtime_ns=found.st_mtime_ns)
     if not modes.S_ISREG(found.st_mode):
-        return FileStat(path=path, kind="other", mtime_ns=found.st_mtime_ns)
+        return FileStat(path=path, kind="directory" if modes.S_ISDIR(found.st_mode) else "other")
     start = read_file(path, 0, head) if head else b""
-    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns, head=start)
+    return FileStat(path=path, kind="file", size=found.st_size, head=start)
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
-    """At most `limit` bytes from `start` on. :raises OSError: also of what is no regular file."""
-    with opened(path, FILE) as handle:
+    """At most `limit` bytes from `start`. :raises OSError: also if it is not a regular file."""
+    with open_resolved(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "It is no regular file", str(path))
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
         with open(handle, "rb", closefd=False) as file:
             file.seek(start)
-            return file.read() if limit is None else file.read(limit)
+            return file.read(-1 if limit is None else limit)
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path` in one step, with its mode and owner, making parent directories.
+    """Replace the file with `data` in one step; keeps mode and owner, and makes parent directories.
 
-    :raises OSError: nothing has changed then.
+    :raises OSError: nothing has changed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with held(path.parent) as folder:
+    with open_folder(path.parent) as folder:
         temporary, target = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp", path.name
         if folder is None:
             temporary, target = str(path.parent / temporary), str(path)
         try:
-            write_whole(temporary, folder, data, like=present(target, folder))
+            write_new_file(temporary, target, folder, data)
             os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException as error:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
-            if isinstance(error, OSError):  # of the file that is meant, not of the one on the way
+            if isinstance(error, OSError):  # name the file that is meant, not the temporary one
                 raise OSError(error.errno, error.strerror, str(path)) from None
             raise
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[int | None]:
-    """A directory, open; None where the system opens none. :raises OSError: as `opened`."""
-    if HOLDS_FOLDERS:
-        with opened(folder, FOLDER) as handle:
-            yield handle
-    else:
-        yield None
-
-
-@contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    """What `path` leads to, without any link on the way. :raises OSError: by now there is one."""
-    for _ in range(TRIES):  # it may just be replaced by another one, as editors save
-        handle = os.open(path, flags)
-        try:
-            if os.path.realpath(path) == str(path) and is_still_at(path, handle):
-                yield handle
-                return
-        finally:
-            os.close(handle)
-    raise OSError(errno.ELOOP, "It leads elsewhere by now", str(path))
-
-
-def is_still_at(path: Path, handle: int) -> bool:
+def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
+    """Write a new file and flush it to disk; it gets the mode and if possible the owner of the file `model`."""
     try:
-        return os.path.samestat(os.fstat(handle), os.lstat(path))
+        like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        return False
-
-
-def present(name: str, folder: int | None) -> os.stat_result | None:
-    """The regular file of this name in a directory (None: a whole path), None if there is none."""
-    try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return found if modes.S_ISREG(found.st_mode) else None
-
-
-def write_whole(name: str, folder: int | None, data: bytes, *, like: os.stat_result | None) -> None:
-    """Make a file that is on disk when this returns, with the mode and as far as possible the owner of another."""
+        like = None
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
     with open(handle, "wb") as file:
         file.write(data)
-        if like is not None and hasattr(os, "fchown"):
+        if like is not None and modes.S_ISREG(like.st_mode) and hasattr(os, "fchown"):
             made = os.fstat(handle)
             if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
                 with suppress(PermissionError):
@@ -364,35 +299,52 @@ def write_whole(name: str, folder: int | None, data: bytes, *, like: os.stat_res
         os.fsync(handle)
 
 
-# FROM tools.seen: What the model has seen of files, so that it changes none that changed behind its back.
-#
-# Strategy: a fingerprint of the text as it was last read or written by a tool, kept in memory for as long as the
-# tools
-# are open. A file never read is no matter of ours: an edit must match its text anyway. Knows no file.
+@contextmanager
+def open_folder(path: Path) -> Iterator[int | None]:
+    """An open directory; None if the system opens none. :raises OSError: see `open_resolved`."""
+    if OPENS_FOLDERS:
+        with open_resolved(path, FOLDER) as handle:
+            yield handle
+    else:
+        yield None
+
+
+@contextmanager
+def open_resolved(path: Path, flags: int) -> Iterator[int]:
+    """The file at a resolved path. :raises OSError: there is a link in the path now."""
+    for _ in range(MAX_TRIES):  # an editor may just be replacing it
+        handle = os.open(path, flags)
+        try:
+            if os.path.realpath(path) == str(path) and is_still_at(path, handle):
+                yield handle
+                return
+        finally:
+            os.close(handle)
+    raise OSError(errno.ELOOP, "The path now leads elsewhere", str(path))
+
+
+def is_still_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 class SeenFiles:
-    """Texts by path, as fingerprints."""
+    """Remembers the text of each file that the model read or wrote, to protect changes by others.
+
+    A file that it never read may be edited: the edit must match its text anyway.
+    """
 
     def __init__(self) -> None:
-        self._prints: dict[Path, tuple[int, int]] = {}
+        self._fingerprints: dict[Path, tuple[int, int]] = {}
 
     def note(self, path: Path, text: str) -> None:
-        """The model knows that the file at `path` holds `text`."""
-        self._prints[path] = fingerprint(text)
+        """The model knows that the file holds `text`."""
+        self._fingerprints[path] = (len(text), hash(text))
 
-    def check(self, path: Path, text: str | None, *, tool: str, name: str) -> None:
-        """Whether `text` (None: no file any more) is what the model knows.
-
-        :raises ~crow.domain.errors.ArgumentError: it was read, and changed since.
-        """
-        known = self._prints.get(path)
-        if known is None or (text is not None and fingerprint(text) == known):
-            return
-        what = "changed" if text is not None else "was removed"
-        raise ArgumentError(f"{tool}: {name} {what} since it was read; read it again first")
-
-
-def fingerprint(text: str) -> tuple[int, int]:
-    """Length and hash; the hash is seeded anew in every process, and nothing is kept longer."""
-    return len(text), hash(text)
+    def find_fault(self, path: Path, text: str, name: str) -> str | None:
+        """Why the model may not change a file that holds `text`; None if it may."""
+        if self._fingerprints.get(path) in (None, (len(text), hash(text))):
+            return None
+        return f"{name} has changed since it was read; read it again first"

@@ -127,7 +127,7 @@ async def test_a_task_is_worked_on_in_a_conversation_of_its_own_under_the_sessio
         files = [body for body in await run.bodies("s1") if isinstance(body, File)]
         listed = (await run.store.sessions()).rows
     assert (tmp_path / "work" / "a.txt").read_text() == "hello\n"
-    assert result.text == f"Written: a.txt\n[task {child}; give it as resume to go on with it]"
+    assert result.text == f"Written: a.txt\n[task {child}; to continue it, call task with resume={child}]"
     assert (row.parent_id, row.title, row.cwd) == ("s1", "Look into it", str(tmp_path / "work"))
     assert kinds == ["User", "Prompt", "Assistant", "Started", "File", "ToolResult", "Assistant", "TurnEnd"]
     assert files == []

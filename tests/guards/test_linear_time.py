@@ -22,7 +22,7 @@ from crow.domain.rendering import in_title
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, complaint_of_response, failure
 from crow.llm.tool_calls import tool_name
-from crow.tools.builtin.edit import replace as replaced
+from crow.tools.builtin.edit import replace_text
 from crow.tools.builtin.files import similar_names
 from crow.tools.workspace import DiskWorkspace
 from tests.llm.test_chat_completions import ASK, ask, asking
@@ -100,7 +100,7 @@ def edits_and_files() -> None:
     file = "  }\n" * 400_000
     for old in ("}\n" * 200_000 + "{\n", "{\n" + "}\n" * 200_000, " }\n" * 200_000):
         with suppress(ArgumentError):
-            replaced(file, old, "x", every=False, name="a")
+            replace_text(file, old, "x", every=False, name="a")
     similar_names("ab" * 100, ["ba" * 99 + f"{number:05}" for number in range(10_000)])
     for path in ("a/" * 8_000, "a/" * 500_000):
         with suppress(ArgumentError):

@@ -1,4 +1,4 @@
-"""A workspace in a scratch directory, ports of the size of a function, and an opened toolbox."""
+"""A workspace in a temporary directory, small ports, and an open toolbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVERS = Path(__file__).with_name("servers")
 
 
 class RecordingLog:
-    """The log port: keeps what was to be stored before changes, answers recall with what was asked."""
+    """A log that records changes and answers `recall` with its arguments."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, Path, bytes | None, bytes]] = []
@@ -43,12 +43,12 @@ class RecordingLog:
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         on_disk = await anyio.Path(path).read_bytes() if await anyio.Path(path).exists() else None
-        assert on_disk == before, "asked before the file changes"
+        assert on_disk == before, "called before the file changes"
         self.changes.append((call_id, path, before, after))
 
 
 class FixedPlan:
-    """The plan port."""
+    """A plan that never changes."""
 
     def __init__(self, *items: PlanItem) -> None:
         self._items = items
@@ -58,7 +58,7 @@ class FixedPlan:
 
 
 class Box:
-    """An opened toolbox with short ways to call it."""
+    """An open toolbox with shortcuts for calls."""
 
     def __init__(self, toolbox: McpToolbox, log: RecordingLog, workspace: DiskWorkspace) -> None:
         self.toolbox = toolbox
@@ -96,9 +96,9 @@ def stdio(
 
 
 async def until_gone(pid: int) -> None:
-    """Wait until a process is over (a zombie that nobody collects is over)."""
-    with anyio.fail_after(5):
-        while runs(pid):  # noqa: ASYNC110 - nobody tells of the end of somebody else's child
+    """Wait until a process has ended; a zombie counts as ended."""
+    with anyio.fail_after(60):
+        while runs(pid):  # noqa: ASYNC110 - the end of another process's child raises no event
             await anyio.sleep(0.005)
 
 
@@ -122,7 +122,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_box(root: Path) -> OpenBox:
-    """Opens a toolbox over the working directory, with the servers given."""
+    """Opens a toolbox for the working directory with the given servers."""
 
     @asynccontextmanager
     async def opened(
@@ -133,7 +133,7 @@ def open_box(root: Path) -> OpenBox:
         on_change: Callable[[], Awaitable[None]] | None = None,
         **settings: Any,
     ) -> AsyncIterator[Box]:
-        """`settings` are those of `ToolSettings`."""
+        """`settings` are fields of `ToolSettings`."""
         log, workspace = RecordingLog(), DiskWorkspace(root)
         ports = Ports(log=log, plan=FixedPlan(*plan), delegate=delegate, asker=asker)
         async with open_toolbox(workspace, ports, servers, ToolSettings(**settings), on_change=on_change) as toolbox:

@@ -23,7 +23,9 @@ SCHEMAS = {spec.name: spec.input_schema for spec in builtin.SPECS}
         ("update_plan", {"items": []}, {"items": []}),
     ],
 )
-def test_arguments_are_taken_in_the_types_of_the_schema(tool: str, given: dict, taken: dict):
+def test_arguments_are_converted_to_the_types_of_the_schema(
+    tool: str, given: dict[str, object], taken: dict[str, object]
+) -> None:
     assert check(tool, SCHEMAS[tool], given) == taken
 
 
@@ -37,7 +39,7 @@ def test_arguments_are_taken_in_the_types_of_the_schema(tool: str, given: dict, 
         ("read_file", {}, "read_file: path is missing; expected text that is not empty"),
         ("read_file", {"path": None}, "read_file: path is null; expected text that is not empty"),
         ("read_file", {"path": ["a"]}, 'read_file: path is ["a"]; expected text that is not empty'),
-        ("read_file", {"file": "a"}, "read_file: file is no argument; expected path, line, limit"),
+        ("read_file", {"file": "a"}, "read_file: unknown argument file; expected path, line, limit"),
         (
             "shell",
             {"command": "ls", "timeout_s": 9999},
@@ -76,7 +78,9 @@ def test_arguments_are_taken_in_the_types_of_the_schema(tool: str, given: dict, 
         ),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_value_and_what_is_expected(tool: str, given: dict, words: str):
+def test_a_wrong_argument_is_reported_with_its_value_and_what_is_expected(
+    tool: str, given: dict[str, object], words: str
+) -> None:
     with pytest.raises(ArgumentError) as error:
         check(tool, SCHEMAS[tool], given)
     assert str(error.value) == words
@@ -90,11 +94,11 @@ def test_a_wrong_argument_is_named_with_its_value_and_what_is_expected(tool: str
         ("[" * 100_000, "grep: the arguments are nested too deeply"),
     ],
 )
-def test_arguments_that_are_no_object_are_refused(text: str, words: str):
+def test_arguments_that_are_not_an_object_are_refused(text: str, words: str) -> None:
     with pytest.raises(ArgumentError) as error:
         parse("grep", text)
     assert str(error.value) == words
 
 
-def test_no_arguments_are_an_empty_object():
+def test_no_arguments_are_an_empty_object() -> None:
     assert parse("list_files", "") == {}

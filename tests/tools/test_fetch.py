@@ -1,4 +1,4 @@
-"""`fetch`: text of the web, and the places that it must not be led to."""
+"""`fetch`: documents as text, and the addresses it must not reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Outcome, PlannedCall
 from crow.tools.html import CODECS, codec_of, page_text
-from crow.tools.web import MOST_BYTES, is_public, is_same_place, plain_url
+from crow.tools.web import MAX_BYTES, is_public, is_same_place, normalize_url
 from tests.tools.conftest import OpenBox
 
 PICTURE = b"\x89PNG\r\n\x1a\n"
@@ -27,7 +27,7 @@ PAGE = "<!doctype html><title>Nests</title><p>Twigs &amp; <b>string</b>.</p>"
 
 
 class Web(BaseHTTPRequestHandler):
-    """A few documents."""
+    """Serves a few documents."""
 
     def do_GET(self) -> None:
         match self.path:
@@ -62,7 +62,7 @@ class Web(BaseHTTPRequestHandler):
             case "/program":
                 self._give(200, "application/octet-stream", b"\0\1\2")
             case "/large":
-                self._give(200, "text/plain", b"x" * (MOST_BYTES + 100))
+                self._give(200, "text/plain", b"x" * (MAX_BYTES + 100))
             case "/host":
                 self._give(200, "text/plain", self.headers["Host"].encode())
             case "/near":
@@ -103,7 +103,7 @@ def web() -> Iterator[str]:
             thread.join()
 
 
-async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
+async def test_documents_become_text_images_or_an_error_message(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             said = {
@@ -117,9 +117,9 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
         "latin": ("déjà", False),
         "json": ('{\n "a": [\n  1\n ]\n}', False),
         "gone": ("[HTTP status 404]\nno such page", True),
-        "picture": ("(a picture)", False),
+        "picture": ("(an image)", False),
         "program": (
-            "fetch: URL/program is application/octet-stream (3 bytes); only text and pictures can be read",
+            "fetch: URL/program is application/octet-stream (3 bytes); only text and images can be read",
             True,
         ),
         "near": ("Nests\n\nTwigs & string.", False),
@@ -128,10 +128,10 @@ async def test_documents_become_text_or_pictures_or_words(open_box: OpenBox):
     }
     assert said["picture"].images == (Image(data=base64.b64encode(PICTURE).decode(), mime_type="image/png"),)
     assert said["near"].raw_output == {"url": f"{url}/page", "status": 200, "media_type": "text/html"}
-    assert large.text.endswith(f"x\n[the first {MOST_BYTES:,} bytes end here]")
+    assert large.text.endswith(f"x\n[only the first {MAX_BYTES:,} bytes]")
 
 
-async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
+async def test_a_hostile_document_does_no_harm(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             said = {
@@ -140,7 +140,7 @@ async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
             }
     punycode, nested = said.pop("punycode").text, said.pop("nested").text
     assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
-        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and pictures can be read",
+        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and images can be read",
         "charset": "xn--",
         "half": '{\n "a": "?"\n}',
         "meta": "“hi”",
@@ -153,7 +153,7 @@ async def test_a_document_made_to_do_harm_does_none(open_box: OpenBox):
     assert len(nested) < 5_000_000, "each level of nesting indents all lines below it"
 
 
-async def test_what_a_large_document_becomes_does_not_depend_on_where_it_is_converted(open_box: OpenBox):
+async def test_a_large_document_is_converted_like_a_small_one(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             heavy = await box.run("fetch", url=f"{url}/heavy")
@@ -162,9 +162,9 @@ async def test_what_a_large_document_becomes_does_not_depend_on_where_it_is_conv
     )
 
 
-async def test_a_conversion_that_does_not_end_is_given_up(
+async def test_a_conversion_that_does_not_end_is_stopped(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+) -> None:
     endless = tmp_path / "endless.py"
     endless.write_text("while True: pass\n")
     monkeypatch.setattr("crow.tools.html.__file__", str(endless))
@@ -173,7 +173,7 @@ async def test_a_conversion_that_does_not_end_is_given_up(
         async with open_box(fetches_private=True) as box:
             heavy = await box.run("fetch", url=f"{url}/heavy")
     assert heavy == Outcome(
-        text=f"fetch: turning {url}/heavy (300,016 bytes) into text took more than 0.1 s", is_error=True
+        text=f"fetch: converting {url}/heavy (300,016 bytes) to text took more than 0.1 s", is_error=True
     )
 
 
@@ -226,7 +226,7 @@ PIECES = (
 HANG_S = 240
 
 
-def test_text_is_made_of_any_document_in_linear_time():
+def test_any_document_is_converted_in_linear_time() -> None:
     program = """
 import json, sys
 from crow.tools.html import CODECS, document_text
@@ -240,7 +240,7 @@ for codec in sorted(CODECS):
     for byte in (b"\\x80", b"\\xff", b"\\x1b", b"\\x8f"):
         document_text(byte * size, "text/plain", codec)
 """
-    # A step that takes the square of this many characters runs for hours, all of this for seconds.
+    # A step with quadratic time would run for hours, all of this takes seconds.
     subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps([PIECES, 400_000]).encode(),
@@ -269,24 +269,24 @@ for codec in sorted(CODECS):
         ("", "utf_8"),
     ],
 )
-def test_a_charset_is_one_of_a_list_or_utf_8(charset: str, codec: str):
+def test_an_unknown_charset_counts_as_utf_8(charset: str, codec: str) -> None:
     assert codec_of(charset) == codec
 
 
-def test_every_codec_of_the_list_is_one_of_python():
+def test_python_has_every_listed_codec() -> None:
     assert [codec for codec in CODECS if not codecs.lookup(codec)._is_text_encoding] == []
 
 
-async def test_a_redirect_to_another_host_is_another_question(open_box: OpenBox):
+async def test_a_redirect_to_another_host_is_not_followed(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:
             far = await box.run("fetch", url=f"{url}/far")
             inside = await box.run("fetch", url=f"{url}/inside")
-    assert far.text.endswith("is redirected to another host: http://other.example/page. Fetch that, if it is wanted.")
+    assert far.text.endswith("redirects to another host: http://other.example/page. To follow it, fetch that URL.")
     assert "http://169.254.169.254/latest/meta-data/" in inside.text
 
 
-async def test_private_addresses_are_refused_unless_the_user_allows_them(open_box: OpenBox):
+async def test_private_addresses_are_refused_unless_the_user_allows_them(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box() as box:
             refused = [
@@ -303,7 +303,7 @@ async def test_private_addresses_are_refused_unless_the_user_allows_them(open_bo
     assert ["a private address; the user can allow those" in words for words in refused] == [True] * 6
 
 
-async def test_an_offer_names_the_plain_url_for_rules(open_box: OpenBox):
+async def test_a_planned_fetch_names_the_normalized_url_for_rules(open_box: OpenBox) -> None:
     async with open_box() as box:
         offer = await box.offer("fetch", url=" https://EXAMPLE.com:443#top ")
         bad = [
@@ -344,19 +344,19 @@ async def test_an_offer_names_the_plain_url_for_rules(open_box: OpenBox):
         ("64:ff9b::7f00:1", False),
     ],
 )
-def test_an_address_is_judged_with_what_it_wraps(address: str, public: bool):
+def test_an_address_inside_another_one_is_checked_too(address: str, public: bool) -> None:
     assert is_public(address) is public
 
 
-def test_a_redirect_stays_in_place_or_goes_to_encryption():
-    here = plain_url("http://a.example/x")
-    assert is_same_place(here, plain_url("https://a.example/y"))
-    assert not is_same_place(here, plain_url("http://a.example:8080/"))
-    assert not is_same_place(plain_url("https://a.example"), here)
-    assert not is_same_place(here, plain_url("http://b.example/x"))
+def test_a_redirect_is_followed_on_the_same_host_or_to_https() -> None:
+    here = normalize_url("http://a.example/x")
+    assert is_same_place(here, normalize_url("https://a.example/y"))
+    assert not is_same_place(here, normalize_url("http://a.example:8080/"))
+    assert not is_same_place(normalize_url("https://a.example"), here)
+    assert not is_same_place(here, normalize_url("http://b.example/x"))
 
 
-def test_a_page_is_shown_as_a_reader_sees_it():
+def test_a_page_becomes_the_text_that_a_reader_sees() -> None:
     html = """<html><head><title> A  page </title><style>p {}</style><script>steal()</script></head><body>
       <nav><ul><li><a href="https://a.example/">One</a></li><li>Two</li></ul></nav>
       <h2>Part</h2><p>Some   <i>words</i><br>and more.</p>
@@ -368,7 +368,7 @@ def test_a_page_is_shown_as_a_reader_sees_it():
     )
 
 
-async def test_a_host_that_does_not_exist_and_one_that_does_not_answer_are_errors_in_words(open_box: OpenBox):
+async def test_an_unknown_host_and_a_refused_connection_are_reported(open_box: OpenBox) -> None:
     async with open_box(fetches_private=True) as box:
         missing = await box.run("fetch", url="http://no-such-host.invalid/")
         closed = await box.run("fetch", url="http://127.0.0.1:1/")

@@ -10,42 +10,45 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall
+from crow.tools import Outcome, PlannedCall, builtin
 from crow.tools.builtin.files import LineWindow
+from crow.tools.builtin.tool import ToolContext
+from crow.tools.jobs import Jobs
+from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import OpenBox, call
 
 
-async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path):
+async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path) -> None:
     (root / "a.txt").write_bytes("\ufeffone\r\n\r\nthrée".encode())
     async with open_box() as box:
         assert await box.run("read_file", path="a.txt") == Outcome(text="     1\tone\n     2\t\n     3\tthrée")
 
 
-async def test_a_window_says_what_it_is_and_how_to_go_on(open_box: OpenBox, root: Path):
+async def test_a_partial_read_says_which_lines_it_shows_and_how_to_continue(open_box: OpenBox, root: Path) -> None:
     (root / "a.txt").write_text("".join(f"{number}\n" for number in range(1, 5001)))
     async with open_box() as box:
         middle = await box.run("read_file", path="a.txt", line=10, limit=2)
         whole = await box.run("read_file", path="a.txt")
         last = await box.run("read_file", path="a.txt", line=5000)
         beyond = await box.run("read_file", path="a.txt", line=5001)
-    assert middle.text == "    10\t10\n    11\t11\n[lines 10-11 of 5,000; go on with line=12]"
-    assert whole.text.endswith("  2000\t2000\n[lines 1-2000 of 5,000; go on with line=2001]")
+    assert middle.text == "    10\t10\n    11\t11\n[lines 10-11 of 5,000; continue with line=12]"
+    assert whole.text.endswith("  2000\t2000\n[lines 1-2000 of 5,000; continue with line=2001]")
     assert last.text == "  5000\t5000"
-    assert beyond == Outcome(text="read_file: line is 5001; a.txt has 5000 lines", is_error=True)
+    assert beyond == Outcome(text="read_file: line is 5001; a.txt has only 5,000 lines", is_error=True)
 
 
-async def test_long_lines_and_large_windows_are_bounded(open_box: OpenBox, root: Path):
+async def test_long_lines_and_large_reads_are_cut(open_box: OpenBox, root: Path) -> None:
     (root / "long.txt").write_text("x" * 3000 + "\n" + ("y" * 1000 + "\n") * 100)
     async with open_box() as box:
         text = (await box.run("read_file", path="long.txt")).text
-    assert text.startswith(f"     1\t{'x' * 2000}[... 1,000 more characters in this line]\n     2\ty")
-    assert text.endswith("\n[lines 1-48 of 101; go on with line=49]")
+    assert text.startswith(f"     1\t{'x' * 2000}[... 1,000 more bytes in this line]\n     2\ty")
+    assert text.endswith("\n[lines 1-48 of 101; continue with line=49]")
     assert len(text) < 51_000
 
 
-async def test_any_lines_of_a_huge_file_are_read_in_bounded_memory(
+async def test_any_lines_of_a_huge_file_can_be_read_in_pieces(
     open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr("crow.tools.builtin.files.WHOLE_BYTES", 4)
     monkeypatch.setattr("crow.tools.builtin.files.PIECE_BYTES", 7)
     lines = [f"line {number}" for number in range(1, 51)]
@@ -59,14 +62,16 @@ async def test_any_lines_of_a_huge_file_are_read_in_bounded_memory(
         beyond = await box.run("read_file", path="huge.txt", line=51)
         binary = await box.run("read_file", path="zero.bin")
     size = (root / "huge.txt").stat().st_size
-    assert first.text == f"     1\tline 1\n     2\tline 2\n[lines 1-2 of a file of {size:,} bytes; go on with line=3]"
+    assert (
+        first.text == f"     1\tline 1\n     2\tline 2\n[lines 1-2 of a file of {size:,} bytes; continue with line=3]"
+    )
     assert long.text == (
         f"    10\t{'é' * 2_000}[... 2,000 more bytes in this line]\n"
-        f"[lines 10-10 of a file of {size:,} bytes; go on with line=11]"
+        f"[lines 10-10 of a file of {size:,} bytes; continue with line=11]"
     )
-    assert last.text == f"    49\tline 49\n    50\tline 50\n[the file of {size:,} bytes ends here, with line 50]"
-    assert beyond == Outcome(text="read_file: line is 51; huge.txt has 50 lines", is_error=True)
-    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text can be read"
+    assert last.text == "    49\tline 49\n    50\tline 50"
+    assert beyond == Outcome(text="read_file: line is 51; huge.txt has only 50 lines", is_error=True)
+    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text and images can be read"
 
 
 @given(
@@ -76,13 +81,13 @@ async def test_any_lines_of_a_huge_file_are_read_in_bounded_memory(
     st.integers(1, 5),
     st.booleans(),
 )
-def test_a_window_shows_the_lines_that_are_there_however_the_file_comes(
+def test_a_line_window_selects_the_same_lines_however_the_file_is_split(
     lines: list[str], first: int, limit: int, piece: int, ended: bool
-):
+) -> None:
     data = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
     whole = data.decode().split("\n")
     whole = whole[:-1] if whole[-1] == "" else whole
-    window = LineWindow(first=first, limit=limit, row_bytes=99, most_bytes=9_999)
+    window = LineWindow(first=first, limit=limit)
     at = 0
     while at < len(data) and window.feed(data[at : at + piece]):
         at += piece
@@ -90,22 +95,22 @@ def test_a_window_shows_the_lines_that_are_there_however_the_file_comes(
         line.removesuffix("\r") for line in whole[first - 1 : first - 1 + limit]
     ]
     assert window.has_more == (first - 1 + limit < len(whole))
-    assert window.has_more or window.lines == len(whole)
+    assert window.has_more or window.line_count == len(whole)
 
 
-async def test_a_huge_file_is_not_changed_since_what_it_held_could_not_be_kept(open_box: OpenBox, root: Path):
+async def test_a_huge_file_is_not_changed_because_it_could_not_be_restored(open_box: OpenBox, root: Path) -> None:
     with (root / "huge.txt").open("wb") as file:
         file.truncate(1_000_000_000)
     async with open_box() as box:
         write = await box.offer("write_file", path="huge.txt", content="")
         edit = await box.offer("edit_file", path="huge.txt", old_text="a", new_text="b")
         assert (await box.run("write_file", path="huge.txt", content="")).is_error
-    assert write.fault == "write_file: huge.txt holds 1,000,000,000 bytes, more than can be kept for undoing; use shell"
-    assert edit.fault == "edit_file: huge.txt holds 1,000,000,000 bytes, more than 32,000,000; use shell"
+    assert write.fault == "write_file: huge.txt has 1,000,000,000 bytes, too many to keep for undo; use shell"
+    assert edit.fault == "edit_file: huge.txt has 1,000,000,000 bytes, more than 32,000,000; use shell"
     assert (root / "huge.txt").stat().st_size == 1_000_000_000
 
 
-async def test_what_cannot_be_read_is_refused_in_words(open_box: OpenBox, root: Path):
+async def test_unreadable_files_are_refused_with_a_reason(open_box: OpenBox, root: Path) -> None:
     (root / "src").mkdir()
     (root / "src" / "settings.py").write_text("")
     (root / "data.bin").write_bytes(b"\x89PNG\0\0")
@@ -131,20 +136,20 @@ async def test_what_cannot_be_read_is_refused_in_words(open_box: OpenBox, root: 
     assert said == {
         "src/Setings.py": "read_file: src/Setings.py does not exist; similar: src/settings.py",
         "nowhere/a.py": "read_file: nowhere/a.py does not exist; neither does the directory nowhere",
-        "other": "read_file: other does not exist; use list_files to see what is there",
-        "src": "read_file: src is a directory; use list_files",
-        "pipe": "read_file: pipe is a device, pipe or socket; expected a regular file",
-        "data.bin": "read_file: data.bin is binary (6 bytes); only text can be read",
-        "packed": "read_file: packed is binary (128 bytes); only text can be read",
+        "other": "read_file: other does not exist; use list_files to see which files do",
+        "src": "read_file: src is a directory; expected a file; use list_files for directories",
+        "pipe": "read_file: pipe is a device, pipe or socket; expected a file; use list_files for directories",
+        "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
+        "packed": "read_file: packed is binary (128 bytes); only text and images can be read",
         "src/settings.py": "(src/settings.py is empty)",
         "latin.txt": "     1\td�j� vu, encore une fois\n[bytes that are not UTF-8 are shown as �]",
         "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
     }
 
 
-async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
+async def test_a_planned_read_names_file_lines_and_whether_it_is_outside(
     open_box: OpenBox, root: Path, tmp_path: Path
-):
+) -> None:
     (tmp_path / "secret").write_text("x")
     (root / "link").symlink_to(tmp_path / "secret")
     async with open_box() as box:
@@ -169,7 +174,9 @@ async def test_an_offer_to_read_names_file_lines_and_whether_it_is_outside(
     )
 
 
-async def test_writing_shows_the_diff_first_keeps_what_was_there_and_writes_exactly(open_box: OpenBox, root: Path):
+async def test_a_write_shows_its_diff_first_logs_the_old_content_and_writes_exactly(
+    open_box: OpenBox, root: Path
+) -> None:
     path = root / "new" / "a.txt"
     first = Announcement(
         title="Write new/a.txt",
@@ -192,7 +199,7 @@ async def test_writing_shows_the_diff_first_keeps_what_was_there_and_writes_exac
     assert path.read_bytes() == b""
 
 
-async def test_writing_over_a_directory_is_a_fault_and_still_a_barrier(open_box: OpenBox, root: Path):
+async def test_a_write_to_a_directory_is_refused_and_still_a_barrier(open_box: OpenBox, root: Path) -> None:
     (root / "src").mkdir()
     async with open_box() as box:
         offer = await box.offer("write_file", path="src", content="x")
@@ -204,7 +211,7 @@ async def test_writing_over_a_directory_is_a_fault_and_still_a_barrier(open_box:
     assert box.log.changes == []
 
 
-async def test_editing_shows_and_makes_the_same_change_and_keeps_bom_and_line_ends(open_box: OpenBox, root: Path):
+async def test_an_edit_makes_the_change_it_shows_and_keeps_bom_and_line_ends(open_box: OpenBox, root: Path) -> None:
     path = root / "a.py"
     path.write_bytes("\ufeffa = 1\r\nb = 2\r\n".encode())
     change = Announcement(
@@ -228,19 +235,19 @@ async def test_editing_shows_and_makes_the_same_change_and_keeps_bom_and_line_en
     assert changes == [("call_7_0", path, "\ufeffa = 1\r\nb = 2\r\n".encode(), after)]
 
 
-async def test_editing_says_how_often_and_how_it_matched(open_box: OpenBox, root: Path):
+async def test_an_edit_says_how_often_and_how_it_matched(open_box: OpenBox, root: Path) -> None:
     (root / "a.py").write_text("if x:\n    a\n    a\n")
     async with open_box() as box:
         every = await box.run("edit_file", path="a.py", old_text="a", new_text="b", all=True)
         loosely = await box.run("edit_file", path="a.py", old_text="b\nb", new_text="c")
-    assert every.text == "Edited a.py in 2 places, at line 2 and after."
+    assert every.text == "Edited a.py in 2 places, the first at line 2."
     assert loosely.text == (
         "Edited a.py in 1 place, at line 2 (old_text matched apart from white space, new_text was indented like it)."
     )
     assert (root / "a.py").read_text() == "if x:\n    c\n"
 
 
-async def test_an_edit_that_cannot_be_made_is_a_fault_of_the_offer_and_changes_nothing(open_box: OpenBox, root: Path):
+async def test_an_impossible_edit_is_a_fault_when_planned_and_changes_nothing(open_box: OpenBox, root: Path) -> None:
     (root / "src").mkdir()
     (root / "src" / "app.py").write_text("a\na\na\n")
     (root / "latin.txt").write_bytes(b"caf\xe9 = 1\n")
@@ -249,7 +256,7 @@ async def test_an_edit_that_cannot_be_made_is_a_fault_of_the_offer_and_changes_n
         "(lines 1, 2, 3), or set all",
         "latin.txt": "edit_file: latin.txt is not UTF-8 (byte 0xe9 at 3); use shell to change it",
         "src/ap.py": "edit_file: src/ap.py does not exist; similar: src/app.py",
-        "src": "edit_file: src is a directory; use list_files",
+        "src": "edit_file: src is a directory; expected a file; use list_files for directories",
     }
     async with open_box() as box:
         for path, words in edits.items():
@@ -261,9 +268,9 @@ async def test_an_edit_that_cannot_be_made_is_a_fault_of_the_offer_and_changes_n
         assert box.log.changes == []
 
 
-async def test_nothing_about_a_file_outside_reaches_the_model_before_it_may(
+async def test_a_planned_write_outside_tells_the_model_nothing_about_the_file(
     open_box: OpenBox, root: Path, tmp_path: Path
-):
+) -> None:
     (tmp_path / "secret").write_text("password")
     async with open_box() as box:
         faults = [
@@ -278,13 +285,7 @@ async def test_nothing_about_a_file_outside_reaches_the_model_before_it_may(
     assert faults == [(True, None)] * 4
 
 
-async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_path: Path, root: Path):
-    from crow.tools import builtin
-    from crow.tools.builtin.tool import ToolContext
-    from crow.tools.jobs import Jobs
-    from crow.tools.workspace import DiskWorkspace
-    from tests.tools.conftest import call
-
+async def test_paths_stay_as_the_client_knows_them_if_cwd_is_a_link(tmp_path: Path, root: Path) -> None:
     (root / "a.py").write_text("a\n")
     (tmp_path / "link").symlink_to(root)
     workspace = DiskWorkspace(tmp_path / "link")
@@ -297,7 +298,7 @@ async def test_paths_are_shown_as_the_client_knows_them_when_cwd_is_a_link(tmp_p
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
 
 
-async def test_editing_five_megabytes_takes_no_time_worth_a_word(open_box: OpenBox, root: Path):
+async def test_a_file_of_five_megabytes_can_be_edited(open_box: OpenBox, root: Path) -> None:
     line = "x" * 99 + "\n"
     (root / "big.txt").write_text(line * 50_000 + "needle\n")
     async with open_box() as box:
@@ -305,7 +306,7 @@ async def test_editing_five_megabytes_takes_no_time_worth_a_word(open_box: OpenB
     assert outcome.text == "Edited big.txt in 1 place, at line 50001."
 
 
-async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox, root: Path):
+async def test_images_are_returned_as_images_and_utf_16_as_text(open_box: OpenBox, root: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
     (root / "a.png").write_bytes(png)
     (root / "large.jpg").write_bytes(b"\xff\xd8\xff" + bytes(3_000_000))
@@ -317,17 +318,17 @@ async def test_a_picture_is_given_as_one_and_wide_text_as_text(open_box: OpenBox
         said = {name: (await box.run("read_file", path=name)).text for name in ("large.jpg", "wide.txt", "wider.txt")}
         assert (await box.run("read_file", path="half.txt")).is_error
     assert picture == Outcome(
-        text="a.png is a picture, image/png, 16 bytes.",
+        text="a.png is an image (image/png, 16 bytes).",
         images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
     )
     assert said == {
-        "large.jpg": "read_file: large.jpg is a picture of 3,000,003 bytes; at most 3,000,000 can be shown",
-        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: shell can change it, edit_file cannot]",
-        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: shell can change it, edit_file cannot]",
+        "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; the largest that can be shown has 3,000,000",
+        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: change it with shell, not edit_file]",
+        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: change it with shell, not edit_file]",
     }
 
 
-async def test_a_call_touches_only_the_place_that_was_judged(open_box: OpenBox, root: Path, tmp_path: Path):
+async def test_a_call_touches_only_the_file_that_was_allowed(open_box: OpenBox, root: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     (root / "a.txt").write_text("mine\n")
     calls = [
@@ -343,11 +344,42 @@ async def test_a_call_touches_only_the_place_that_was_judged(open_box: OpenBox, 
         (root / "a.txt").symlink_to(tmp_path / "key")
         for (name, arguments), offer in zip(calls, offers, strict=True):
             outcome = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, judged=offer)
-            words = f"a.txt led elsewhere when this call was allowed; call it again if {tmp_path}/key is meant"
+            words = f"a.txt now leads to {tmp_path}/key, which was not allowed; repeat the call to use it"
             assert outcome == Outcome(text=f"{name}: {words}", is_error=True)
         fifo = root / "pipe"
         os.mkfifo(fifo)
-        for path in (fifo, root / "a.txt", root):  # what may stand there between a look and the opening
-            with pytest.raises(OSError, match=r"no regular file|symbolic link|elsewhere by now"):
+        for path in (fifo, root / "a.txt", root):  # what may be put there between planning and opening
+            with pytest.raises(OSError, match=r"Not a regular file|symbolic link|now leads elsewhere"):
                 await box.workspace.read_bytes(path)
     assert (tmp_path / "key").read_text() == "secret\n"
+
+
+CHANGED = "a.txt has changed since it was read; read it again first"
+
+
+async def test_a_file_changed_by_others_must_be_read_again_before_a_write(open_box: OpenBox, root: Path) -> None:
+    path = root / "a.txt"
+    path.write_text("one\ntwo\n")
+    async with open_box() as box:
+        await box.run("read_file", path="a.txt")
+        path.write_text("one\ntwo\nthree\n")
+        edit = {"path": "a.txt", "old_text": "two", "new_text": "2"}
+        assert (await box.offer("edit_file", **edit)).fault == f"edit_file: {CHANGED}"
+        assert (await box.run("edit_file", **edit)).text == f"edit_file: {CHANGED}"
+        assert (await box.offer("write_file", path="a.txt", content="x")).fault == f"write_file: {CHANGED}"
+        assert (await box.run("write_file", path="a.txt", content="x")).text == f"write_file: {CHANGED}"
+        assert path.read_text() == "one\ntwo\nthree\n"
+        await box.run("read_file", path="a.txt")
+        assert not (await box.run("edit_file", **edit)).is_error
+        assert not (await box.run("edit_file", path="a.txt", old_text="three", new_text="3")).is_error  # its own change
+        path.write_text("other\n")
+        assert (await box.run("write_file", path="a.txt", content="x")).text == f"write_file: {CHANGED}"
+
+
+async def test_a_file_never_read_can_be_edited_and_a_removed_one_written_again(open_box: OpenBox, root: Path) -> None:
+    (root / "a.txt").write_text("one\n")
+    async with open_box() as box:
+        assert not (await box.run("edit_file", path="a.txt", old_text="one", new_text="1")).is_error
+        (root / "a.txt").unlink()
+        assert (await box.offer("write_file", path="a.txt", content="x")).fault is None
+        assert not (await box.run("write_file", path="a.txt", content="x")).is_error

@@ -1,4 +1,4 @@
-"""Front matter: what YAML means by it, what is no YAML as plain text, and that no file can hold a session up."""
+"""Front matter is read as YAML, or as plain text if it is not YAML, and never blocks a session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.tools.front_matter import MOST_CHARS, front_matter
+from crow.tools.front_matter import MAX_CHARS, front_matter
 
 BODY = "\nText.\n"
 
@@ -27,7 +27,7 @@ BODY = "\nText.\n"
         ("yes", "yes"),
         ("2026-11-01", "2026-11-01"),
         ("007", "007"),
-        # no text in YAML, or no YAML: as it stands
+        # not text in YAML, or not YAML: as written
         ("Use this: when it fits", "Use this: when it fits"),
         ("[file] [line]", "[file] [line]"),
         ("[file]", "[file]"),
@@ -40,7 +40,7 @@ BODY = "\nText.\n"
         ("{<<: &a {<<: [*a, *a]}}", "{<<: &a {<<: [*a, *a]}}"),
     ],
 )
-def test_a_value_is_what_its_author_meant(written: str, value: str):
+def test_a_value_is_read_as_its_author_meant_it(written: str, value: str) -> None:
     text = f"---\nname: x\ndescription: {written}\nmodel: [y\n---{BODY}"
     fields, end = front_matter(text, ("name", "description", "missing"))
     assert fields == {"name": "x", "description": value}
@@ -48,13 +48,13 @@ def test_a_value_is_what_its_author_meant(written: str, value: str):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no front matter", "---\nname: x", "--- x\n---\n", f"---\n{'#' * MOST_CHARS}\n---\n"]
+    "text", ["", "no front matter", "---\nname: x", "--- x\n---\n", f"---\n{'#' * MAX_CHARS}\n---\n"]
 )
-def test_a_file_without_front_matter_is_text_alone(text: str):
+def test_a_file_without_front_matter_is_only_text(text: str) -> None:
     assert front_matter(text, ("name",)) == ({}, 0)
 
 
-def test_a_byte_order_mark_an_empty_head_and_quoted_keys_are_fine():
+def test_a_byte_order_mark_empty_front_matter_and_quoted_keys_are_accepted() -> None:
     assert front_matter("\ufeff---\r\n'name' : x\r\n---\r\nText", ("name",)) == ({"name": "x"}, 23)
     assert front_matter("---\n---\nText", ("name",)) == ({}, 8)
     assert front_matter("---\nname: a\nname: b\n---\n", ("name",)) == ({"name": "b"}, 24)
@@ -82,8 +82,8 @@ SOME = 7_000
         "\n " + "- " * 1_900,
     ],
 )
-def test_a_hostile_value_is_read_in_time_that_grows_with_its_length_alone(value: str):
-    """Two hundred of them, as many as there are skills: quadratic reading would take minutes."""
+def test_a_hostile_value_is_read_in_linear_time(value: str) -> None:
+    """As many values as there may be skills: in quadratic time they would take minutes."""
     text = f"---\ndescription: {value}\n---\n"
     for _ in range(200):
         fields, end = front_matter(text, ("name", "description"))
@@ -91,7 +91,7 @@ def test_a_hostile_value_is_read_in_time_that_grows_with_its_length_alone(value:
 
 
 @given(st.text(alphabet=st.sampled_from("-\n\r :>|'\"#[]{}&*!?ab\t\ufeff\0\u2028\ud800"), max_size=200))
-def test_whatever_a_file_holds_is_read_without_an_error(text: str):
+def test_any_file_is_read_without_an_error(text: str) -> None:
     for written in (text, f"---\nname: {text}\n---\nBody"):
         fields, end = front_matter(written, ("name", "a"))
         assert 0 <= end <= len(written)

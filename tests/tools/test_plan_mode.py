@@ -1,4 +1,4 @@
-"""Plan mode changes nothing: whatever a model calls, in whatever words, the workspace stays as it is."""
+"""In plan mode no call changes the workspace."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CALLS = st.builds(
 
 
 def state(root: Path) -> dict[str, tuple[str, int, str]]:
-    """Everything below `root`: kind, mode and content."""
+    """Mode, time and content of everything below `root`."""
     found = {}
     for path in sorted(root.rglob("*")):
         stat = path.lstat()
@@ -80,7 +80,7 @@ async def act(root: Path, calls: list[ToolCall]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(CALLS, min_size=1, max_size=4))
-def test_no_sequence_of_built_in_calls_changes_anything_in_plan_mode(calls: list[ToolCall]) -> None:
+def test_no_sequence_of_built_in_calls_changes_files_in_plan_mode(calls: list[ToolCall]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         top = Path(directory)
         root = top / "work"

@@ -1,9 +1,10 @@
-"""ripgrep beside crow's own search: the same answer with and without it, and never one of the workspace's own."""
+"""`grep` gives the same answer with and without ripgrep, and never runs one from the workspace."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ PATTERNS = (
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program that answers as ripgrep does, and notes that it was asked."""
+    """A program that answers like ripgrep and logs each call."""
     path = tmp_path / "bin" / "rg"
     path.parent.mkdir()
     path.write_text(FAKE.replace("@LOG", str(tmp_path / "log")))
@@ -48,7 +49,7 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tree(root: Path, tmp_path: Path) -> Path:
-    """Enough files, and among them all kinds that could be read differently."""
+    """Enough files to use ripgrep, with all kinds that it could read differently."""
     for number in range(scan.RIPGREP_FILES):
         (root / f"f{number}.txt").write_text(f"x = {number}\nneedle {number % 9}\n")
     (root / "crlf.txt").write_bytes(b"x = 1\r\none three\r\n")
@@ -68,23 +69,22 @@ def tree(root: Path, tmp_path: Path) -> Path:
     return root
 
 
-def searched(tree: Path, pattern: str, ripgrep: Path | str | None, *, ignore_case: bool) -> dict[str, object]:
-    """The answer of the search in this process, with the names that the program would be given."""
+def searched(tree: Path, pattern: str, ripgrep: Path | None, *, ignore_case: bool) -> dict[str, object]:
+    """The answer of the search in this process."""
     names = sorted(path.name for path in tree.iterdir())
-    flags = scan.re.IGNORECASE if ignore_case else 0
+    flags = re.IGNORECASE if ignore_case else 0
     if ripgrep is not None and scan.is_shared(pattern):
-        asked = [name for name in names if scan.is_searchable(name, None)]
-        command = [str(ripgrep), *scan.RIPGREP_OPTIONS]
-        names = scan.narrowed(names, asked, command, scan.expression_for(pattern, flags))
+        names = scan.narrow(names, str(ripgrep), pattern, flags)
     return scan.search(names, pattern, flags, 1_000)
 
 
-def test_ripgrep_changes_no_answer(
+def test_the_answer_is_the_same_with_and_without_ripgrep(
     tree: Path, program: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-):
+) -> None:
     monkeypatch.chdir(tree)
-    monkeypatch.setattr(scan, "ARGUMENT_BYTES", 1_500)  # so that there are several batches
-    for ripgrep in filter(None, (program, shutil.which("rg"))):
+    monkeypatch.setattr(scan, "ARGUMENT_BYTES", 1_500)  # for several batches
+    rg = shutil.which("rg")
+    for ripgrep in [program] if rg is None else [program, Path(rg)]:
         for pattern in PATTERNS:
             ignore_case = pattern == "nee.le"
             without = searched(tree, pattern, None, ignore_case=ignore_case)
@@ -94,29 +94,29 @@ def test_ripgrep_changes_no_answer(
 @pytest.mark.parametrize(
     "pattern", ["é", "[[a]", "[a--b]", "[a~~b]", r"\Ax", r"\<", "(?x)a b", "(?=a)", "a{,3}", "[](x[]", r"[\b]", r"\n"]
 )
-def test_what_the_two_read_differently_is_never_left_to_ripgrep(pattern: str):
+def test_expressions_that_ripgrep_reads_differently_are_not_given_to_it(pattern: str) -> None:
     assert not scan.is_shared(pattern)
 
 
-async def test_grep_uses_ripgrep_where_there_is_one_and_it_pays(
+async def test_grep_uses_ripgrep_if_there_is_one_and_it_saves_time(
     open_box: OpenBox, tree: Path, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     log = tmp_path / "log"
     async with open_box() as box:
         monkeypatch.setenv("PATH", os.environ["PATH"])
         plain = (await box.run("grep", pattern=r"x = 1\d$")).text
         monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
         assert (await box.run("grep", pattern="x = 17")).text == "f17.txt:1: x = 17"
-        assert not log.exists(), "a plain text is found as quickly without"
+        assert not log.exists(), "plain text is searched without ripgrep"
         assert (await box.run("grep", pattern=r"x = 1\d$")).text == plain
         assert log.read_text() == "asked\n"
         await anyio.Path(program).write_text("#!/bin/sh\nexit 3\n")
         assert (await box.run("grep", pattern=r"x = 1\d$")).text == plain
 
 
-async def test_no_program_of_the_workspace_is_run_by_a_search(
+async def test_a_search_runs_no_program_of_the_workspace(
     open_box: OpenBox, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     ran = tmp_path / "ran"
     (tree / ".venv").mkdir()
     for name in ("rg", "git", "bash", "env", "python3"):
@@ -131,11 +131,13 @@ async def test_no_program_of_the_workspace_is_run_by_a_search(
         assert "f7.txt:1: x = 7" in (await box.run("grep", pattern="x = [7]")).text
         assert "f7.txt" in (await box.run("list_files")).text
         assert found_program("rg", box.workspace.contains) != str(tmp_path / "bin" / "rg")
-        assert found_program("git", lambda _: True) == str(tree / ".venv" / "git"), "of / nothing is a part"
+        assert found_program("git", lambda _: True) == str(tree / ".venv" / "git"), (
+            "if / is the workspace, every program counts"
+        )
     assert not ran.exists()
 
 
-def test_a_search_ends_by_itself_when_nobody_wants_its_answer_any_more(root: Path):
+def test_a_search_ends_when_nobody_reads_its_answer(root: Path) -> None:
     (root / "a.txt").write_text("a" * 60 + "b\n")
     request = {"glob": None, "limit": 1, "seconds": 77, "file": "a.txt", "ignore_case": False, "ripgrep": None}
     with subprocess.Popen(
@@ -145,13 +147,13 @@ def test_a_search_ends_by_itself_when_nobody_wants_its_answer_any_more(root: Pat
         stdout=subprocess.PIPE,
     ) as running:
         assert running.stdout is not None
-        running.stdout.close()  # as it is when crow is killed
+        running.stdout.close()  # like when crow is killed
         assert running.wait(timeout=20) == 1
 
 
-def test_the_processor_time_of_a_search_is_bounded():
+def test_a_search_has_a_limit_on_processor_time() -> None:
     script = (
-        "import resource, scan\nscan.end_by_itself(77)\nscan.end_by_itself(99)\n"
+        "import resource, scan\nscan.limit_lifetime(77)\nscan.limit_lifetime(99)\n"
         "print(resource.getrlimit(resource.RLIMIT_CPU))"
     )
     place = Path(scan.__file__).parent

@@ -14,18 +14,18 @@ PLAN = (
 )
 
 
-async def test_a_plan_comes_back_whole(open_box: OpenBox):
+async def test_a_plan_is_returned_whole(open_box: OpenBox) -> None:
     async with open_box(plan=PLAN) as box:
         assert await box.offer("update_plan", items=ITEMS) == PlannedCall(
             announcement=Announcement(title="Plan: 1 of 2 done", kind="think"), access="none"
         )
         assert await box.run("update_plan", items=ITEMS) == Outcome(
-            text="The plan is as it was: 1 of 2 done.", plan=PLAN
+            text="The plan is unchanged: 1 of 2 done.", plan=PLAN
         )
         assert await box.run("update_plan", items=[]) == Outcome(text="The plan is updated: empty.", plan=())
 
 
-async def test_recall_asks_the_log_by_words_or_entry(open_box: OpenBox):
+async def test_recall_searches_the_log_by_words_or_entry(open_box: OpenBox) -> None:
     async with open_box() as box:
         assert await box.run("recall", query="colour") == Outcome(text="query=colour entry=None limit=20")
         assert await box.run("recall", entry="12") == Outcome(text="query=None entry=12 limit=20")

@@ -1,4 +1,4 @@
-"""Skills: found, described, loaded; those of a workspace are a stranger's words."""
+"""Skills are found, described and loaded; those of a workspace are not trusted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inside(folder: Path) -> Callable[[Path], bool]:
     return DiskWorkspace(folder).contains
 
 
-def test_skills_are_found_by_name_and_the_users_come_first(tmp_path: Path):
+def test_skills_are_sorted_by_name_and_those_of_the_user_win(tmp_path: Path) -> None:
     own, work = tmp_path / "own", tmp_path / "work"
     write_skill(own, "b", '---\nname: release\ndescription: "How to\n  release."\n---\nDo it.\n')
     write_skill(own, "plain", "No front matter.\n")
@@ -40,7 +40,7 @@ def test_skills_are_found_by_name_and_the_users_come_first(tmp_path: Path):
     assert [read_skill(each).text for each in found] == ["No front matter.", "Do it.", "Text"]
 
 
-def test_a_workspace_cannot_reach_out_hang_or_pretend_with_a_skill(tmp_path: Path):
+def test_a_skill_of_a_workspace_cannot_lead_outside_hang_or_fake_a_section(tmp_path: Path) -> None:
     folder = tmp_path / "work" / ".crow/skills"
     secret = write_skill(tmp_path / "elsewhere", "secret", "---\nname: secret\n---\nkey")
     folder.mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_a_workspace_cannot_reach_out_hang_or_pretend_with_a_skill(tmp_path: Pat
     ]
 
 
-def test_skills_of_a_workspace_lie_inside_it_whatever_links_lead_there(tmp_path: Path):
+def test_skills_of_a_workspace_must_be_inside_it_after_links(tmp_path: Path) -> None:
     work, home = tmp_path / "home" / "work", tmp_path / "home"
     write_skill(home, ".ssh", "---\nname: ssh\n---\nkey")
     (home / ".ssh" / "id_ed25519").write_text("---\nname: id\n---\nkey")
@@ -79,9 +79,9 @@ def test_skills_of_a_workspace_lie_inside_it_whatever_links_lead_there(tmp_path:
     assert [(each.skill.name, each.path) for each in find_skills((), work, inside(work))] == [("real", real)]
 
 
-async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_asks(
+async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_needs_permission(
     open_box: OpenBox, root: Path, tmp_path: Path
-):
+) -> None:
     own = write_skill(tmp_path / "own", "mine", "---\nname: mine\n---\nMy way.")
     theirs = write_skill(root / ".crow/skills", "theirs", "---\nname: theirs\n---\nTheir way.")
     async with open_box(skill_folders=(tmp_path / "own",)) as box:
@@ -103,7 +103,7 @@ async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_
     )
     assert other == PlannedCall(
         announcement=Announcement(
-            title="Load the skill theirs of this workspace", kind="read", locations=(Location(path=str(theirs)),)
+            title="Load the skill theirs from this workspace", kind="read", locations=(Location(path=str(theirs)),)
         ),
         access="read",
         argument=f"{theirs} (sha256 {sha256(before).hexdigest()})",
@@ -113,13 +113,13 @@ async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_
     )
     assert changed.argument != other.argument
     assert swapped == Outcome(
-        text=f"skill: {theirs} was changed after this call was allowed; call it again", is_error=True
+        text=f"skill: {theirs} has changed since this call was allowed; repeat the call", is_error=True
     )
     assert loaded == Outcome(text=f"The skill mine follows; its files are in {own.parent}.", skill=("mine", "My way."))
-    assert unknown.fault == 'skill: there is no skill "nobody\'s"; there are: mine, theirs'
+    assert unknown.fault == 'skill: there is no skill "nobody\'s"; skills: mine, theirs'
     assert gone.is_error
 
 
-async def test_without_skills_the_tool_is_not_offered(open_box: OpenBox):
+async def test_without_skills_the_tool_is_not_offered(open_box: OpenBox) -> None:
     async with open_box() as box:
         assert "skill" not in [spec.name for spec in box.toolbox.specs()]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from pathlib import Path
 
 import anyio
@@ -17,7 +16,7 @@ from tests.tools.conftest import until_gone
 async def unwatched(_text: str) -> None: ...
 
 
-def test_paths_are_judged_after_resolving_links_and_dots_also_where_nothing_is_yet(tmp_path: Path, root: Path):
+def test_paths_are_checked_after_resolving_links_and_dots_even_if_missing(tmp_path: Path, root: Path) -> None:
     (tmp_path / "outside").mkdir()
     (root / "out").symlink_to(tmp_path / "outside")
     (root / "in").symlink_to(root)
@@ -58,29 +57,29 @@ def test_paths_are_judged_after_resolving_links_and_dots_also_where_nothing_is_y
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
-def test_a_path_that_is_none_is_refused(root: Path, path: str):
+def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
     with pytest.raises(ArgumentError, match="expected the path of a file or directory"):
         DiskWorkspace(root).resolve(path)
 
 
-async def test_stat_tells_files_directories_others_and_what_is_missing(root: Path):
+async def test_stat_distinguishes_files_directories_others_and_missing_paths(root: Path) -> None:
     (root / "file").write_bytes(b"abc")
     os.mkfifo(root / "pipe")
     workspace = DiskWorkspace(root)
     kinds = {name: (await workspace.stat(root / name)).kind for name in ("file", ".", "pipe", "no", "file/below")}
     assert kinds == {"file": "file", ".": "directory", "pipe": "other", "no": "missing", "file/below": "missing"}
     found = await workspace.stat(root / "file")
-    assert found == FileStat(path=root / "file", kind="file", size=3, mtime_ns=(root / "file").stat().st_mtime_ns)
+    assert found == FileStat(path=root / "file", kind="file", size=3)
 
 
-async def test_reading_keeps_bom_and_line_ends_and_marks_what_is_not_utf8(root: Path):
+async def test_reading_keeps_bom_and_line_ends_and_marks_invalid_utf8(root: Path) -> None:
     (root / "file").write_bytes(b"\xef\xbb\xbfa\r\nb\xff")
     workspace = DiskWorkspace(root)
     assert await workspace.read_text(root / "file") == "\ufeffa\r\nb\ufffd"
     assert await workspace.read_bytes(root / "file", 4) == b"\xef\xbb\xbfa"
 
 
-async def test_writing_replaces_in_one_step_and_keeps_the_mode(root: Path):
+async def test_a_write_replaces_the_file_in_one_step_and_keeps_its_mode(root: Path) -> None:
     target = root / "tool.sh"
     target.write_text("old")
     target.chmod(0o750)
@@ -92,7 +91,7 @@ async def test_writing_replaces_in_one_step_and_keeps_the_mode(root: Path):
     assert os.listdir(root) == ["tool.sh"]
 
 
-async def test_writing_makes_directories_and_follows_links_to_the_file_itself(root: Path):
+async def test_a_write_makes_directories_and_follows_a_link_to_its_file(root: Path) -> None:
     workspace = DiskWorkspace(root)
     (root / "link").symlink_to(root / "deep" / "er" / "file")
     await workspace.write_text(workspace.resolve("link"), "x")
@@ -100,16 +99,16 @@ async def test_writing_makes_directories_and_follows_links_to_the_file_itself(ro
     assert (root / "deep" / "er" / "file").read_text() == "x"
 
 
-async def test_a_failed_write_leaves_the_file_and_no_debris(root: Path):
+async def test_a_failed_write_leaves_no_temporary_file(root: Path) -> None:
     (root / "directory").mkdir()
     with pytest.raises(IsADirectoryError):
         await DiskWorkspace(root).write_text(root / "directory", "x")
     assert os.listdir(root) == ["directory"]
 
 
-async def test_a_command_gives_code_and_merged_output_in_order_without_input_terminal_or_key(
+async def test_a_command_has_ordered_output_and_no_input_terminal_or_key(
     root: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("OTHER", "kept")
     code, output = await DiskWorkspace(root).run(
@@ -123,14 +122,16 @@ async def test_a_command_gives_code_and_merged_output_in_order_without_input_ter
     assert code == -9
 
 
-async def test_bytes_that_arrive_apart_are_decoded_together(root: Path):
-    code, output = await DiskWorkspace(root).run(
-        r"printf '\303'; sleep 0.05; printf '\244\377\303'", timeout_s=5, on_output=unwatched
-    )
-    assert (code, output) == (0, "ä\ufffd\ufffd")
+async def test_bytes_of_a_character_that_arrive_apart_are_decoded_together(root: Path) -> None:
+    async def go_on(_text: str) -> None:
+        (root / "go").touch()
+
+    command = r"printf 'x\303'; until [ -e go ]; do sleep 0.01; done; printf '\244\377\303'"
+    code, output = await DiskWorkspace(root).run(command, timeout_s=30, on_output=go_on)
+    assert (code, output) == (0, "xä\ufffd\ufffd")
 
 
-async def test_output_is_shown_while_the_command_runs(root: Path):
+async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
     shown: list[str] = []
     first = anyio.Event()
 
@@ -146,7 +147,7 @@ async def test_output_is_shown_while_the_command_runs(root: Path):
     assert (code, output) == (0, "one\ntwo\n")
 
 
-async def test_cancelling_a_command_returns_at_once_and_ends_all_that_it_started(root: Path):
+async def test_cancelling_a_command_ends_all_processes_it_started(root: Path) -> None:
     workspace = DiskWorkspace(root)
     pids: list[int] = []
 
@@ -160,12 +161,11 @@ async def test_cancelling_a_command_returns_at_once_and_ends_all_that_it_started
     assert len(pids) == 2
     for pid in pids:
         await until_gone(pid)
-    began = time.monotonic()
     await workspace.reap()
-    assert time.monotonic() - began < 0.5
+    assert not workspace.has_leftovers
 
 
-async def test_reaping_kills_what_ignores_the_signal_and_what_it_started(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_reap_kills_processes_that_ignore_sigterm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crow.tools.workspace.TERM_S", 0.2)
     workspace = DiskWorkspace(root)
     pids: list[int] = []
@@ -181,7 +181,7 @@ async def test_reaping_kills_what_ignores_the_signal_and_what_it_started(root: P
         await until_gone(pid)
 
 
-async def test_a_command_that_takes_too_long_is_ended_and_keeps_its_output(root: Path):
+async def test_a_command_that_times_out_is_ended_and_keeps_its_output(root: Path) -> None:
     pid_file = root / "pid"
     code, output = await DiskWorkspace(root).run(
         "echo started; sleep 60 & echo $! >pid; sleep 60", timeout_s=0.2, on_output=unwatched
@@ -190,27 +190,25 @@ async def test_a_command_that_takes_too_long_is_ended_and_keeps_its_output(root:
     await until_gone(int(pid_file.read_text()))
 
 
-async def test_what_a_command_leaves_in_the_background_ends_with_it_and_is_said(root: Path):
+async def test_processes_left_in_the_background_are_ended_and_reported(root: Path) -> None:
     workspace = DiskWorkspace(root)
     code, output = await workspace.run("sleep 60 >/dev/null 2>&1 & echo $!", timeout_s=5, on_output=unwatched)
     pid, words = output.split("\n", 1)
     assert code == 0
-    assert words == "\n[processes that it left in the background were ended with it]\n"
+    assert words == "\n[background processes that the command left running were ended]\n"
     await until_gone(int(pid))
     await workspace.reap()
 
 
-async def test_a_background_process_that_holds_the_output_open_delays_nobody(root: Path):
+async def test_a_background_process_that_holds_the_output_open_delays_nothing(root: Path) -> None:
     workspace = DiskWorkspace(root)
-    began = time.monotonic()
-    code, output = await workspace.run("sleep 60 & echo done", timeout_s=30, on_output=unwatched)
-    assert time.monotonic() - began < 2
-    assert code == 0
+    code, output = await workspace.run("sleep 600 & echo done", timeout_s=60, on_output=unwatched)
+    assert code == 0, "not ended by the timeout"
     assert output.startswith("done\n")
     await workspace.reap()
 
 
-async def test_seven_megabytes_arrive_whole(root: Path):
+async def test_seven_megabytes_of_output_arrive_whole(root: Path) -> None:
     code, output = await DiskWorkspace(root).run(
         "head -c 7000000 /dev/zero | tr '\\0' a", timeout_s=10, on_output=unwatched
     )
@@ -218,13 +216,15 @@ async def test_seven_megabytes_arrive_whole(root: Path):
     assert output == "a" * 7_000_000
 
 
-async def test_more_output_than_is_kept_loses_its_middle_with_a_marker(root: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_middle_of_very_long_output_is_replaced_by_a_marker(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("crow.tools.workspace.RETAINED_CHARS", 20)
     _, output = await DiskWorkspace(root).run("seq 100000", timeout_s=10, on_output=unwatched)
     assert output == "1\n2\n3\n4\n5\n\n[... 588,875 characters in 99,993 lines left out ...]\n99\n100000\n"
 
 
-async def test_a_command_in_a_directory_that_is_gone_is_an_os_error(tmp_path: Path):
+async def test_a_command_in_a_missing_directory_raises_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await DiskWorkspace(tmp_path / "gone").run("true", timeout_s=5, on_output=unwatched)
 
@@ -241,7 +241,7 @@ async def test_a_command_in_a_directory_that_is_gone_is_an_os_error(tmp_path: Pa
         *("store/config", "store/hooks/post-checkout", "store/CONFIG", "store/refs/heads/x"),
     ],
 )
-def test_a_path_that_commands_agents_or_keys_hang_on_is_protected(root: Path, path: str):
+def test_paths_of_commands_agents_and_keys_are_protected(root: Path, path: str) -> None:
     (root / "store").mkdir()
     (root / "store" / "HEAD").write_text("ref: refs/heads/main\n")
     workspace = DiskWorkspace(root)
@@ -256,13 +256,13 @@ def test_a_path_that_commands_agents_or_keys_hang_on_is_protected(root: Path, pa
         *("docs/agents.rst", "src/HEAD.py", "head/a.py", "store/notes.md", "my.git/x", ".env", "Makefile"),
     ],
 )
-def test_other_paths_are_not_protected(root: Path, path: str):
+def test_other_paths_are_not_protected(root: Path, path: str) -> None:
     (root / "store").mkdir()
     (root / "store" / "HEAD").write_text("ref: refs/heads/main\n")
     assert DiskWorkspace(root).protection(root / path) == "none"
 
 
-def test_a_link_does_not_hide_what_it_leads_to(root: Path):
+def test_a_link_does_not_hide_a_protected_path(root: Path) -> None:
     (root / ".git").mkdir()
     (root / "docs").symlink_to(".git")
     (root / "notes.md").symlink_to("docs/config")
@@ -271,7 +271,7 @@ def test_a_link_does_not_hide_what_it_leads_to(root: Path):
     assert [workspace.protection(workspace.resolve(path)) for path in paths] == ["ask"] * 3
 
 
-def test_files_of_crow_are_never_written_by_tools_wherever_links_put_them(root: Path):
+def test_crows_own_files_are_never_written_through_links(root: Path) -> None:
     (root / "dotfiles").mkdir()
     (root / "dotfiles" / "config.toml").write_text("")
     (root / "config").mkdir()

@@ -1,14 +1,13 @@
-"""The built-in tools, and the in-process MCP server that offers them.
+"""The built-in tools and the in-process MCP server that offers them.
 
-Strategy: schemas are built once. A call crosses MCP as any other would; what MCP has no field for (the call's id, the
-announcement with the diff, the plan) travels in `_meta` under `crow`, in the shape that `to_result` writes and
-`from_result` reads. Progress messages carry the output so far. Knows no other server.
+A call crosses MCP like any other. What MCP has no field for (the call's id, the diff, the plan) travels in `_meta`.
+Progress messages carry the output so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import mcp_types as mcp
@@ -27,17 +26,17 @@ from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.task import TASK
-from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, parse, system_words, with_expectation
+from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse, with_expectation
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 
 META = "crow"
 CALL_ID = "crow/call_id"
-PLACE = "crow/place"
-ALLOWED = "crow/allowed"
+PATH = "crow/path"
+ARGUMENT = "crow/argument"
 
 TOOLS: Mapping[str, Builtin] = {
-    tool.spec.name: tool
+    tool.name: tool
     for tool in (
         *(READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, GREP, SHELL, SHELL_OUTPUT, SHELL_KILL, FETCH),
         *(UPDATE_PLAN, RECALL, SKILL, TASK),
@@ -47,33 +46,31 @@ TOOLS: Mapping[str, Builtin] = {
 SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
 """The built-in tools in their order."""
 
-# No descriptions and schemas: the toolbox has SPECS, calls are checked by `check`, and every session's client asks.
-LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=spec.name, input_schema={"type": "object"}) for spec in SPECS])
+# Without descriptions and schemas, because the toolbox uses SPECS and calls are checked by `check`.
+LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
 
 
-async def offer(call: ToolCall, around: ToolContext) -> PlannedCall:
-    """Look at a call of a built-in tool; a bad one has its fault in the offer."""
+async def offer(call: ToolCall, context: ToolContext) -> PlannedCall:
+    """Plan a call of a built-in tool without running it; a bad call has its fault in the result."""
     tool = TOOLS[call.name]
     try:
-        return await tool.look(around, arguments_of(call))
-    except ArgumentError as error:
-        fault = named(call.name, str(error)) if call.fault is None else with_expectation(call.fault, tool.spec)
-    except OSError as error:
-        fault = system_words(call.name, error)
+        planned = await tool.plan(context, arguments_of(call))
+        return planned if planned.fault is None else replace(planned, fault=with_name(call.name, planned.fault))
+    except (ArgumentError, OSError) as error:
+        fault = describe_error(error) if call.fault is not None else with_name(call.name, describe_error(error))
     announcement = Announcement(title=call.name, kind=tool.kind)
-    return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.is_barrier)
+    return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.access == "write")
 
 
 def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """What a request to the built-in server carries in `_meta`: the id that the ports are told, and of the offer that
-    was allowed the file that it touches and its argument."""
-    place = judged.paths[0] if judged is not None and judged.paths else None
-    allowed = judged.argument if judged is not None else None
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PLACE: place, ALLOWED: allowed})
+    """The `_meta` of a request: the call's id, and of the planned call that was allowed the path and argument."""
+    path = judged.paths[0] if judged is not None and judged.paths else None
+    argument = judged.argument if judged is not None else None
+    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """The checked arguments of a built-in call. :raises ~crow.domain.errors.ArgumentError: they cannot be used."""
+    """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: they are missing or wrong."""
     spec = TOOLS[call.name].spec
     if call.fault is not None:
         raise ArgumentError(with_expectation(call.fault, spec))
@@ -84,54 +81,51 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     return check(call.name, spec.input_schema, given)
 
 
-def build_server(around: ToolContext, ports: Ports) -> Server[Any]:
+def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
     """An MCP server with the built-in tools, for one session."""
 
     async def list_tools(
-        _context: ServerRequestContext[Any], _params: mcp.PaginatedRequestParams | None
+        _request: ServerRequestContext[Any], _params: mcp.PaginatedRequestParams | None
     ) -> mcp.ListToolsResult:
         return LISTING
 
-    async def call_tool(context: ServerRequestContext[Any], params: mcp.CallToolRequestParams) -> mcp.CallToolResult:
+    async def call_tool(request: ServerRequestContext[Any], params: mcp.CallToolRequestParams) -> mcp.CallToolResult:
         async def on_output(text: str) -> None:
-            await context.session.report_progress(float(len(text)), message=text)
+            await request.session.report_progress(float(len(text)), message=text)
 
-        meta: Mapping[str, Any] = context.meta or {}
-        running = ToolInvocation(
-            around=around,
+        meta: Mapping[str, Any] = request.meta or {}
+        invocation = ToolInvocation(
+            context=context,
             log=ports.log,
             plan=ports.plan,
             call_id=meta.get(CALL_ID, ""),
             on_output=on_output,
-            place=meta.get(PLACE),
-            allowed=meta.get(ALLOWED),
+            allowed_path=meta.get(PATH),
+            allowed_argument=meta.get(ARGUMENT),
         )
-        return to_result(await run(params.name, params.arguments or {}, running))
+        return to_result(await run(params.name, params.arguments or {}, invocation))
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-async def run(name: str, arguments: Mapping[str, Any], running: ToolInvocation) -> Outcome:
-    """Run a call; what cannot be done is an error outcome."""
+async def run(name: str, arguments: Mapping[str, Any], invocation: ToolInvocation) -> Outcome:
+    """Run a call. A failure is an error outcome."""
     tool = TOOLS.get(name)
     if tool is None:
-        return Outcome(text=f"No built-in tool {name}.", is_error=True)
+        return Outcome(text=f"There is no built-in tool {name}.", is_error=True)
     try:
-        return await tool.run(running, check(name, tool.spec.input_schema, arguments))
-    except ArgumentError as error:
-        return Outcome(text=named(name, str(error)), is_error=True)
-    except OSError as error:
-        return Outcome(text=system_words(name, error), is_error=True)
+        return await tool.run(invocation, check(name, tool.spec.input_schema, arguments))
+    except (ArgumentError, OSError) as error:
+        return Outcome(text=with_name(name, describe_error(error)), is_error=True)
 
 
-def named(tool: str, words: str) -> str:
-    """The words of an error, beginning with the tool's name; those of the workspace do not."""
-    return words if words.startswith(f"{tool}: ") else f"{tool}: {words}"
+def with_name(tool: str, message: str) -> str:
+    """The message after the tool's name. Those of `check` and `parse` begin with it already."""
+    return message if message.startswith(f"{tool}: ") else f"{tool}: {message}"
 
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
-    """An outcome as MCP carries it. `_meta["crow"]` holds `announcement` and `plan` (null if there is none) with the
-    fields of their classes, `raw_output` and `skill`."""
+    """An outcome as an MCP result. `_meta["crow"]` has its `announcement`, `plan`, `raw_output` and `skill`."""
     meta = {
         "announcement": None if outcome.announcement is None else asdict(outcome.announcement),
         "plan": None if outcome.plan is None else [asdict(item) for item in outcome.plan],
@@ -145,30 +139,24 @@ def to_result(outcome: Outcome) -> mcp.CallToolResult:
 
 
 def from_result(result: mcp.CallToolResult) -> Outcome:
-    """The outcome in a result of the built-in server."""
+    """The outcome in a result of the built-in server: the inverse of `to_result`."""
     block, *images = result.content
     assert isinstance(block, mcp.TextContent)
     meta: Mapping[str, Any] = (result.meta or {})[META]
-    plan = meta["plan"]
+    announcement, plan, skill = meta["announcement"], meta["plan"], meta["skill"]
     return Outcome(
         text=block.text,
         is_error=result.is_error,
-        announcement=announcement_from(meta["announcement"]),
+        announcement=None if announcement is None else announcement_from(announcement),
         plan=None if plan is None else tuple(PlanItem(**item) for item in plan),
         raw_output=meta["raw_output"],
         images=tuple(
             Image(data=image.data, mime_type=image.mime_type) for image in images if isinstance(image, mcp.ImageContent)
         ),
-        skill=None if meta["skill"] is None else tuple(meta["skill"]),
+        skill=None if skill is None else tuple(skill),
     )
 
 
-def announcement_from(fields: Mapping[str, Any] | None) -> Announcement | None:
-    if fields is None:
-        return None
-    return Announcement(
-        title=fields["title"],
-        kind=fields["kind"],
-        locations=tuple(Location(**location) for location in fields["locations"]),
-        diffs=tuple(Diff(**diff) for diff in fields["diffs"]),
-    )
+def announcement_from(fields: Mapping[str, Any]) -> Announcement:
+    locations = tuple(Location(**location) for location in fields["locations"])
+    return Announcement(**{**fields, "locations": locations, "diffs": tuple(Diff(**diff) for diff in fields["diffs"])})

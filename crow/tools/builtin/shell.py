@@ -1,7 +1,6 @@
-"""`shell`: one command line, run to its end or its timeout.
+"""`shell`, and `shell_output` and `shell_kill` for commands in the background.
 
-Strategy: the workspace runs it in a process group of its own, without a terminal or input; this module only words the
-result. A command that fails is an error for the model, with its output.
+The last two need no permission: they touch only commands that the user has allowed.
 """
 
 from __future__ import annotations
@@ -10,53 +9,52 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
-from crow.tools.jobs import Job
-
-__all__ = ["SHELL", "SHELL_KILL", "SHELL_OUTPUT", "started_words"]
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
+from crow.tools.jobs import END_S, Job
 
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
+MAX_WAIT_S = 600
+FIRST_OUTPUT_S = 0.3
 TITLE_CHARS = 300
 
 
-async def look(_around: ToolContext, args: Arguments) -> PlannedCall:
-    command: str = args["command"]
-    title = " ".join(command.split())
+async def plan_shell(_context: ToolContext, args: Arguments) -> PlannedCall:
+    title = " ".join(args["command"].split())
+    title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…"
     return PlannedCall(
-        announcement=Announcement(
-            title=title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…", kind="execute"
-        ),
+        announcement=Announcement(title=title, kind="execute"),
         access="execute",
-        argument=command,
-        fault="shell: command holds a NUL character; expected a command line" if "\0" in command else None,
+        argument=args["command"],
+        fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
 
 
-async def run(running: ToolInvocation, args: Arguments) -> Outcome:
-    timeout_s: int = args.get("timeout_s", DEFAULT_TIMEOUT_S)
-    try:
-        if args.get("background", False):
-            return await started_words(running, args["command"])
-        code, output = await running.workspace.run(args["command"], timeout_s=timeout_s, on_output=running.on_output)
-    except ValueError:
-        raise ArgumentError("shell: command holds a NUL character; expected a command line") from None
-    words = verdict(code, timeout_s)
+async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
+    if "\0" in command:
+        raise ArgumentError("command contains a NUL character; expected a command line")
+    if args.get("background", False):
+        job = await invocation.context.jobs.start(command)
+        await job.wait(FIRST_OUTPUT_S)
+        return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
+    code, output = await invocation.workspace.run(command, timeout_s=timeout_s, on_output=invocation.on_output)
+    end = describe_end(code, timeout_s)
     return Outcome(
-        text="\n".join(filter(None, [output.removesuffix("\n"), words])) or "(no output)",
-        is_error=bool(words),
+        text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
+        is_error=bool(end),
         raw_output={"exit_code": code, "timed_out": code is None},
     )
 
 
-def verdict(code: int | None, timeout_s: int) -> str:
-    """What is to be said about the end of the command; nothing if it succeeded."""
+def describe_end(code: int | None, timeout_s: int) -> str:
+    """How the command ended; empty if it succeeded."""
     if code is None:
         return (
-            f"[timed out after {timeout_s} s; it and all it started were ended. timeout_s may be up to {MAX_TIMEOUT_S}]"
+            f"[timed out after {timeout_s} s; the command and all processes it started were ended. timeout_s can be at "
+            f"most {MAX_TIMEOUT_S}]"
         )
     if code < 0:
         try:
@@ -66,124 +64,92 @@ def verdict(code: int | None, timeout_s: int) -> str:
     return f"[exit code {code}]" if code else ""
 
 
-SHELL = Builtin(
-    spec=ToolSpec(
-        name="shell",
-        description=(
-            "Run a command line with bash in the working directory. There is no terminal and no input, each call "
-            "starts anew, and what it leaves in the background is ended with it; for a server or a watcher set "
-            "background. Gives output and errors as they came, and the exit code if it is not 0."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "minLength": 1, "description": "The command line."},
-                "timeout_s": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": MAX_TIMEOUT_S,
-                    "description": f"Seconds after which it is ended. Default {DEFAULT_TIMEOUT_S}.",
-                },
-                "background": {
-                    "type": "boolean",
-                    "description": "Start it and go on: shell_output and shell_kill look after it. No timeout then.",
-                },
-                "description": {"type": "string", "description": "What it is for, in a few words."},
-            },
-            "required": ["command"],
-        },
-    ),
-    kind="execute",
-    access="execute",
-    look=look,
-    run=run,
-)
+async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
+    job = context.jobs.find(args["job"])
+    return plan_in_session(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
 
 
-# FROM tools.builtin.background: `shell_output` and `shell_kill`: looking after commands that run in the background.
-#
-# Strategy: both touch only what `shell` has started with the user's permission, so they need none of their own.
-
-
-MAX_WAIT_S = 600
-FIRST_LOOK_S = 0.3
-
-
-async def started_words(running: ToolInvocation, line: str) -> Outcome:
-    """Start a command in the background; what it printed at once is part of the outcome."""
-    job = await running.around.jobs.start(line)
-    await running.around.jobs.wait(job, FIRST_LOOK_S)
-    words = f"[{job.id}: {job.state}; shell_output gives what it prints, shell_kill ends it]"
-    return told(job, words)
-
-
-async def look_at_output(around: ToolContext, args: Arguments) -> PlannedCall:
-    job = around.jobs.named("shell_output", args["job"])
-    title = f"Output of {job.id}: {in_title(' '.join(job.line.split()))}"
-    return PlannedCall(announcement=Announcement(title=title, kind="read"), access="none")
-
-
-async def run_output(running: ToolInvocation, args: Arguments) -> Outcome:
-    job = running.around.jobs.named("shell_output", args["job"])
+async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    job = invocation.context.jobs.find(args["job"])
     if job.is_running and args.get("wait_s", 0):
-        await running.around.jobs.wait(job, args["wait_s"])
-    return told(job, f"[{job.id}: {job.state}]")
+        await job.wait(args["wait_s"])
+    return job_outcome(job, f"{job.id}: {job.state}")
 
 
-async def look_at_kill(around: ToolContext, args: Arguments) -> PlannedCall:
-    job = around.jobs.named("shell_kill", args["job"])
-    title = f"End {job.id}: {in_title(' '.join(job.line.split()))}"
-    return PlannedCall(announcement=Announcement(title=title), access="none")
+async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
+    job = context.jobs.find(args["job"])
+    return plan_in_session(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
 
 
-async def run_kill(running: ToolInvocation, args: Arguments) -> Outcome:
-    job = running.around.jobs.named("shell_kill", args["job"])
+async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return told(job, f"[{job.id} had {job.state} already]")
-    await running.around.jobs.end(job)
-    return told(job, f"[{job.id}: {job.state}]")
+        return job_outcome(job, f"{job.id} had already {job.state}")
+    await job.command.end(END_S)
+    return job_outcome(job, f"{job.id}: {job.state}")
 
 
-def told(job: Job, words: str) -> Outcome:
-    output = job.take().removesuffix("\n")
-    text = "\n".join(filter(None, [output, words]))
+def job_outcome(job: Job, status: str) -> Outcome:
+    text = "\n".join(filter(None, [job.take_output().removesuffix("\n"), f"[{status}]"]))
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
+
+SHELL = Builtin(
+    name="shell",
+    description=(
+        "Run a command line with bash in the working directory. It has no terminal and no input, each call starts "
+        "fresh, and processes it leaves behind are ended; for a server or watcher set background. Returns standard "
+        "output and standard error in order, and the exit code if it is not 0."
+    ),
+    properties={
+        "command": {"type": "string", "minLength": 1, "description": "The command line."},
+        "timeout_s": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": MAX_TIMEOUT_S,
+            "description": f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.",
+        },
+        "background": {
+            "type": "boolean",
+            "description": "Start the command and return; use shell_output and shell_kill with it. It has no timeout.",
+        },
+        "description": {"type": "string", "description": "The purpose in a few words."},
+    },
+    required=("command",),
+    kind="execute",
+    access="execute",
+    plan=plan_shell,
+    run=run_shell,
+)
 
 JOB = {"type": "string", "minLength": 1, "description": "The job's id, such as job1."}
 
 SHELL_OUTPUT = Builtin(
-    spec=ToolSpec(
-        name="shell_output",
-        description="What a command in the background has printed since the last look, and whether it still runs.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "job": JOB,
-                "wait_s": {
-                    "type": "integer",
-                    "minimum": 0,
-                    "maximum": MAX_WAIT_S,
-                    "description": "Seconds to wait for its end first. Default 0.",
-                },
-            },
-            "required": ["job"],
+    name="shell_output",
+    description="Get what a background command has printed since the last call, and whether it is still running.",
+    properties={
+        "job": JOB,
+        "wait_s": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MAX_WAIT_S,
+            "description": "Wait up to this many seconds for the command to end. Default 0.",
         },
-    ),
+    },
+    required=("job",),
     kind="read",
     access="none",
-    look=look_at_output,
+    plan=plan_output,
     run=run_output,
 )
 
 SHELL_KILL = Builtin(
-    spec=ToolSpec(
-        name="shell_kill",
-        description="End a command in the background and all that it started.",
-        input_schema={"type": "object", "properties": {"job": JOB}, "required": ["job"]},
-    ),
+    name="shell_kill",
+    description="End a background command and all processes it started.",
+    properties={"job": JOB},
+    required=("job",),
     kind="other",
     access="none",
-    look=look_at_kill,
+    plan=plan_kill,
     run=run_kill,
 )

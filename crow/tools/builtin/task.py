@@ -1,29 +1,25 @@
-"""`task`: work given to a sub-agent with a conversation of its own.
+"""`task`: gives work to a sub-agent with its own conversation.
 
-Strategy: only the spec and the words are here; the session runs the sub-agent, through the port. The call itself
-touches nothing: each call of the sub-agent is judged as one of the session's own.
+The session runs the sub-agent. The call itself touches nothing: each call that the sub-agent makes needs its own
+permission.
 """
 
 from __future__ import annotations
 
-from crow.domain.entries import Announcement
-from crow.domain.messages import ToolSpec
+from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall, SubagentResult, Task
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation
-
-__all__ = ["TASK", "outcome_of_task", "task_of"]
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
 
 TITLE_CHARS = 80
 
 
-async def look(_around: ToolContext, args: Arguments) -> PlannedCall:
-    title = f"Task: {task_of(args).title}"
-    return PlannedCall(announcement=Announcement(title=title, kind="think"), access="none")
+async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
+    return plan_in_session(f"Task: {task_of(args).title}", "think")
 
 
-async def run(_running: ToolInvocation, args: Arguments) -> Outcome:
-    """Never reached by way of MCP: who has the port runs it in the call's own task."""
-    return Outcome(text=f"task: {task_of(args).title}: there is nobody to run it", is_error=True)
+async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
+    """Reached only in a session without sub-agents: the toolbox runs other tasks in the call's own task."""
+    raise ArgumentError("this session has no sub-agents")
 
 
 def task_of(args: Arguments) -> Task:
@@ -38,9 +34,9 @@ def task_of(args: Arguments) -> Task:
 
 
 def outcome_of_task(done: SubagentResult) -> Outcome:
-    """How a task ended, for the model."""
+    """The result of a task for the model."""
     return Outcome(
-        text=f"{done.text or '(no answer)'}\n[task {done.id}; give it as resume to go on with it]",
+        text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
         is_error=done.is_error,
         raw_output={"task": done.id, "steps": done.steps},
         usage=done.usage,
@@ -49,30 +45,25 @@ def outcome_of_task(done: SubagentResult) -> Outcome:
 
 
 TASK = Builtin(
-    spec=ToolSpec(
-        name="task",
-        description=(
-            "Give a part of the work to a sub-agent, which works in a conversation of its own and answers with one "
-            "text. It knows nothing but its prompt. Several tasks in one answer run at once."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "description": {"type": "string", "minLength": 1, "description": "What it is, in a few words."},
-                "prompt": {"type": "string", "minLength": 1, "description": "All that the sub-agent must know."},
-                "tools": {
-                    "type": "array",
-                    "maxItems": 100,
-                    "items": {"type": "string"},
-                    "description": "Names of the tools that it may use. Default: all but task and update_plan.",
-                },
-                "resume": {"type": "string", "description": "The id of an earlier task, to go on with it."},
-            },
-            "required": ["description", "prompt"],
-        },
+    name="task",
+    description=(
+        "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
+        "only its prompt. Several tasks in one answer run in parallel."
     ),
+    properties={
+        "description": {"type": "string", "minLength": 1, "description": "The task in a few words."},
+        "prompt": {"type": "string", "minLength": 1, "description": "Everything the sub-agent needs to know."},
+        "tools": {
+            "type": "array",
+            "maxItems": 100,
+            "items": {"type": "string"},
+            "description": "Names of the tools it may use. Default: all except task and update_plan.",
+        },
+        "resume": {"type": "string", "description": "The id of an earlier task, to continue it."},
+    },
+    required=("description", "prompt"),
     kind="think",
     access="none",
-    look=look,
-    run=run,
+    plan=plan_task,
+    run=run_task,
 )

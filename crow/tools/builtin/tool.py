@@ -1,9 +1,4 @@
-"""What a built-in tool is: a spec, a way to look at a call, a way to run it.
-
-Strategy: one frozen value per tool, made once. Looking announces a call and finds its faults without changing
-anything; running reaches the world through the workspace and the session through the ports. What cannot be done is an
-`ArgumentError` whose words go to the model as they are.
-"""
+"""What every built-in tool shares: its definition, its context, and the check of its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from crow.domain.entries import CallKind
+from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.tools import Access, Log, OnOutput, Outcome, Plan, PlannedCall, Workspace
@@ -22,118 +17,145 @@ from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import FoundSkill
 from crow.tools.workspace import SeenFiles
 
-__all__ = [
-    "Arguments",
-    "Builtin",
-    "ToolContext",
-    "ToolInvocation",
-    "check",
-    "parse",
-    "parse_foreign",
-    "path_names",
-    "shown_name",
-    "shown_path",
-    "system_words",
-    "with_expectation",
-]
-
 Arguments: TypeAlias = Mapping[str, Any]
-"""Checked against the tool's schema; optional ones may be absent."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ToolContext:
-    """What the tools of a session share: the world, and what they remember of it. `skills` may be found anew."""
-
-    workspace: Workspace
-    jobs: Jobs
-    seen: SeenFiles = field(default_factory=SeenFiles)
-    skills: tuple[FoundSkill, ...] = ()
-    fetches_private: bool = False
-    keys: KeySource = HiddenKeys
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolInvocation:
-    """What a running call reaches: the world, the session, and whoever watches. `place` is the file or directory that
-    it was allowed to touch, `allowed` its offer's `argument`; both are None if nobody judged it."""
-
-    around: ToolContext
-    log: Log
-    plan: Plan
-    call_id: str
-    on_output: OnOutput
-    place: str | None = None
-    allowed: str | None = None
-
-    @property
-    def workspace(self) -> Workspace:
-        """The files and processes."""
-        return self.around.workspace
-
-    def resolve(self, path: str) -> Path:
-        """The place that `path` leads to. :raises ~crow.domain.errors.ArgumentError: not the one that was allowed."""
-        resolved = self.workspace.resolve(path)
-        if self.place is not None and str(resolved) != self.place:
-            raise ArgumentError(
-                f"{path} led elsewhere when this call was allowed; call it again if {resolved} is meant"
-            )
-        return resolved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Builtin:
-    """A built-in tool. `kind`, `access` and `is_barrier` hold for every call of it, faulty ones too.
-
-    `look` may leave a fault in its offer, or raise :class:`~crow.domain.errors.ArgumentError` with the same meaning.
-    """
-
-    spec: ToolSpec
-    kind: CallKind
-    access: Access
-    look: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
-    run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
-    is_barrier: bool = False
-
-
-def system_words(tool: str, error: OSError) -> str:
-    """What the operating system said, with the file it said it of; or what the editor said."""
-    where = f": {error.filename}" if error.filename is not None else ""
-    return f"{tool}: {error.strerror or str(error) or type(error).__name__}{where}"
-
-
-def shown_path(workspace: Workspace, path: Path) -> str:
-    """A resolved path as the client knows it: below the cwd that it gave, even if links lead there."""
-    root = workspace.resolve(".")
-    return str(workspace.cwd / path.relative_to(root)) if path.is_relative_to(root) else str(path)
-
-
-def shown_name(workspace: Workspace, path: Path) -> str:
-    """A resolved path for words and titles: relative to cwd where it lies below it."""
-    root = workspace.resolve(".")
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
-
-
-def path_names(workspace: Workspace, path: Path) -> tuple[str, ...]:
-    """A resolved path as rules may name it: absolute, and below cwd also relative to it."""
-    name = shown_name(workspace, path)
-    return (str(path),) if name == str(path) else (str(path), name)
-
-
-# FROM tools.builtin.arguments: Arguments of a built-in call, checked against the tool's schema.
-#
-# Strategy: the few keywords of JSON Schema that crow's own schemas use, and words that name the argument, show the
-# value
-# and say what is expected. Numbers and booleans written as text are taken, null stands for an absent optional
-# argument:
-# many models send both. Pure.
-
+"""Arguments checked against the tool's schema; optional ones may be absent."""
 
 SHOWN_CHARS = 80
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builtin:
+    """A built-in tool. `kind` and `access` hold for each of its calls, also for faulty ones.
+
+    `plan` describes a call and finds its faults without changing anything. `run` executes it. Both may raise
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, after the tool's name.
+    """
+
+    name: str
+    description: str
+    properties: Mapping[str, Mapping[str, Any]]
+    required: tuple[str, ...] = ()
+    kind: CallKind
+    access: Access
+    plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
+    run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as offered to the model."""
+        schema: dict[str, Any] = {"type": "object", "properties": self.properties}
+        if self.required:
+            schema["required"] = list(self.required)
+        return ToolSpec(name=self.name, description=self.description, input_schema=schema)
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolContext:
+    """State that the tools of a session share. `skills` is replaced before each turn."""
+
+    workspace: Workspace
+    jobs: Jobs
+    seen_files: SeenFiles = field(default_factory=SeenFiles)
+    skills: tuple[FoundSkill, ...] = ()
+    fetches_private: bool = False
+    keys: KeySource = HiddenKeys
+
+    def target(self, path: str) -> Target:
+        """The file or directory that `path` leads to. :raises ~crow.domain.errors.ArgumentError: not a path."""
+        return Target.at(self.workspace, self.workspace.resolve(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolInvocation:
+    """A running call. `allowed_path` is the file or directory that it may touch, `allowed_argument` the argument of its
+    planned call; both are None if nothing was planned."""
+
+    context: ToolContext
+    log: Log
+    plan: Plan
+    call_id: str
+    on_output: OnOutput
+    allowed_path: str | None = None
+    allowed_argument: str | None = None
+
+    @property
+    def workspace(self) -> Workspace:
+        """The session's files and processes."""
+        return self.context.workspace
+
+    def target(self, path: str) -> Target:
+        """The file or directory that `path` leads to.
+
+        :raises ~crow.domain.errors.ArgumentError: a link has changed, and it is no longer the one that was allowed.
+        """
+        target = self.context.target(path)
+        if self.allowed_path is not None and str(target.path) != self.allowed_path:
+            raise ArgumentError(f"{path} now leads to {target.path}, which was not allowed; repeat the call to use it")
+        return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A file or directory that a call names, links resolved.
+
+    `name` is for messages: relative to the working directory if inside it. `client_path` is the path as the client
+    knows it: below the working directory as the client gave it, even if that is a link. `rule_names` are the names
+    that permission rules may use.
+    """
+
+    path: Path
+    name: str
+    client_path: str
+    rule_names: tuple[str, ...]
+    is_outside: bool
+
+    @classmethod
+    def at(cls, workspace: Workspace, path: Path) -> Target:
+        """The target at a resolved path."""
+        name, whole = display_name(workspace, path), str(path)
+        is_below = name != whole
+        return cls(
+            path=path,
+            name=name,
+            client_path=str(workspace.cwd / name) if is_below else whole,
+            rule_names=(whole, name) if is_below else (whole,),
+            is_outside=not workspace.contains(path),
+        )
+
+    def plan(
+        self, title: str, kind: CallKind, access: Access, *, line: int | None = None, diffs: tuple[Diff, ...] = ()
+    ) -> PlannedCall:
+        """A call that touches only this target."""
+        location = Location(path=self.client_path, line=line)
+        return PlannedCall(
+            announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
+            access=access,
+            outside=self.is_outside,
+            paths=self.rule_names,
+        )
+
+
+def display_name(workspace: Workspace, path: Path) -> str:
+    """A resolved path for messages and titles: relative to the working directory if inside it."""
+    root = workspace.resolve(".")
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def plan_in_session(title: str, kind: CallKind) -> PlannedCall:
+    """A call that touches only the session."""
+    return PlannedCall(announcement=Announcement(title=title, kind=kind), access="none")
+
+
+def describe_error(error: ArgumentError | OSError) -> str:
+    """The message for the model; of an OSError what the system or the editor said, and about which file."""
+    if isinstance(error, ArgumentError):
+        return str(error)
+    where = f": {error.filename}" if error.filename is not None else ""
+    return f"{error.strerror or str(error) or type(error).__name__}{where}"
+
+
 def parse(tool: str, text: str) -> dict[str, Any]:
-    """The object in a call's JSON text. :raises ~crow.domain.errors.ArgumentError: it is none."""
+    """The JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: not a JSON object."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -141,14 +163,14 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     except RecursionError:
         raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
     if not isinstance(value, dict):
-        raise ArgumentError(f"{tool}: the arguments are {shown(value)}; expected a JSON object")
+        raise ArgumentError(f"{tool}: the arguments are {format_value(value)}; expected a JSON object")
     return value
 
 
 def parse_foreign(tool: str, text: str) -> dict[str, Any]:
-    """The object in the JSON text of a call whose schema is not known here, fit to be sent.
+    """The arguments of a call to an external tool, whose schema is not checked here.
 
-    :raises ~crow.domain.errors.ArgumentError: it is none, or UTF-8 cannot hold it.
+    :raises ~crow.domain.errors.ArgumentError: not a JSON object, or not valid UTF-8.
     """
     value = parse(tool, text)
     check_encodable(tool, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
@@ -156,73 +178,65 @@ def parse_foreign(tool: str, text: str) -> dict[str, Any]:
 
 
 def with_expectation(fault: str, spec: ToolSpec) -> str:
-    """The fault of a call that could not be read, with what its tool takes."""
+    """The fault of an unreadable call, with the arguments that its tool takes."""
     properties, required = spec.input_schema.get("properties"), spec.input_schema.get("required")
     if not isinstance(properties, Mapping) or not properties:
         return f"{fault} {spec.name} takes no arguments: {{}}."
     needed = required if isinstance(required, list | tuple) else ()
     names = ", ".join(
-        f"{name} ({kind_of(schema)}{'' if name in needed else ', optional'})" for name, schema in properties.items()
+        f"{name} ({describe_type(schema)}{'' if name in needed else ', optional'})"
+        for name, schema in properties.items()
     )
     return f"{fault} Expected a JSON object with {names}."
 
 
-def kind_of(schema: object) -> str:
-    """What a property takes, in a word or two."""
-    if not isinstance(schema, Mapping):
-        return "any value"
-    kind = schema.get("type", "any value")
+def describe_type(schema: object) -> str:
+    kind = schema.get("type", "any value") if isinstance(schema, Mapping) else "any value"
     return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
-def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the schema's types, absent ones left out.
+# jsonschema takes 28 ms to import and would replace only `is_in_bounds`: types are converted here, because many models
+# write numbers and booleans as text and null for an absent argument, and errors are worded for models.
+def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+    """The arguments converted to the schema's types, without absent ones. `where` is the path to a nested object.
 
-    :raises ~crow.domain.errors.ArgumentError: one is missing, unknown or of another type.
+    :raises ~crow.domain.errors.ArgumentError: one is missing, unknown or has another type.
     """
-    return checked_object(tool, "", schema, given)
-
-
-def checked_object(tool: str, where: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     properties: Mapping[str, Any] = schema["properties"]
-    required = schema.get("required", ())
     for name in given:
         if name not in properties:
-            raise ArgumentError(f"{tool}: {where}{name} is no argument; expected {', '.join(properties)}")
-    taken = {}
+            raise ArgumentError(f"{tool}: unknown argument {where}{name}; expected {', '.join(properties)}")
+    checked = {}
     for name, expected in properties.items():
-        value = given.get(name)
-        if value is None and name not in required:
-            continue
-        if name not in given:
-            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {words(expected)}")
-        taken[name] = checked(tool, where + name, expected, value)
-    return taken
+        is_required = name in schema.get("required", ())
+        if is_required and name not in given:
+            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {describe_schema(expected)}")
+        if is_required or given.get(name) is not None:
+            checked[name] = check_value(tool, where + name, expected, given[name])
+    return checked
 
 
-def checked(tool: str, where: str, schema: Mapping[str, Any], value: Any) -> Any:
-    taken = coerced(schema["type"], value)
-    if taken is None or not fits(schema, taken):
-        raise ArgumentError(f"{tool}: {where} is {shown(value)}; expected {words(schema)}")
-    match taken:
+def check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -> Any:
+    value = convert(schema["type"], given)
+    if value is None or not is_in_bounds(schema, value):
+        raise ArgumentError(f"{tool}: {where} is {format_value(given)}; expected {describe_schema(schema)}")
+    match value:
         case str():
-            check_encodable(tool, where, taken)
+            check_encodable(tool, where, value)
         case list():
-            return [checked(tool, f"{where}[{index}]", schema["items"], item) for index, item in enumerate(taken)]
+            return [check_value(tool, f"{where}[{at}]", schema["items"], item) for at, item in enumerate(value)]
         case dict():
-            return checked_object(tool, f"{where}.", schema, taken)
-    return taken
+            return check(tool, schema, value, where=f"{where}.")
+    return value
 
 
-def coerced(kind: str, value: Any) -> Any:
-    """`value` as the wanted type, None if it is of another."""
+def convert(kind: str, value: Any) -> Any:
+    """`value` as the wanted type, None if it has another."""
     match kind, value:
         case ("string", str()) | ("array", list()) | ("object", dict()) | ("boolean", bool()):
             return value
-        case "boolean", "true" | "True":
-            return True
-        case "boolean", "false" | "False":
-            return False
+        case "boolean", "true" | "True" | "false" | "False":
+            return value in ("true", "True")
         case "integer", bool():
             return None
         case "integer", int():
@@ -234,23 +248,21 @@ def coerced(kind: str, value: Any) -> Any:
     return None
 
 
-def fits(schema: Mapping[str, Any], value: Any) -> bool:
+BOUNDS = {"integer": ("minimum", "maximum"), "string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
+
+
+def is_in_bounds(schema: Mapping[str, Any], value: Any) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
-    match value:
-        case bool():
-            return True
-        case int():
-            return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
-        case str():
-            return bool(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
-        case list():
-            return bool(len(value) <= schema.get("maxItems", len(value)))
-    return True
+    if schema["type"] not in BOUNDS:
+        return True
+    low, high = BOUNDS[schema["type"]]
+    size = value if isinstance(value, int) else len(value)
+    return bool(schema.get(low, size) <= size <= schema.get(high, size))
 
 
 def check_encodable(tool: str, where: str, text: str) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: UTF-8 cannot hold the text."""
+    """:raises ~crow.domain.errors.ArgumentError: the text cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -260,14 +272,14 @@ def check_encodable(tool: str, where: str, text: str) -> None:
         ) from None
 
 
-def words(schema: Mapping[str, Any]) -> str:
+def describe_schema(schema: Mapping[str, Any]) -> str:
     """What a schema expects, in words."""
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     match schema["type"]:
         case "integer":
-            limits = f" from {schema['minimum']}" if "minimum" in schema else ""
-            return "a whole number" + limits + (f" to {schema['maximum']}" if "maximum" in schema else "")
+            start = f" from {schema['minimum']}" if "minimum" in schema else ""
+            return "a whole number" + start + (f" to {schema['maximum']}" if "maximum" in schema else "")
         case "string":
             if "maxLength" in schema:
                 return f"text of at most {schema['maxLength']:,} characters"
@@ -276,11 +288,11 @@ def words(schema: Mapping[str, Any]) -> str:
             return "true or false"
         case "array":
             most = f"at most {schema['maxItems']} of them, " if "maxItems" in schema else ""
-            return f"a list ({most}each {words(schema['items'])})"
+            return f"a list ({most}each {describe_schema(schema['items'])})"
     return "an object with " + ", ".join(schema["properties"])
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
     except RecursionError:
