@@ -81,7 +81,7 @@ async def test_a_file_that_is_no_database_is_named_and_left_as_it_is(crow: Start
     before = fingerprint(home)
     async with crow() as agent:
         await agent.initialize()
-        assert (await refused(agent, place)).startswith(f"{home / 'crow.db'} is no crow database")
+        assert (await refused(agent, place)).startswith(f"{home / 'crow.db'} is not a crow database")
         (home / "crow.db").rename(home / "thesis")
         await agent.prompt(await agent.new_session(place), "say hello")
     assert fingerprint(home)["thesis"] == before["crow.db"]

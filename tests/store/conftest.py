@@ -20,8 +20,8 @@ class Stores:
         self._journal_mode = journal_mode
         self._opened: list[SqliteStore] = []
 
-    async def open(self) -> SqliteStore:
-        store = await SqliteStore.open(self.path, journal_mode=self._journal_mode)
+    async def open(self, *, busy_timeout_s: float = 10.0) -> SqliteStore:
+        store = await SqliteStore.open(self.path, journal_mode=self._journal_mode, busy_timeout_s=busy_timeout_s)
         self._opened.append(store)
         return store
 

@@ -162,7 +162,7 @@ async def test_an_alias_names_one_session_and_moves_in_one_step(stores: Stores):
     made = await store.create_session(new_session(alias="discord:channel:1"))
     assert await other.named("discord:channel:1") == made
     assert await other.named("discord:channel:2") is None
-    with pytest.raises(ArgumentError, match='Alias "discord:channel:1" is the one of session s1'):
+    with pytest.raises(ArgumentError, match='Alias "discord:channel:1" belongs to session s1'):
         await other.create_session(new_session("s2", alias="discord:channel:1"))
     await store.create_session(new_session("s2"))
     await store.move_alias("s1", "s2")

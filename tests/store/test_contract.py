@@ -101,7 +101,7 @@ async def test_changes_touch_the_named_columns_and_no_other(store: Store):
     after = await store.update_session("s1", changes)
     assert after == replace(
         before,
-        **{name: getattr(changes, name) for name in changes.__slots__},
+        **{name: changes[name] for name in changes},
         updated_ms=after.updated_ms,
     )
     assert await store.update_session("s1", SessionChanges()) == after
@@ -111,7 +111,7 @@ async def test_an_alias_is_of_one_session_and_free_after_deletion(store: Store):
     for name in ("s1", "s2"):
         await store.create_session(new_session(name))
     await store.update_session("s1", SessionChanges(alias="home"))
-    with pytest.raises(ArgumentError, match='Alias "home" is the one of session s1'):
+    with pytest.raises(ArgumentError, match='Alias "home" belongs to session s1'):
         await store.update_session("s2", SessionChanges(alias="home"))
     await store.delete_session("s1")
     assert (await store.update_session("s2", SessionChanges(alias="home"))).alias == "home"
@@ -289,7 +289,7 @@ async def test_a_prompt_waits_until_its_turn_is_taken(store: Store):
     assert (row.state, row.owner) == ("idle", "")
     await store.drop_prompt("s1", "u2")
     assert await store.queued("s1") == ()
-    with pytest.raises(ArgumentError, match="Prompt u2 no longer waits"):
+    with pytest.raises(ArgumentError, match="Prompt u2 is no longer queued"):
         await store.take_turn("s1", "u2", leaf=row.leaf)
     assert await store.session("s1") == row
 
@@ -350,7 +350,7 @@ async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores
         (2, TurnEnd(stop="interrupted", detail=tail.entries[4].body.detail)),
     ]
     assert "ended in the middle of this turn" in tail.entries[2].body.detail
-    assert "ended before this prompt had its turn" in tail.entries[4].body.detail
+    assert "ended before it ran this prompt" in tail.entries[4].body.detail
     assert (tail.row.state, tail.row.owner, tail.row.leaf) == ("idle", "", tail.entries[-1].id)
     assert await other.open_session("s1") == await store.open_session("s1") == tail
     assert await store.queued("s1") == ()

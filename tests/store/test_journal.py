@@ -45,14 +45,14 @@ async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, 
     await converse(sqlite_store, "s1", *("hello" for _ in range(3)))
     await add(sqlite_store, "s1", result(1, "x" * 5_000_000), said("more"))
     await READS[name](sqlite_store)
-    assert emptied(sqlite_store._database.path)
+    assert emptied(sqlite_store.database.path)
 
 
 async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: SqliteStore):
     await sqlite_store.create_session(new_session())
     with pytest.raises(sqlite3.OperationalError, match="no such column"):
-        await sqlite_store._database.read(lambda sql: sql.execute("SELECT missing FROM sessions"))
-    assert emptied(sqlite_store._database.path)
+        await sqlite_store.database.read(lambda sql: sql.execute("SELECT missing FROM sessions"))
+    assert emptied(sqlite_store.database.path)
 
 
 async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
@@ -65,14 +65,14 @@ async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
     entries = await converse(store, "s1", "one", "two")
     await store.tidy()
     assert await history(store, "s1") == entries
-    assert store._database.journal_mode == "delete"
+    assert store.database.journal_mode == "delete"
     await store.close()
-    assert store.warning.startswith(f"{path} is where SQLite grants no write-ahead log (on a network disk?).")
+    assert store.warning.startswith(f"SQLite grants no write-ahead log at {path} (a network disk?).")
     assert f"{store.warning} Using journal mode delete." in caplog.text
     assert "crow.db-wal" not in os.listdir(tmp_path)
     monkeypatch.undo()
     again = await SqliteStore.open(path)
-    assert (again._database.journal_mode, again.warning, await history(again, "s1")) == ("wal", "", entries)
+    assert (again.database.journal_mode, again.warning, await history(again, "s1")) == ("wal", "", entries)
     await again.close()
 
 

@@ -17,7 +17,7 @@ def note(sql: sqlite3.Connection, name: str) -> str:
 
 
 async def noted(store: SqliteStore) -> list[str]:
-    rows = await store._database.read(
+    rows = await store.database.read(
         lambda sql: sql.execute("SELECT base_url FROM endpoints ORDER BY 0 + learned").fetchall()
     )
     return [name for (name,) in rows]
@@ -38,7 +38,7 @@ async def written(store: SqliteStore, names: list[str], *, failing: str = "", en
 
     async def write(name: str) -> None:
         try:
-            outcomes[name] = await store._database.write(lambda sql: work(sql, name))
+            outcomes[name] = await store.database.write(lambda sql: work(sql, name))
         except Exception as error:  # noqa: BLE001
             outcomes[name] = error
 
@@ -55,7 +55,7 @@ async def commits(store: SqliteStore) -> list[str]:
     def watch(sql: sqlite3.Connection) -> None:
         sql.set_trace_callback(lambda statement: seen.append(statement) if statement == "COMMIT" else None)
 
-    await store._database._writer.run(watch)
+    await store.database.write(watch)
     return seen
 
 
@@ -85,4 +85,4 @@ async def test_when_sqlite_ends_the_transaction_nobody_is_told_that_it_was_writt
 async def test_a_store_that_is_closed_refuses_and_writes_nothing(sqlite_store: SqliteStore) -> None:
     await sqlite_store.close()
     with pytest.raises(StoreUnavailable):
-        await sqlite_store._database.write(lambda sql: note(sql, "late"))
+        await sqlite_store.database.write(lambda sql: note(sql, "late"))

@@ -26,10 +26,10 @@ class Passes:
 
 
 async def test_one_task_goes_on_in_each_pass_of_the_loop_in_the_order_they_came() -> None:
-    turnstile, passes, gone = FairWakeup(), Passes(), list[tuple[int, int]]()
+    wakeup, passes, gone = FairWakeup(), Passes(), list[tuple[int, int]]()
 
     async def go(number: int) -> None:
-        await turnstile.through()
+        await wakeup.wait()
         gone.append((number, passes.count))
 
     async with anyio.create_task_group() as tasks:
@@ -41,16 +41,16 @@ async def test_one_task_goes_on_in_each_pass_of_the_loop_in_the_order_they_came(
 
 
 async def test_whoever_comes_alone_does_not_wait_and_one_who_was_cancelled_holds_up_nobody() -> None:
-    turnstile, passes = FairWakeup(), Passes()
-    await turnstile.through()
+    wakeup, passes = FairWakeup(), Passes()
+    await wakeup.wait()
     assert passes.count == 0
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await turnstile.through()
-    await turnstile.through()
+        await wakeup.wait()
+    await wakeup.wait()
     while passes.count < 4:
         await anyio.lowlevel.checkpoint()
     alone = passes.count
-    await turnstile.through()
+    await wakeup.wait()
     assert passes.count == alone
     passes.stop()

@@ -17,7 +17,7 @@ from tests.store.scenes import add, begin, ids, new_session, result, said
 
 
 def rows(store: SqliteStore, query: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(store._database.path)) as connection:
+    with closing(sqlite3.connect(store.database.path)) as connection:
         return connection.execute(query).fetchall()
 
 
@@ -135,7 +135,7 @@ async def test_the_page_about_the_database_names_every_table_and_shows_every_vie
     made = (
         "SELECT name FROM sqlite_master WHERE type = ? AND name NOT GLOB 'sqlite_*' AND name NOT GLOB 'entries_fts_*'"
     )
-    with closing(sqlite3.connect(sqlite_store._database.path)) as connection:
+    with closing(sqlite3.connect(sqlite_store.database.path)) as connection:
         tables = {name for (name,) in connection.execute(made, ("table",))}
         views = {name for (name,) in connection.execute(made, ("view",))}
     assert {name for name in tables if f"`{name}`" not in PAGE} == set()

@@ -252,7 +252,7 @@ async def _has_session(store: SqliteStore) -> bool:
     def found(sql: sqlite3.Connection) -> bool:
         return sql.execute("SELECT 1 FROM sessions WHERE id = 's1'").fetchone() is not None
 
-    return await store._database.read(found)
+    return await store.database.read(found)
 
 
 async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from crow.domain.conversation import Projection
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.errors import LeafMoved, NoSuchSession
-from crow.store import SessionChanges, SessionRow, Tail, Unchanged
+from crow.store import SessionChanges, SessionRow, Tail
 
 __all__ = ["MemoryStore"]
 
@@ -59,9 +59,7 @@ class MemoryStore:
         return replace(self._rows[session_id], leaf=self._leaves[session_id])
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
-        named = {field.name: getattr(changes, field.name) for field in fields(changes)}
-        set_now = {name: value for name, value in named.items() if not isinstance(value, Unchanged)}
-        self._rows[session_id] = replace(await self.session(session_id), **set_now)
+        self._rows[session_id] = replace(await self.session(session_id), **changes)
         return self._rows[session_id]
 
     async def tail(self, session_id: str) -> Tail:
