@@ -235,14 +235,12 @@ class Store(Protocol):
     @property
     def warning(self) -> str:
         """What the user should know about the place of the database; empty if all is well."""
-        ...
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session, and a conversation unless it is a fork.
 
         :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
         """
-        ...
 
     async def fork_session(
         self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
@@ -254,22 +252,18 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
-        ...
 
     async def named(self, alias: str) -> SessionRow | None:
         """The session with this alias."""
-        ...
 
     async def move_alias(self, session_id: str, to: str) -> None:
         """Take the alias from one session and give it to another.
 
         :raises ~crow.domain.errors.ArgumentError: the session has no alias (any more).
         """
-        ...
 
     async def session(self, session_id: str) -> SessionRow:
         """The row as it is now."""
-        ...
 
     async def sessions(
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
@@ -278,47 +272,37 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.ArgumentError: a cursor that no list gave, or a limit below 1.
         """
-        ...
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
 
         :raises ~crow.domain.errors.ArgumentError: the alias belongs to another session.
         """
-        ...
 
     async def delete_session(self, session_id: str) -> None:
         """Hide the session and its sub-agents at once; `tidy` removes their data. Unknown ids are fine."""
-        ...
 
     async def open_session(self, session_id: str) -> Tail:
         """The row and the tail. Repairs a turn that a dead owner left running, exactly once; if nothing can be written,
         the next `take_turn` repairs it."""
-        ...
 
     async def tail(self, session_id: str) -> Tail:
         """The row and the tail, without repair."""
-        ...
 
     def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
         """The whole path, oldest first, in batches of bounded size. No read transaction stays open between batches."""
-        ...
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         """One entry; with `session_id` only if it is on that session's path."""
-        ...
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         """Put a prompt into the inbox under its message id."""
-        ...
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """The prompts in the inbox, in order."""
-        ...
 
     async def drop_prompt(self, session_id: str, message_id: str) -> None:
         """Remove a prompt from the inbox, after its sender was told that it cannot run. Unknown ones are fine."""
-        ...
 
     async def take_turn(
         self,
@@ -336,7 +320,6 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
-        ...
 
     async def append(
         self,
@@ -355,12 +338,10 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
-        ...
 
     async def renew_lease(self, session_id: str) -> None:
         """Show other hosts that this store still runs the session's turn. Call it at least once a minute while nothing
         is appended. No effect if this store runs no turn there."""
-        ...
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
         """Give up a turn of this store whose `end`, which belongs under `leaf`, could not be stored.
@@ -368,7 +349,6 @@ class Store(Protocol):
         The next `open_session` or `take_turn` here stores it first. If that is impossible, the turn is repaired as if
         its owner had died. Writes nothing and never fails.
         """
-        ...
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         """Move the session to another entry of its conversation and record it in `moves`.
@@ -376,41 +356,33 @@ class Store(Protocol):
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         :raises ~crow.domain.errors.ArgumentError: the entry is not in the conversation.
         """
-        ...
 
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
         """The number of prompts and answers on each session's path; 0 for an unknown id."""
-        ...
 
     async def moves(self, session_id: str) -> tuple[Move, ...]:
         """The session's moves, newest first; the newest ten thousand of very many."""
-        ...
 
     async def outline(self, session_id: str) -> Outline:
         """Prompts, labels and checkpoints of all branches of the session, and where the branches end."""
-        ...
 
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
         """Entries of these kinds (as in the table `entries`) on the path of `leaf` but not on that of `to`, oldest
         first."""
-        ...
 
     async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
         """File entries on the path of `leaf` but not on that of `to`, with the results of their calls, oldest first."""
-        ...
 
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
         """Add a piece of the running stream. Renews the lease."""
-        ...
 
     async def search(
         self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
     ) -> tuple[Hit, ...]:
         """Full-text search over titles, prompts and answers in any script; all words must match. With `session_id` only
         its title and path."""
-        ...
 
     async def scan(
         self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
@@ -419,25 +391,19 @@ class Store(Protocol):
 
         Skips calls and results of the tools named in `without`. Reads at most the newest few megabytes.
         """
-        ...
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         """Facts about an endpoint; empty if none are known. Facts that other processes learned appear with the next
         transaction."""
-        ...
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Merge facts about an endpoint; top-level keys replace older ones."""
-        ...
 
     async def tidy(self) -> None:
         """On idle: remove the data of deleted sessions in small batches, and make a checkpoint."""
-        ...
 
     def hurry(self) -> None:
         """The process is about to end: from now on a write waits for other programs only briefly. Never fails."""
-        ...
 
     async def close(self) -> None:
         """Close the connections, within a few seconds. Safe to call twice."""
-        ...

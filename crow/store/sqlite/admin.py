@@ -12,16 +12,16 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 
 import anyio
 
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
-from crow.store import Scope
 from crow.store.portable import ExportFile
 from crow.store.sqlite.connection import REPAIR
-from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
+from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
-from crow.store.sqlite.search import Group, UsageTotal
+from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import ImportDefaults, Importer, Lines, abandon, choose, family, next_entries, show
@@ -74,7 +74,7 @@ class Backup:
     entries: int
 
 
-class SessionAdmin(UsesDatabase):
+class SessionAdmin(UsageMethods):
     """Administers the sessions of an open store."""
 
     def __init__(self, store: SqliteStore) -> None:
@@ -82,7 +82,7 @@ class SessionAdmin(UsesDatabase):
         self._store = store
 
     @snapshot()
-    def find(self, sql: sqlite3.Connection, name: str) -> str:
+    def find(self, sql: Connection, name: str) -> str:
         """The id of the session with this id or alias, else of the only one whose id begins with `name`.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
@@ -108,18 +108,12 @@ class SessionAdmin(UsesDatabase):
         return str(rows[0][0])
 
     @snapshot()
-    def ids(self, sql: sqlite3.Connection) -> tuple[str, ...]:
+    def ids(self, sql: Connection) -> tuple[str, ...]:
         """The ids of all sessions and sub-agents, in order."""
         return tuple(row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
 
-    async def totals(self, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Tokens and cost, summed by the groups."""
-        return await self._store.totals(by, scope)
-
     @snapshot()
-    def unused_since(
-        self, sql: sqlite3.Connection, before_ms: int, cwd: str | None = None
-    ) -> tuple[UnusedSession, ...]:
+    def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
         """Sessions (of one directory) last used before that time, oldest first. Running ones are left out."""
         return _unused_since(sql, before_ms, cwd)
 
@@ -130,7 +124,7 @@ class SessionAdmin(UsesDatabase):
         return old
 
     @transaction()
-    def _hide_unused(self, sql: sqlite3.Connection, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
+    def _hide_unused(self, sql: Connection, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
         old = _unused_since(sql, before_ms, cwd)
         for session in old:
             hide_session(sql, session.id)
@@ -145,7 +139,7 @@ class SessionAdmin(UsesDatabase):
         await self._store.tidy()
 
     @transaction()
-    def _hide(self, sql: sqlite3.Connection, ids: Sequence[str]) -> None:
+    def _hide(self, sql: Connection, ids: Sequence[str]) -> None:
         for session_id in ids:
             row = sql.execute("SELECT state, owner, lease_ms FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is not None and _is_running(*row):
@@ -211,7 +205,7 @@ class SessionAdmin(UsesDatabase):
         return True
 
     @snapshot()
-    def back_up(self, sql: sqlite3.Connection, path: Path) -> Backup:
+    def back_up(self, sql: Connection, path: Path) -> Backup:
         """Copy the database to a new file while it is in use, and verify the copy.
 
         The copy is one snapshot and needs no WAL. It gets its name once SQLite's integrity check passes.
@@ -234,7 +228,7 @@ class SessionAdmin(UsesDatabase):
         return Backup(path=str(path), bytes=path.stat().st_size, sessions=sessions, entries=entries)
 
 
-def _unused_since(sql: sqlite3.Connection, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
+def _unused_since(sql: Connection, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
     rows = sql.execute(
         f"SELECT * FROM ({_LAST_USED}) WHERE used_ms < :before AND (:cwd IS NULL OR cwd = :cwd)"  # noqa: S608  constants
         " ORDER BY used_ms, id",
@@ -251,7 +245,7 @@ def _is_running(state: str, owner: str, lease_ms: int) -> bool:
     return state == "running" and is_alive(owner, lease_age_ms=now_ms() - lease_ms)
 
 
-def _copy_and_count(sql: sqlite3.Connection, part: Path, path: Path) -> tuple[int, int]:
+def _copy_and_count(sql: Connection, part: Path, path: Path) -> tuple[int, int]:
     """Copy the database to `part`; the number of sessions and entries in it."""
     with closing(sqlite3.connect(part, isolation_level=None)) as copy:
         try:

@@ -8,10 +8,10 @@ the prompts that were queued with the dead process as messages that never ran. N
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from sqlite3 import Connection
 
 from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
@@ -27,7 +27,20 @@ __all__ = ["SessionState", "TurnMethods"]
 
 logger = logging.getLogger(__name__)
 
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
 _LARGEST = 2**63 - 1
+
+_USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+
+_COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
+"""Columns of `sessions` that sum up its entries."""
+
+_SAVE = (
+    "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
+    " updated_ms = :now_ms, newest_entry = coalesce(:newest, newest_entry), has_prompt = has_prompt OR :has_prompt,"
+    f" cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _COUNTERS)} WHERE id = :id"
+)
 
 
 class TurnMethods(PathMethods):
@@ -36,7 +49,7 @@ class TurnMethods(PathMethods):
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database)
         self.owner = owner
-        self._unstored_ends: dict[str, Callable[[sqlite3.Connection], object]] = {}
+        self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
 
     async def open_session(self, session_id: str) -> Tail:
         tail = await self._tail_without_repair(session_id)
@@ -49,14 +62,14 @@ class TurnMethods(PathMethods):
         return tail or await self.tail(session_id)
 
     @snapshot(raise_if_moved=True)
-    def _tail_without_repair(self, sql: sqlite3.Connection, session_id: str) -> Tail | None:
+    def _tail_without_repair(self, sql: Connection, session_id: str) -> Tail | None:
         state = SessionState(sql, session_id, now_ms=now_ms())
         if session_id in self._unstored_ends or _needs_repair(state, self.owner):
             return None
         return load_tail(sql, session_id)
 
     @transaction()
-    def _repair(self, sql: sqlite3.Connection, session_id: str) -> None:
+    def _repair(self, sql: Connection, session_id: str) -> None:
         self._store_end(sql, session_id)
         state = SessionState(sql, session_id, now_ms=now_ms())
         if _needs_repair(state, self.owner):
@@ -64,7 +77,7 @@ class TurnMethods(PathMethods):
             state.save()
 
     @transaction(raise_if_moved=True)
-    def enqueue(self, sql: sqlite3.Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+    def enqueue(self, sql: Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         inserted = sql.execute(
             "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
             " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
@@ -74,14 +87,14 @@ class TurnMethods(PathMethods):
             raise NoSuchSession(session_id)
 
     @snapshot()
-    def queued(self, sql: sqlite3.Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
+    def queued(self, sql: Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
         session_row(sql, session_id)
         query = "SELECT parts, message_id FROM inbox WHERE session = ? ORDER BY seq"
         rows = sql.execute(query, (session_id,)).fetchall()
         return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
 
     @transaction()
-    def drop_prompt(self, sql: sqlite3.Connection, session_id: str, message_id: str) -> None:
+    def drop_prompt(self, sql: Connection, session_id: str, message_id: str) -> None:
         _drop_prompt(sql, session_id, message_id)
 
     async def take_turn(
@@ -93,7 +106,7 @@ class TurnMethods(PathMethods):
         parts: Sequence[Part] | None = None,
         cut: int | None = None,
     ) -> TurnStart:
-        def claim(sql: sqlite3.Connection) -> TurnStart:
+        def claim(sql: Connection) -> TurnStart:
             self._store_end(sql, session_id)
             state = SessionState(sql, session_id, now_ms=now_ms())
             if state.state == "running" and (state.owner == self.owner or state.is_owner_alive):
@@ -125,7 +138,7 @@ class TurnMethods(PathMethods):
     ) -> tuple[Entry, ...]:
         encoded = [(entry, encode(entry.body)) for entry in entries]  # before the transaction keeps others waiting
 
-        def append(sql: sqlite3.Connection) -> tuple[Entry, ...]:
+        def append(sql: Connection) -> tuple[Entry, ...]:
             stored = self._append(sql, session_id, leaf=leaf, turn=turn, entries=encoded, release=release)
             if changes is not None:
                 change_session(sql, session_id, changes)
@@ -135,7 +148,7 @@ class TurnMethods(PathMethods):
 
     def _append(
         self,
-        sql: sqlite3.Connection,
+        sql: Connection,
         session_id: str,
         *,
         leaf: int | None,
@@ -166,7 +179,7 @@ class TurnMethods(PathMethods):
             self._append, session_id=session_id, leaf=leaf, turn=turn, entries=entries, release=True
         )
 
-    def _store_end(self, sql: sqlite3.Connection, session_id: str) -> None:
+    def _store_end(self, sql: Connection, session_id: str) -> None:
         """Store the end of a disowned turn; if that is impossible, make it look like the turn of a dead owner."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
@@ -178,16 +191,16 @@ class TurnMethods(PathMethods):
             sql.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead, session_id, self.owner))
 
     @transaction()
-    def renew_lease(self, sql: sqlite3.Connection, session_id: str) -> None:
+    def renew_lease(self, sql: Connection, session_id: str) -> None:
         self._renew_lease(sql, session_id)
 
-    def _renew_lease(self, sql: sqlite3.Connection, session_id: str) -> None:
+    def _renew_lease(self, sql: Connection, session_id: str) -> None:
         sql.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms(), session_id, self.owner))
 
     @transaction()
     def save_draft(
         self,
-        sql: sqlite3.Connection,
+        sql: Connection,
         session_id: str,
         *,
         after_leaf: int | None,
@@ -206,9 +219,7 @@ class TurnMethods(PathMethods):
             raise NoSuchSession(session_id)
 
     @transaction()
-    def move_leaf(
-        self, sql: sqlite3.Connection, session_id: str, *, leaf: int | None, to: int | None, reason: str
-    ) -> None:
+    def move_leaf(self, sql: Connection, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
         if to is not None:
@@ -230,7 +241,7 @@ class SessionState:
     `owner` may be set.
     """
 
-    def __init__(self, sql: sqlite3.Connection, session_id: str, *, now_ms: int) -> None:
+    def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
         """:raises NoSuchSession: there is none, or it is deleted."""
         row = sql.execute(
             "SELECT conversation, leaf, turn, state, owner, lease_ms, model FROM sessions"
@@ -249,9 +260,10 @@ class SessionState:
         self.owner: str = row[4]
         self.lease_ms: int = row[5]
         self.model: str = row[6]
-        self._added: Counter[str] = Counter()
+        self._added = dict.fromkeys(_COUNTERS, 0)
         self._cost = 0.0
         self._newest: int | None = None
+        self._has_prompt = False
 
     @property
     def is_owner_alive(self) -> bool:
@@ -275,10 +287,7 @@ class SessionState:
             mend(new.model),
             call.assistant if call else None,
             call.index if call else None,
-            usage.input_tokens if usage else None,
-            usage.output_tokens if usage else None,
-            usage.cached_tokens if usage else None,
-            usage.reasoning_tokens if usage else None,
+            *(getattr(usage, name, None) for name in _USAGE_COLUMNS),
             _storable_cost(new.cost),
             new.estimate,
             self.now_ms,
@@ -320,33 +329,19 @@ class SessionState:
 
     def save(self) -> None:
         """Write the row."""
-        added = self._added
-        self.sql.execute(
-            "UPDATE sessions SET leaf = ?, turn = ?, state = ?, owner = ?, lease_ms = ?, updated_ms = ?,"
-            " newest_entry = coalesce(?, newest_entry), has_prompt = has_prompt OR ?, entries = entries + ?,"
-            " tokens_in = tokens_in + ?, tokens_out = tokens_out + ?, tokens_cached = tokens_cached + ?,"
-            " cost = cost + ?, files_changed = files_changed + ?, lines_added = lines_added + ?,"
-            " lines_removed = lines_removed + ? WHERE id = ?",
-            (
-                self.leaf,
-                self.turn,
-                self.state,
-                self.owner,
-                self.now_ms if self.owner else 0,
-                self.now_ms,
-                self._newest,
-                added["prompts"] > 0,
-                added["entries"],
-                _storable(added["input"]),
-                _storable(added["output"]),
-                _storable(added["cached"]),
-                self._cost,
-                added["files"],
-                added["lines_added"],
-                added["lines_removed"],
-                self.session_id,
-            ),
-        )
+        values = {
+            "id": self.session_id,
+            "leaf": self.leaf,
+            "turn": self.turn,
+            "state": self.state,
+            "owner": self.owner,
+            "lease_ms": self.now_ms if self.owner else 0,
+            "now_ms": self.now_ms,
+            "newest": self._newest,
+            "has_prompt": self._has_prompt,
+            "cost": self._cost,
+        }
+        self.sql.execute(_SAVE, values | {name: _storable(count) for name, count in self._added.items()})
 
     def _index(self, entry_id: int, body: Body) -> None:
         """Add the entry to the full-text index, with the same text that the view `searchable` gives for it."""
@@ -370,14 +365,14 @@ class SessionState:
         added["entries"] += 1
         self._cost += _storable_cost(new.cost) or 0.0
         if usage is not None:
-            added["input"] += usage.input_tokens or 0
-            added["output"] += usage.output_tokens or 0
-            added["cached"] += usage.cached_tokens or 0
+            added["tokens_in"] += usage.input_tokens or 0
+            added["tokens_out"] += usage.output_tokens or 0
+            added["tokens_cached"] += usage.cached_tokens or 0
         match new.body:
             case User():
-                added["prompts"] += 1
+                self._has_prompt = True
             case File():
-                added["files"] += 1
+                added["files_changed"] += 1
             case ToolResult(is_error=False, announcement=announcement):
                 lines_added, lines_removed = _lines_changed(announcement.diffs)
                 added["lines_added"] += lines_added
@@ -386,11 +381,11 @@ class SessionState:
                 pass
 
 
-def _drop_prompt(sql: sqlite3.Connection, session_id: str, message_id: str) -> None:
+def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
     sql.execute("DELETE FROM inbox WHERE session = ? AND message_id = ?", (session_id, message_id))
 
 
-def _dequeue(sql: sqlite3.Connection, session_id: str, message_id: str) -> tuple[Part, ...]:
+def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, ...]:
     """Take a prompt out of the inbox."""
     query = "SELECT parts FROM inbox WHERE session = ? AND message_id = ?"
     row = sql.execute(query, (session_id, message_id)).fetchone()
@@ -482,8 +477,7 @@ def _storable_usage(usage: Usage | None) -> Usage | None:
     """The usage as columns can hold it; None if nothing is known."""
     if usage is None:
         return None
-    names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-    counts = {name: count for name in names if (count := getattr(usage, name)) is not None}
+    counts = {name: count for name in _USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
     return Usage(**{name: _storable(count) for name, count in counts.items()}) if counts else None
 
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -275,9 +276,9 @@ class FileLock:
     """
 
     def __init__(self, path: Path, timeout: LockTimeout) -> None:
-        self._path = path
+        self._database = path
+        self._path = Path(f"{path}.lock")
         self._timeout = timeout
-        self._file: int | None = None
         self._is_supported = fcntl is not None
 
     @contextmanager
@@ -286,106 +287,75 @@ class FileLock:
 
         :raises StoreUnavailable: it cannot be made, or another process held it for too long.
         """
-        file = self._open()
-        if self._is_supported:
-            self._acquire(file)
-            for _ in range(_ATTEMPTS):
-                if self._is_there(file):
-                    break
-                self.close()  # the lock file was deleted: other processes lock a newer one
-                file = self._open()
-                self._acquire(file)
+        file = self._acquired()
+        while not self._is_there(file):  # deleted meanwhile: other processes lock a newer one
+            os.close(file)
+            file = self._acquired()
         try:
             yield
         finally:
-            if self._is_supported:
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close the lock file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
         """Whether the path still names the open file, or its directory is gone."""
-        opened, found = os.fstat(file), file_id(f"{self._path}.lock")
+        opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
-    def _open(self) -> int:
-        path = f"{self._path}.lock"
+    def _acquired(self) -> int:
+        """The lock file, opened and locked."""
         try:
-            if self._file is None:
-                self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreUnavailable(
-                f"{path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
+                f"{self._path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
                 " another directory."
             ) from error
-        return self._file
+        try:
+            self._wait_for(file)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
-    def _acquire(self, file: int) -> None:
+    def _wait_for(self, file: int) -> None:
         since = time.monotonic()
         pause_s = 0.0002
-        while True:
+        while self._is_supported:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if self._timeout.is_over(since):
-                    raise _locked(self._path, self._timeout.timeout_s) from None
+                    raise _locked(self._database, self._timeout.timeout_s) from None
             except OSError as error:
                 self._is_supported = False
                 logger.warning("%s: file locks do not work here (%s)", self._path, error.strerror)
-                return
             else:
                 return
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.005)
 
 
+@dataclass(slots=True)
 class WriteJob(Generic[T]):
     """A function waiting for a write transaction, and later its result or error."""
 
-    def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
-        self._function = function
-        self._result: T | None = None
-        self._error: BaseException | None = None
-        self.is_done = False
-
-    def run(self, connection: sqlite3.Connection) -> None:
-        """Call the function. Its error is raised here and again by `result`."""
-        try:
-            self._result = self._function(connection)
-        except BaseException as error:
-            self.fail(error)
-            raise
-        self.is_done = True
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing was written, because of `error` unless the function failed first."""
-        self._error = self._error or error
-        self.is_done = True
-
-    def result(self) -> T:
-        """The function's result, or its error raised. Only once the job is done."""
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]  # done without an error, so it is a T
+    function: Callable[[sqlite3.Connection], T]
+    result: T | None = None
+    error: Exception | None = None
+    is_done: bool = False
 
 
 def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> None:
     """Run all jobs inside the open transaction. A job that fails is rolled back alone.
 
-    :raises Exception: nothing can be written: the only job failed, or SQLite itself ended the transaction.
+    :raises Exception: SQLite itself ended the transaction.
     """
-    if len(jobs) == 1:
-        jobs[0].run(connection)
-        return
     for job in jobs:
         connection.execute("SAVEPOINT job")
         try:
-            job.run(connection)
-        except Exception:  # the job keeps it for its caller
+            job.result = job.function(connection)
+        except Exception as error:
+            job.error = error
             if not connection.in_transaction:
                 raise
             connection.execute("ROLLBACK TO job")

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -226,13 +226,11 @@ class Database:
         """Call a function that would block the event loop in the writer's thread."""
         return await self._run(self._writer, lambda _: function())
 
-    async def checkpoint(self) -> None:
-        """Move the WAL into the database as far as readers permit."""
+    async def compact(self) -> None:
+        """Return free pages to the file system, and move the WAL into the database as far as readers permit."""
+        while await self._run(self._writer, self._vacuum):
+            pass
         await self._run(self._writer, self._checkpoint)
-
-    async def vacuum(self) -> bool:
-        """Return some free pages to the file system. True if there may be more."""
-        return await self._run(self._writer, self._vacuum)
 
     async def close(self) -> None:
         """Finish queued work and close both connections, in a few seconds at most. Safe to call twice."""
@@ -257,13 +255,7 @@ class Database:
 
     async def _open_to_write(self) -> None:
         """:raises StoreUnavailable: it cannot be made, opened or written."""
-        self._writer = await self._connect(prepare=lambda: _prepare(self.path))
-        try:
-            await self._run(self._writer, self._set_up)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._close_connections()
-            raise
+        await self._open_writer(self._set_up, self.path, prepare=lambda: _prepare(self.path))
 
     async def _open_to_read(self) -> None:
         """Open a file that cannot be written: as it is, or else a copy of it among the temporary files.
@@ -271,34 +263,42 @@ class Database:
         :raises StoreUnavailable: it cannot be read either.
         """
         for mode in await anyio.to_thread.run_sync(_read_modes, self.path):
-            if await self._is_readable(mode):
+            try:
+                await self._open_writer(partial(_check_version, path=self.path), self.path, mode=mode)
+            except StoreUnavailable as error:
+                logger.info("%s cannot be read with %s: %s", self.path, mode, error)
+            else:
                 self.journal_mode = _READ_ONLY
                 return
         directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
         copy = directory / self.path.name
         try:
-            self._writer = await self._connect(copy, prepare=lambda: _copy_files(self.path, copy))
-            await self._run(self._writer, migrate)
+            await self._open_writer(migrate, copy, prepare=lambda: _copy_files(self.path, copy))
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self._read_only_copy = directory
         self.journal_mode = _READ_ONLY
 
-    async def _is_readable(self, mode: str) -> bool:
-        """Whether the file can be read with this mode; if so, it stays open as the writer."""
+    async def _open_writer(
+        self,
+        set_up: Callable[[sqlite3.Connection], None],
+        path: Path,
+        *,
+        prepare: Callable[[], None] = lambda: None,
+        mode: str = "mode=rw",
+    ) -> None:
+        """Connect the writer; `prepare` runs before, `set_up` after that. Nothing stays open if one fails."""
+        writer = await SqliteConnection.open(
+            path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=prepare, mode=mode
+        )
         try:
-            connection = await self._connect(mode=mode)
-        except StoreUnavailable:
-            return False
-        self._writer = connection
-        try:
-            if await self._run(connection, lambda sql: _schema_version(sql, self.path)) == VERSION:
-                return True
-        except StoreUnavailable as error:
-            logger.info("%s cannot be read with %s: %s", self.path, mode, error)
-        await connection.close()
-        return False
+            await self._run(writer, set_up)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await writer.close()
+            raise
+        self._writer = writer
 
     async def _retry_to_write(self) -> None:
         """Open the file for writing if that works by now.
@@ -312,7 +312,6 @@ class Database:
             try:
                 await self._open_to_write()
             except StoreUnavailable as refused:
-                self._writer = reading
                 raise StoreUnavailable(self._read_only) from refused
             self._read_only = self.warning = ""
             self._exchanges += 1
@@ -323,12 +322,6 @@ class Database:
         directory, self._read_only_copy = self._read_only_copy, None
         if directory is not None:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
-
-    async def _connect(
-        self, path: Path | None = None, *, prepare: Callable[[], None] = lambda: None, mode: str = "mode=rw"
-    ) -> SqliteConnection:
-        timeout_s = self.lock_timeout.timeout_s
-        return await SqliteConnection.open(path or self.path, busy_timeout_s=timeout_s, prepare=prepare, mode=mode)
 
     async def _open_reader(self) -> SqliteConnection:
         """The reader, opened when first needed: a new session does not read.
@@ -343,7 +336,9 @@ class Database:
         async with self._reader_lock:
             if self._reader is None:
                 self._check_open()
-                reader = await self._connect(prepare=self._check_in_place)
+                reader = await SqliteConnection.open(
+                    self.path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=self._check_in_place
+                )
                 if reader.file != self._writer.file:
                     await reader.close()
                     raise FileGone
@@ -394,11 +389,10 @@ class Database:
             if rescued.words:
                 logger.error("%s", rescued.words)
                 self._notice = rescued.words
-            writer = await self._connect(rescued.path)
+            writer = await SqliteConnection.open(rescued.path, busy_timeout_s=self.lock_timeout.timeout_s)
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     await connection.close()  # queued work raises FileGone and is repeated on the new file
-            self._lock.close()
             self._lock = FileLock(rescued.path, self.lock_timeout)
             self.path, self._writer, self._reader = rescued.path, writer, None
             self._replaced = "" if rescued.is_in_place else rescued.words
@@ -446,14 +440,19 @@ class Database:
         """
         if not job.is_done:
             jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+            failure: Exception | None = None
             try:
                 self._run_together(connection, jobs)
-            except Exception as error:  # noqa: BLE001  each job raises it to its caller
-                for one in jobs:
-                    one.fail(error)
-        return job.result()
+            except Exception as error:  # noqa: BLE001  raised to each job's caller
+                failure = error
+            for one in jobs:
+                one.error, one.is_done = one.error or failure, True
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # done without an error, so it is a T
 
     def _run_together(self, connection: sqlite3.Connection, jobs: list[WriteJob[Any]]) -> None:
+        self._check_in_place()  # else the directory of the lock file may be gone
         with self._writing():
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
             try:
@@ -487,13 +486,8 @@ class Database:
                 self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
             return work(connection)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        if _HAS_WAL_RESET_BUG:
-            with self._lock.held():
-                yield
-        else:
-            yield
+    def _writing(self) -> AbstractContextManager[None]:
+        return self._lock.held() if _HAS_WAL_RESET_BUG else nullcontext()
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         if self.journal_mode == "wal" and self._wal_bytes() > 0:
@@ -501,6 +495,7 @@ class Database:
                 self._empty_wal(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
+        """Return some free pages to the file system. True if there may be more."""
         with self._writing():
             before: int = _pragma(connection, "freelist_count")
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
@@ -516,10 +511,8 @@ class Database:
         except StoreUnavailable as error:
             logger.info("closing without a checkpoint: %s", error)
         finally:
-            self._lock.close()
             if self._replaced:  # leave only the copy beside the other file
-                with suppress(FileNotFoundError):
-                    os.unlink(f"{self.path}.lock")
+                Path(f"{self.path}.lock").unlink(missing_ok=True)
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
         """Make a checkpoint. Never fails: the transaction before it is on disk already."""
@@ -587,6 +580,12 @@ def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
             " crow, or set CROW_HOME to another directory."
         )
     return version
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """:raises StoreUnavailable: the schema would have to be migrated."""
+    if (version := _schema_version(connection, path)) != VERSION:
+        raise StoreUnavailable(f"its schema is version {version}, not {VERSION}")
 
 
 def _prepare(path: Path) -> None:

@@ -10,9 +10,9 @@ sessions have a living owner.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sqlite3 import Connection
 
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive
@@ -52,9 +52,7 @@ class MaintenanceMethods(UsesDatabase):
         while has_removed:
             has_removed = await self._merge_index(is_first)
             is_first = False
-        while await self.database.vacuum():
-            pass
-        await self.database.checkpoint()
+        await self.database.compact()
 
     async def _remove(self, removal: Removal) -> bool:
         for start in range(0, len(removal.entries), _ENTRIES_PER_REMOVAL):
@@ -63,7 +61,7 @@ class MaintenanceMethods(UsesDatabase):
         return await self.remove_sessions(removal)
 
     @snapshot()
-    def next_removal(self, sql: sqlite3.Connection) -> Removal | None:
+    def next_removal(self, sql: Connection) -> Removal | None:
         """What to remove next; None if no deleted session is left."""
         now = now_ms()
         hidden = sql.execute(
@@ -84,7 +82,7 @@ class MaintenanceMethods(UsesDatabase):
         return Removal(conversation=pending, living=_living(sql, pending), entries=entries)
 
     @transaction()
-    def remove_entries(self, sql: sqlite3.Connection, removal: Removal, ids: Sequence[int]) -> bool:
+    def remove_entries(self, sql: Connection, removal: Removal, ids: Sequence[int]) -> bool:
         """Remove some of the entries, with their blobs and words. False if `removal` is out of date."""
         if _living(sql, removal.conversation) != removal.living:
             return False
@@ -107,7 +105,7 @@ class MaintenanceMethods(UsesDatabase):
         return True
 
     @transaction()
-    def remove_sessions(self, sql: sqlite3.Connection, removal: Removal) -> bool:
+    def remove_sessions(self, sql: Connection, removal: Removal) -> bool:
         """Once all entries are gone: remove the deleted sessions, and the conversation if no session is left in it.
         False if `removal` is out of date."""
         conversation = removal.conversation
@@ -126,7 +124,7 @@ class MaintenanceMethods(UsesDatabase):
         return True
 
     @transaction()
-    def _merge_index(self, sql: sqlite3.Connection, is_first: bool) -> bool:
+    def _merge_index(self, sql: Connection, is_first: bool) -> bool:
         """Rewrite a part of the full-text index: until then the words of removed entries are only marked.
 
         `is_first` begins with all of it. True if there may be more to do.
@@ -137,7 +135,7 @@ class MaintenanceMethods(UsesDatabase):
         return sql.total_changes - before > 1
 
 
-def _living(sql: sqlite3.Connection, conversation: int) -> str:
+def _living(sql: Connection, conversation: int) -> str:
     """The living sessions of the conversation, where they stand, and how often any session moved or was deleted."""
     rows = sql.execute(
         "SELECT s.id, s.leaf, s.deleted_ms, (SELECT max(m.id) FROM moves m WHERE m.session = s.id) FROM sessions s"

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 import zlib
 from array import array
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from sqlite3 import Connection
 from typing import Any
 
 from crow.domain.entries import (
@@ -103,11 +103,11 @@ class PathMethods(UsesDatabase):
     """Methods of the store that read paths and branches."""
 
     @snapshot()
-    def session(self, sql: sqlite3.Connection, session_id: str) -> SessionRow:
+    def session(self, sql: Connection, session_id: str) -> SessionRow:
         return session_row(sql, session_id)
 
     @snapshot()
-    def tail(self, sql: sqlite3.Connection, session_id: str) -> Tail:
+    def tail(self, sql: Connection, session_id: str) -> Tail:
         return load_tail(sql, session_id)
 
     async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
@@ -127,15 +127,15 @@ class PathMethods(UsesDatabase):
             yield entries
 
     @snapshot()
-    def _read_path(self, sql: sqlite3.Connection, start: int, conversation: int) -> _PathRows:
+    def _read_path(self, sql: Connection, start: int, conversation: int) -> _PathRows:
         return _path_rows(sql, start, conversation, limit=_HISTORY_BATCH)
 
     @snapshot()
-    def _read_entries(self, sql: sqlite3.Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
+    def _read_entries(self, sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
         return entries_of(sql, ids)
 
     @snapshot()
-    def entry(self, sql: sqlite3.Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+    def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         if not 0 < entry_id <= _LARGEST_ID:
             return None
         if session_id is not None and not is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
@@ -143,7 +143,7 @@ class PathMethods(UsesDatabase):
         return next(_select_entries(sql, "e.id = ?", (entry_id,)), None)
 
     @snapshot()
-    def count_messages(self, sql: sqlite3.Connection, session_ids: Sequence[str]) -> dict[str, int]:
+    def count_messages(self, sql: Connection, session_ids: Sequence[str]) -> dict[str, int]:
         # About 2 µs an entry.
         rows = sql.execute(
             "WITH RECURSIVE path (session, id, parent, kind) AS ("
@@ -157,7 +157,7 @@ class PathMethods(UsesDatabase):
         return {**dict.fromkeys(session_ids, 0), **dict(rows.fetchall())}
 
     @snapshot()
-    def moves(self, sql: sqlite3.Connection, session_id: str) -> tuple[Move, ...]:
+    def moves(self, sql: Connection, session_id: str) -> tuple[Move, ...]:
         rows = sql.execute(
             "SELECT from_leaf, to_leaf, reason, created_ms FROM moves WHERE session = ? ORDER BY id DESC LIMIT ?",
             (session_id, _MOST_MOVES),
@@ -166,14 +166,14 @@ class PathMethods(UsesDatabase):
 
     @snapshot()
     def left_behind(
-        self, sql: sqlite3.Connection, leaf: int | None, to: int | None, kinds: Collection[str]
+        self, sql: Connection, leaf: int | None, to: int | None, kinds: Collection[str]
     ) -> tuple[Entry, ...]:
         where = "e.id IN (SELECT value FROM json_each(?)) AND e.kind IN (SELECT value FROM json_each(?))"
         values = (json.dumps(_ids_left_behind(sql, leaf, to)), json.dumps(sorted(kinds)))
         return tuple(_select_entries(sql, where, values))
 
     @snapshot()
-    def file_changes(self, sql: sqlite3.Connection, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+    def file_changes(self, sql: Connection, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
         where = (
             "e.id IN (SELECT value FROM json_each(:ids)) AND (e.kind = 'file' OR e.kind = 'tool' AND"
             " (e.call_entry, e.call_index) IN (SELECT f.call_entry, f.call_index FROM entries f"
@@ -190,7 +190,7 @@ class PathMethods(UsesDatabase):
         )
 
     @snapshot()
-    def outline(self, sql: sqlite3.Connection, session_id: str) -> Outline:
+    def outline(self, sql: Connection, session_id: str) -> Outline:
         # Every branch that a session left was left by a move, so branches end where moves began and at the leaf.
         leaf = session_row(sql, session_id).leaf
         left = sql.execute(
@@ -240,7 +240,7 @@ class PathMethods(UsesDatabase):
         return Outline(points=tuple(points), tips=tuple(tips))
 
 
-def session_row(sql: sqlite3.Connection, session_id: str) -> SessionRow:
+def session_row(sql: Connection, session_id: str) -> SessionRow:
     """:raises NoSuchSession: there is none, or it is deleted."""
     row = sql.execute(
         f"SELECT {SESSION_COLUMNS} FROM sessions WHERE id = ? AND deleted_ms IS NULL", (session_id,)
@@ -263,7 +263,7 @@ def session_of(row: Sequence[Any]) -> SessionRow:
     return SessionRow(**values)
 
 
-def load_tail(sql: sqlite3.Connection, session_id: str) -> Tail:
+def load_tail(sql: Connection, session_id: str) -> Tail:
     """The row, and the path from the first entry that the newest valid checkpoint keeps."""
     row = session_row(sql, session_id)
     newest_first: list[Entry] = []
@@ -291,22 +291,22 @@ def load_tail(sql: sqlite3.Connection, session_id: str) -> Tail:
     return Tail(row=row, entries=tuple(reversed(newest_first)))
 
 
-def path_ids(sql: sqlite3.Connection, leaf: int | None) -> Iterator[int]:
+def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
     """The ids of the path that ends at `leaf`, newest first."""
     return (entry_id for rows, _ in _path_batches(sql, leaf) for entry_id, _, _ in rows)
 
 
-def is_on_path(sql: sqlite3.Connection, leaf: int | None, entry_id: int) -> bool:
+def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
     """Whether the path that ends at `leaf` holds the entry."""
     return next((found for found in path_ids(sql, leaf) if found <= entry_id), None) == entry_id
 
 
-def has_user(sql: sqlite3.Connection, leaf: int) -> bool:
+def has_user(sql: Connection, leaf: int) -> bool:
     """Whether the path that ends at `leaf` holds a user's message."""
     return _newest_of_kind(sql, leaf, "user") is not None
 
 
-def entries_of(sql: sqlite3.Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
+def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
     """Entries with the first of these ascending ids, bounded in number and bytes, and how many ids were used up."""
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
@@ -332,7 +332,7 @@ def entries_of(sql: sqlite3.Connection, ids: Sequence[int]) -> tuple[tuple[Entry
     return tuple(found), len(wanted)
 
 
-def damage(sql: sqlite3.Connection, entry_id: int) -> str:
+def damage(sql: Connection, entry_id: int) -> str:
     """Why an entry cannot be read; empty if it can, or if there is none."""
     row = sql.execute(f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id = ?", (entry_id,)).fetchone()
     try:
@@ -369,7 +369,7 @@ def checksum(body: bytes, columns: Sequence[object]) -> int:
     return zlib.crc32(body, zlib.crc32(ascii(tuple(columns)).encode()))
 
 
-def loader(sql: sqlite3.Connection) -> Load:
+def loader(sql: Connection) -> Load:
     """A function that reads a blob by its hash. It raises `Unreadable` if the content does not match."""
 
     def load(name: str) -> bytes | None:
@@ -393,9 +393,7 @@ def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
 _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 
 
-def _path_rows(
-    sql: sqlite3.Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH
-) -> _PathRows:
+def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
     """Id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
     Also the id to go on from, None at the end; and the id of the entry that should follow but does not exist.
@@ -412,7 +410,7 @@ def _path_rows(
 
 
 def _path_batches(
-    sql: sqlite3.Connection, start: int | None, conversation: int | None = None
+    sql: Connection, start: int | None, conversation: int | None = None
 ) -> Iterator[tuple[list[tuple[int, int | None, str]], int | None]]:
     """Batches of a path, newest first; the last one comes with the id of the missing entry, if one is missing."""
     while start is not None:
@@ -420,7 +418,7 @@ def _path_batches(
         yield rows, missing
 
 
-def _path_entries(sql: sqlite3.Connection, row: SessionRow) -> Iterator[Entry]:
+def _path_entries(sql: Connection, row: SessionRow) -> Iterator[Entry]:
     """The session's path, newest first."""
     for rows, missing in _path_batches(sql, row.leaf, row.conversation):
         ids = json.dumps([entry_id for entry_id, _, _ in rows])
@@ -429,13 +427,13 @@ def _path_entries(sql: sqlite3.Connection, row: SessionRow) -> Iterator[Entry]:
             yield missing_entry(missing, row.conversation, row.id)
 
 
-def _newest_of_kind(sql: sqlite3.Connection, start: int | None, kind: str) -> int | None:
+def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None:
     """The id of the newest entry of this kind on the path that ends at `start`."""
     rows = (row for rows, _ in _path_batches(sql, start) for row in rows)
     return next((entry_id for entry_id, _, found in rows if found == kind), None)
 
 
-def _ids_left_behind(sql: sqlite3.Connection, leaf: int | None, to: int | None) -> list[int]:
+def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
     """Ids that only the path of `leaf` has, newest first. Both paths are read only up to where they meet."""
     ids: list[int] = []
     others = path_ids(sql, to)
@@ -449,7 +447,7 @@ def _ids_left_behind(sql: sqlite3.Connection, leaf: int | None, to: int | None) 
     return ids
 
 
-def _prompts(sql: sqlite3.Connection, ids: Sequence[int]) -> dict[int, str]:
+def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
     """The beginnings of prompts."""
     prompts: dict[int, str] = {}
     for start in range(0, len(ids), _PROMPTS_PER_QUERY):
@@ -465,7 +463,7 @@ def marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _labels(sql: sqlite3.Connection, notes: Iterable[int]) -> dict[int, str]:
+def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, str]:
     rows = sql.execute(
         "SELECT id, json_extract(body, '$.value') FROM entry_bodies WHERE id IN (SELECT value FROM json_each(?))"
         " AND json_extract(body, '$.about') = 'label'",
@@ -474,7 +472,7 @@ def _labels(sql: sqlite3.Connection, notes: Iterable[int]) -> dict[int, str]:
     return {entry_id: str(value) for entry_id, value in rows}
 
 
-def _select_entries(sql: sqlite3.Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
+def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
     load = loader(sql)
     query = f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
     for row in sql.execute(query, values).fetchall():

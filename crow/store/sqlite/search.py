@@ -9,10 +9,10 @@ so their intersection is read only as far as needed.
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
+from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
 from crow.domain.entries import Assistant, Checkpoint, Command, Entry, Reminder, Skill, ToolResult
@@ -20,7 +20,7 @@ from crow.store import Hit, Scan, Scope
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import damage, entries_of, is_on_path, marks, path_ids, session_row
 
-__all__ = ["GROUPS", "Group", "SearchMethods", "UsageTotal"]
+__all__ = ["GROUPS", "Group", "SearchMethods", "UsageMethods", "UsageTotal"]
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -69,7 +69,7 @@ class SearchMethods(UsesDatabase):
     @snapshot()
     def search(
         self,
-        sql: sqlite3.Connection,
+        sql: Connection,
         query: str,
         *,
         session_id: str | None = None,
@@ -98,7 +98,7 @@ class SearchMethods(UsesDatabase):
     @snapshot()
     def scan(
         self,
-        sql: sqlite3.Connection,
+        sql: Connection,
         query: str,
         *,
         session_id: str,
@@ -121,8 +121,12 @@ class SearchMethods(UsesDatabase):
                 return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=next(path, None))
 
+
+class UsageMethods(UsesDatabase):
+    """Methods that sum up usage."""
+
     @snapshot()
-    def totals(self, sql: sqlite3.Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
+    def totals(self, sql: Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
         """Tokens and cost, summed by the groups in `by`; without any, one sum of all. By day ascending, else the
         largest first.
 
@@ -172,7 +176,7 @@ def _patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
     return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
 
 
-def _titles(sql: sqlite3.Connection, match: str, session_id: str | None, limits: dict[str, object]) -> Iterator[_Found]:
+def _titles(sql: Connection, match: str, session_id: str | None, limits: dict[str, object]) -> Iterator[_Found]:
     chosen = "number IN (SELECT -rowid FROM entries_fts WHERE entries_fts MATCH :match AND rowid < 0)" if match else "1"
     yield from sql.execute(
         f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND title IS NOT NULL"
@@ -184,9 +188,7 @@ def _titles(sql: sqlite3.Connection, match: str, session_id: str | None, limits:
     )
 
 
-def _texts(
-    sql: sqlite3.Connection, ids: Iterator[int], session_id: str | None, limits: dict[str, object]
-) -> Iterator[_Found]:
+def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: dict[str, object]) -> Iterator[_Found]:
     for entry_id in ids:
         row = sql.execute(
             "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
@@ -208,7 +210,7 @@ def _texts(
             yield entry_id, session, kind, created_ms, text
 
 
-def _session_with(sql: sqlite3.Connection, conversation: int, entry_id: int, cwd: object) -> str | None:
+def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object) -> str | None:
     """The oldest session (in the directory) whose path holds an entry of a deleted session."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL AND coalesce(?, cwd) = cwd"
@@ -218,13 +220,13 @@ def _session_with(sql: sqlite3.Connection, conversation: int, entry_id: int, cwd
     return next((str(session_id) for session_id, leaf in rows if is_on_path(sql, leaf, entry_id)), None)
 
 
-def _indexed(sql: sqlite3.Connection, match: str) -> Iterator[int]:
+def _indexed(sql: Connection, match: str) -> Iterator[int]:
     """Entries that match in the index, newest first."""
     query = "SELECT rowid FROM entries_fts WHERE entries_fts MATCH ? AND rowid > 0 ORDER BY rowid DESC"
     return (row[0] for row in sql.execute(query, (match,)))
 
 
-def _all_messages(sql: sqlite3.Connection) -> Iterator[int]:
+def _all_messages(sql: Connection) -> Iterator[int]:
     rows = sql.execute("SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC")
     return (row[0] for row in rows)
 
@@ -250,7 +252,7 @@ def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patter
     return Hit(entry=entry, session=session, kind=kind, snippet=snippet, created_ms=created_ms)
 
 
-def _unindexed(sql: sqlite3.Connection, path: Iterator[int]) -> Iterator[tuple[Entry, str]]:
+def _unindexed(sql: Connection, path: Iterator[int]) -> Iterator[tuple[Entry, str]]:
     """Entries with text that is not in the index, newest first, with their kinds."""
     kinds = "('assistant', 'tool', 'checkpoint', 'skill', 'reminder', 'command')"
     while batch := tuple(islice(path, _SCAN_BATCH)):

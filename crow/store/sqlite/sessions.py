@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-import sqlite3
+from dataclasses import fields
+from sqlite3 import Connection
 
 from crow.domain.errors import ArgumentError
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
@@ -24,14 +25,14 @@ class SessionMethods(UsesDatabase):
     """Methods of the store for sessions as a whole."""
 
     @transaction(raise_if_moved=True)
-    def create_session(self, sql: sqlite3.Connection, new: NewSession) -> SessionRow:
+    def create_session(self, sql: Connection, new: NewSession) -> SessionRow:
         _insert_session(sql, new)
         return session_row(sql, new.id)
 
     @transaction(raise_if_moved=True)
     def fork_session(
         self,
-        sql: sqlite3.Connection,
+        sql: Connection,
         session_id: str,
         new_id: str,
         *,
@@ -60,13 +61,13 @@ class SessionMethods(UsesDatabase):
         return session_row(sql, new_id)
 
     @snapshot(raise_if_moved=True)
-    def named(self, sql: sqlite3.Connection, alias: str) -> SessionRow | None:
+    def named(self, sql: Connection, alias: str) -> SessionRow | None:
         query = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE alias = ? AND deleted_ms IS NULL"
         row = sql.execute(query, (alias,)).fetchone()
         return session_of(row) if row else None
 
     @transaction()
-    def move_alias(self, sql: sqlite3.Connection, session_id: str, to: str) -> None:
+    def move_alias(self, sql: Connection, session_id: str, to: str) -> None:
         alias, _ = session_row(sql, session_id).alias, session_row(sql, to)
         if alias is None:
             raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or removed meanwhile.")
@@ -76,7 +77,7 @@ class SessionMethods(UsesDatabase):
     @snapshot(raise_if_moved=True)
     def sessions(
         self,
-        sql: sqlite3.Connection,
+        sql: Connection,
         *,
         cwd: str | None = None,
         cursor: str | None = None,
@@ -101,17 +102,17 @@ class SessionMethods(UsesDatabase):
         return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
 
     @transaction()
-    def update_session(self, sql: sqlite3.Connection, session_id: str, changes: SessionChanges) -> SessionRow:
+    def update_session(self, sql: Connection, session_id: str, changes: SessionChanges) -> SessionRow:
         session_row(sql, session_id)
         change_session(sql, session_id, changes)
         return session_row(sql, session_id)
 
     @transaction(raise_if_moved=True)
-    def delete_session(self, sql: sqlite3.Connection, session_id: str) -> None:
+    def delete_session(self, sql: Connection, session_id: str) -> None:
         hide_session(sql, session_id)
 
 
-def change_session(sql: sqlite3.Connection, session_id: str, changes: SessionChanges) -> None:
+def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
     """Set columns of an existing row.
 
     :raises ArgumentError: the alias belongs to another session.
@@ -129,7 +130,7 @@ def change_session(sql: sqlite3.Connection, session_id: str, changes: SessionCha
     sql.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), session_id))
 
 
-def set_title(sql: sqlite3.Connection, session_id: str, title: str | None) -> None:
+def set_title(sql: Connection, session_id: str, title: str | None) -> None:
     """Set the title, in the full-text index too. The index stores no text, so it must be told the old title."""
     # The view is asked for one known id: with an id from a subquery it would read all entries.
     row = sql.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
@@ -139,7 +140,7 @@ def set_title(sql: sqlite3.Connection, session_id: str, title: str | None) -> No
     sql.execute(f"INSERT INTO entries_fts (rowid, text) {indexed}", row)
 
 
-def hide_session(sql: sqlite3.Connection, session_id: str) -> None:
+def hide_session(sql: Connection, session_id: str) -> None:
     """Mark a session and its sub-agents as deleted, and free the alias."""
     sql.execute(
         "WITH RECURSIVE family (id) AS"
@@ -150,7 +151,7 @@ def hide_session(sql: sqlite3.Connection, session_id: str) -> None:
     )
 
 
-def _insert_session(sql: sqlite3.Connection, new: NewSession) -> None:
+def _insert_session(sql: Connection, new: NewSession) -> None:
     """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
     if sql.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
@@ -164,18 +165,10 @@ def _insert_session(sql: sqlite3.Connection, new: NewSession) -> None:
         if found is None or found[0] != conversation:
             raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from one that is.")
         turn, has_prompt = found[1], has_user(sql, new.leaf)
-    row = {
-        "id": new.id,
+    row = {field.name: getattr(new, field.name) for field in fields(new) if field.name != "title"} | {
         "conversation": conversation,
-        "leaf": new.leaf,
-        "forked_from": new.forked_from,
-        "parent_id": new.parent_id,
-        "cwd": new.cwd,
         "additional_directories": to_json(new.additional_directories),
-        "model": new.model,
-        "mode": new.mode,
         "config": to_json(new.config),
-        "alias": new.alias,
         "turn": turn,
         "has_prompt": has_prompt,
         "newest_entry": new.leaf or 0,
@@ -187,13 +180,13 @@ def _insert_session(sql: sqlite3.Connection, new: NewSession) -> None:
         set_title(sql, new.id, new.title)
 
 
-def _check_alias(sql: sqlite3.Connection, alias: str, session_id: str) -> None:
+def _check_alias(sql: Connection, alias: str, session_id: str) -> None:
     other = sql.execute("SELECT id FROM sessions WHERE alias = ? AND id <> ?", (alias, session_id)).fetchone()
     if other:
         raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another.')
 
 
-def _fork_title(sql: sqlite3.Connection, row: SessionRow) -> str | None:
+def _fork_title(sql: Connection, row: SessionRow) -> str | None:
     """The title with the next free number; None for a session without a title."""
     if row.title is None:
         return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
+from sqlite3 import Connection
 
 from crow.store import Store
 from crow.store.codec import from_json, to_json
@@ -60,7 +60,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods
         return known[1]
 
     @snapshot()
-    def _read_facts(self, sql: sqlite3.Connection, base_url: str, model: str) -> Mapping[str, object]:
+    def _read_facts(self, sql: Connection, base_url: str, model: str) -> Mapping[str, object]:
         return _facts(sql, base_url, model)
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
@@ -70,7 +70,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods
             self._times_learned += 1
 
     @transaction()
-    def _merge_facts(self, sql: sqlite3.Connection, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+    def _merge_facts(self, sql: Connection, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         sql.execute(
             "INSERT INTO endpoints (base_url, model, learned) VALUES (?, ?, ?)"
             " ON CONFLICT (base_url, model) DO UPDATE SET learned = excluded.learned",
@@ -87,7 +87,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods
             retire(self.owner)
 
 
-def _facts(sql: sqlite3.Connection, base_url: str, model: str) -> Mapping[str, object]:
+def _facts(sql: Connection, base_url: str, model: str) -> Mapping[str, object]:
     query = "SELECT learned FROM endpoints WHERE base_url = ? AND model = ?"
     row = sql.execute(query, (base_url, model)).fetchone()
     facts: Mapping[str, object] = from_json(row[0], {}) if row else {}
