@@ -63,9 +63,6 @@ _CLOSE_S = 5.0
 _BUSY_STEP_S = 0.05
 _VACUUM_PAGES = 500
 _OLDEST_SQLITE = (3, 34, 0)  # the trigram tokenizer
-_READ_ONLY = "read-only"
-"""Stands in for a journal mode when the file is open for reading only."""
-
 _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 
 
@@ -85,28 +82,24 @@ def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], 
     """Make a method that takes a connection into an async one that runs in a write transaction (`Database.write`).
 
     Callers leave the connection out and await the call."""
-
-    def decorate(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
-        @wraps(method)
-        async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return await self.database.write(
-                lambda sql: method(self, sql, *args, **kwargs), raise_if_moved=raise_if_moved
-            )
-
-        return call
-
-    return decorate
+    return _runs_in(Database.write, raise_if_moved)
 
 
 def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
     """The same for a method that only reads, from one snapshot (`Database.read`)."""
+    return _runs_in(Database.read, raise_if_moved)
 
+
+def _runs_in(
+    run: Callable[..., Coroutine[Any, Any, Any]], raise_if_moved: bool
+) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
     def decorate(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
         @wraps(method)
         async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return await self.database.read(
-                lambda sql: method(self, sql, *args, **kwargs), raise_if_moved=raise_if_moved
+            result: T = await run(
+                self.database, lambda sql: method(self, sql, *args, **kwargs), raise_if_moved=raise_if_moved
             )
+            return result
 
         return call
 
@@ -268,7 +261,6 @@ class Database:
             except StoreUnavailable as error:
                 logger.info("%s cannot be read with %s: %s", self.path, mode, error)
             else:
-                self.journal_mode = _READ_ONLY
                 return
         directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
         copy = directory / self.path.name
@@ -278,7 +270,6 @@ class Database:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self._read_only_copy = directory
-        self.journal_mode = _READ_ONLY
 
     async def _open_writer(
         self,
@@ -404,7 +395,7 @@ class Database:
 
     def _check_in_place(self) -> None:
         """:raises FileGone: the path no longer names the open file."""
-        if self.journal_mode != _READ_ONLY and file_id(self.path) != self._writer.file:
+        if not self._read_only and file_id(self.path) != self._writer.file:
             raise FileGone
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
