@@ -199,7 +199,7 @@ async def test_what_cannot_be_written_is_read_and_prompts_say_that_nothing_can_b
             for words in (raised.value.message, await refused(agent, place)):
                 assert words.startswith(f"{home / 'crow.db'} cannot be written")
                 assert "CROW_HOME" in words
-                assert words.endswith("nothing can be stored; what is there can be read.")
+                assert words.endswith("nothing can be stored; stored sessions can be read.")
             assert fingerprint(home) == before
             home.chmod(0o700)
             (home / "crow.db").chmod(0o600)

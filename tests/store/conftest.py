@@ -1,4 +1,4 @@
-"""Stores to test: each factory opens any number of stores on one database of its own."""
+"""Fixtures that open stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crow.store.sqlite.store import SqliteStore
 
 
 class Stores:
-    """Opens stores on one database; those still open are closed at the end of the test."""
+    """Opens any number of stores on one database; closes them at the end of the test."""
 
     def __init__(self, path: Path, journal_mode: JournalMode) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class Stores:
 
 @pytest.fixture(params=["wal", "delete"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Every store that has to keep the contract."""
+    """Stores on a database with each journal mode."""
     made = Stores(tmp_path / "crow.db", request.param)
     yield made
     await made.close()
@@ -46,7 +46,7 @@ async def store(stores: Stores) -> Store:
 
 @pytest.fixture
 async def sqlite_store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    """One store on SQLite as it is shipped."""
+    """One store with default settings."""
     opened = await SqliteStore.open(tmp_path / "crow.db")
     yield opened
     await opened.close()

@@ -1,4 +1,4 @@
-"""Cancelled tasks, several stores, several processes, and processes that are killed."""
+"""Cancelled tasks, concurrent stores and processes, killed processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEP = [NewEntry(body=said("step", calls=1)), NewEntry(body=TurnEnd(stop="end_tu
 
 
 async def settle(store: SqliteStore) -> None:
-    """Wait until every write that was begun has ended: writes go one after another."""
+    """Wait until every write that was begun has ended: writes run one after another."""
     await store.update_session("s1", SessionChanges())
 
 

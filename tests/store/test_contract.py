@@ -1,4 +1,4 @@
-"""What every store promises: sessions, paths, turns, repair, search, deletion. Runs over each factory in conftest."""
+"""The contract of `Store`: sessions, paths, turns, repair, search, deletion. Runs with both journal modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal: when the WAL is emptied, that reads let it go, and what happens where there can be none."""
+"""The WAL: when it is emptied, and what happens where there can be none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READS: dict[str, Callable[[SqliteStore], Awaitable[Any]]] = {
 
 
 def emptied(path: Path) -> bool:
-    """Whether the WAL could be emptied just now: nobody reads an older state."""
+    """Whether the WAL could be emptied: nobody reads an older state."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
         other.execute("INSERT OR REPLACE INTO endpoints VALUES ('http://elsewhere', 'm', '{}')")
         busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

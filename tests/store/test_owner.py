@@ -1,4 +1,4 @@
-"""Telling the living from the dead."""
+"""Owners of turns, and whether they are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database file: who may read it, what is refused, what other programs, full disks and damage do to it."""
+"""The database file: permissions, refusals, other programs, full disks, damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wal_bytes(store: SqliteStore) -> int:
 
 @contextmanager
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file as any other program would open it."""
+    """Open the file as another program would."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
         yield connection
 

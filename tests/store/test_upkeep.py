@@ -1,4 +1,4 @@
-"""What people do with old sessions: found, counted, searched, removed by age, backed up."""
+"""Administration of stored sessions: find, sum up, remove by age, back up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The views, from a plain SQLite connection: what people with a SQL shell see."""
+"""The views of the database, as seen in a SQL shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sessions in memory: what a branch needs of a store, with the same errors and the same idea of a tail."""
+"""A store in memory with the methods that a branch needs.
+
+`tests/store/test_memory_store.py` holds it to what the SQLite store does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`entries` is the log of all sessions, `appends` counts transactions that added to it; with `fails`, none can."""
+    """`entries` is the log of all sessions, `appends` counts appending transactions. If `fails` is set, they raise it."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -41,7 +44,7 @@ class MemoryStore:
         return tuple(reversed(path))
 
     def hold(self, session_id: str, entries: Sequence[Entry]) -> Tail:
-        """Make these entries, in whatever state they are, what a session that is created here stands on."""
+        """Create a session that stands on these entries, which may be invalid."""
         self.entries.update({entry.id: entry for entry in entries})
         self._newest = max(self.entries, default=0)
         row = self.create(session_id, leaf=entries[-1].id if entries else None).row
