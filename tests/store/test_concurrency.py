@@ -36,7 +36,7 @@ async def settle(store: SqliteStore) -> None:
 # cancellation
 
 
-async def test_a_native_cancel_at_any_moment_of_an_append_leaves_it_whole_or_absent(stores: Stores):
+async def test_an_append_cancelled_natively_is_complete_or_absent(stores: Stores):
     store = await stores.open()
     await store.create_session(new_session())
     outcomes = set()
@@ -59,7 +59,7 @@ async def test_a_native_cancel_at_any_moment_of_an_append_leaves_it_whole_or_abs
     assert ("CancelledError", 2) in outcomes
 
 
-async def test_a_scope_cancelled_at_any_moment_of_an_append_knows_what_was_written(stores: Stores):
+async def test_an_append_cancelled_by_its_scope_returns_what_it_wrote(stores: Stores):
     store = await stores.open()
     await store.create_session(new_session())
     outcomes = set()
@@ -85,7 +85,7 @@ async def test_a_scope_cancelled_at_any_moment_of_an_append_knows_what_was_writt
 
 
 @pytest.mark.parametrize("native", [False, True])
-async def test_cancelling_a_write_that_waits_for_its_thread_wedges_nothing(sqlite_store: SqliteStore, native: bool):
+async def test_cancelling_a_queued_write_blocks_nothing(sqlite_store: SqliteStore, native: bool):
     await sqlite_store.create_session(new_session())
     gate = threading.Event()
     returned: list[int] = []
@@ -168,7 +168,7 @@ async def test_interleaved_appends_of_two_stores_lose_nothing(stores: Stores):
     assert (await second.session("s1")).entries == 4 * ROUNDS
 
 
-async def test_of_two_claims_one_wins(stores: Stores):
+async def test_one_of_two_concurrent_claims_wins(stores: Stores):
     first, second = await stores.open(), await stores.open()
     await first.create_session(new_session())
     winners: list[SqliteStore] = []

@@ -55,7 +55,7 @@ async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: Sqli
     assert emptied(sqlite_store.database.path)
 
 
-async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
+async def test_without_a_wal_the_store_works_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     path = tmp_path / "crow.db"
@@ -76,9 +76,7 @@ async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
     await again.close()
 
 
-async def test_a_database_that_has_a_wal_is_only_read_where_none_is_granted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_database_with_a_wal_is_read_only_where_no_wal_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "crow.db"
     store = await SqliteStore.open(path)
     await store.create_session(new_session())

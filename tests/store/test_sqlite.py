@@ -52,7 +52,7 @@ async def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[
 # files
 
 
-async def test_new_files_and_directories_are_for_their_owner_alone(tmp_path: Path):
+async def test_new_files_and_directories_are_private_to_their_owner(tmp_path: Path):
     path = tmp_path / "data" / "crow" / "crow.db"
     before = os.umask(0)
     try:
@@ -68,7 +68,7 @@ async def test_new_files_and_directories_are_for_their_owner_alone(tmp_path: Pat
     assert made == {"crow.db": 0o600, "crow.db-wal": 0o600, "crow.db-shm": 0o600}
 
 
-async def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path):
+async def test_a_database_that_others_can_read_is_made_private(tmp_path: Path):
     path = tmp_path / "crow.db"
     await (await SqliteStore.open(path)).close()
     path.chmod(0o644)
@@ -77,7 +77,7 @@ async def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize("journal_mode", ["wal", "delete"])
-async def test_the_journal_is_the_one_asked_for_and_closing_leaves_one_file(tmp_path: Path, journal_mode: JournalMode):
+async def test_the_journal_mode_is_as_requested_and_closing_leaves_one_file(tmp_path: Path, journal_mode: JournalMode):
     store = await SqliteStore.open(tmp_path / "crow.db", journal_mode=journal_mode)
     await store.create_session(new_session())
     with raw(tmp_path / "crow.db") as connection:
@@ -86,7 +86,7 @@ async def test_the_journal_is_the_one_asked_for_and_closing_leaves_one_file(tmp_
     assert set(os.listdir(tmp_path)) - {"crow.db.lock"} == {"crow.db"}
 
 
-async def test_what_comes_while_the_store_closes_is_refused_by_name(tmp_path: Path):
+async def test_a_write_during_closing_is_refused_with_the_path(tmp_path: Path):
     store = await SqliteStore.open(tmp_path / "crow.db")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(store.close)
@@ -124,7 +124,7 @@ async def test_the_wal_is_emptied_when_it_is_large_and_on_idle(sqlite_store: Sql
     assert wal_bytes(sqlite_store) == 0
 
 
-async def test_a_reader_elsewhere_delays_a_checkpoint_but_no_commit(sqlite_store: SqliteStore):
+async def test_another_reader_delays_a_checkpoint_but_no_commit(sqlite_store: SqliteStore):
     await sqlite_store.create_session(new_session())
     with raw(sqlite_store.database.path) as reader, anyio.fail_after(60):
         reader.execute("BEGIN")
@@ -137,7 +137,7 @@ async def test_a_reader_elsewhere_delays_a_checkpoint_but_no_commit(sqlite_store
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
 
 
-async def test_tidying_gives_the_space_of_a_deleted_session_back(sqlite_store: SqliteStore):
+async def test_tidying_frees_the_space_of_a_deleted_session(sqlite_store: SqliteStore):
     path = sqlite_store.database.path
     await sqlite_store.create_session(new_session())
     await sqlite_store.tidy()
@@ -159,9 +159,7 @@ async def test_tidying_gives_the_space_of_a_deleted_session_back(sqlite_store: S
 
 @pytest.mark.parametrize("odd", ["", "\0", "\ud800", '"\\\n\u2028'], ids=["plain", "nul", "surrogate", "escaped"])
 @pytest.mark.parametrize("twigs", [8, 8_000], ids=["short", "long"])
-async def test_a_message_is_found_and_leaves_nothing_in_the_index_when_it_is_deleted(
-    sqlite_store: SqliteStore, odd: str, twigs: int
-):
+async def test_a_deleted_message_leaves_nothing_in_the_index(sqlite_store: SqliteStore, odd: str, twigs: int):
     words = f"a {odd} nest " + "of twigs " * twigs + "kittiwake"
     await sqlite_store.create_session(new_session())
     await sqlite_store.take_turn("s1", "u1", leaf=None, parts=(Text(text="Is this"), Text(text=words), Text(text="?")))
@@ -176,7 +174,7 @@ async def test_a_message_is_found_and_leaves_nothing_in_the_index_when_it_is_del
         assert b"kit" not in b"".join(row[0] for row in index)
 
 
-async def test_a_blob_that_two_entries_share_is_kept_once_and_until_the_last_goes(sqlite_store: SqliteStore):
+async def test_a_shared_blob_is_stored_once_and_kept_until_its_last_entry_goes(sqlite_store: SqliteStore):
     for name in ("s1", "s2"):
         await sqlite_store.create_session(new_session(name))
         await add(sqlite_store, name, result(1, "x" * 100_000))
@@ -192,7 +190,7 @@ async def test_a_blob_that_two_entries_share_is_kept_once_and_until_the_last_goe
         assert connection.execute(count).fetchone() == (0, 0)
 
 
-async def test_what_a_session_moves_to_while_others_tidy_is_kept(sqlite_store: SqliteStore):
+async def test_entries_that_a_session_moves_to_during_tidying_are_kept(sqlite_store: SqliteStore):
     source = await sqlite_store.create_session(new_session())
     entries = await converse(sqlite_store, "s1", "shared", "private")
     await sqlite_store.create_session(new_session("f1", conversation=source.conversation, leaf=entries[2].id))
@@ -210,7 +208,7 @@ async def test_what_a_session_moves_to_while_others_tidy_is_kept(sqlite_store: S
 # leases
 
 
-async def test_a_turn_on_another_host_is_busy_until_its_lease_runs_out_and_signs_of_life_renew_it(tmp_path: Path):
+async def test_a_turn_on_another_host_is_busy_until_its_lease_expires(tmp_path: Path):
     path = tmp_path / "crow.db"
     elsewhere = await SqliteStore.open(path, owner=str(replace(Owner.current(), host="elsewhere", pid=7)))
     store = await SqliteStore.open(path)
@@ -243,7 +241,7 @@ async def test_a_turn_on_another_host_is_busy_until_its_lease_runs_out_and_signs
 # refusals
 
 
-async def test_a_newer_database_is_refused_by_name_and_left_as_it_is(tmp_path: Path):
+async def test_a_newer_database_is_refused_and_not_changed(tmp_path: Path):
     path = tmp_path / "crow.db"
     await (await SqliteStore.open(path)).close()
     with raw(path) as connection:
@@ -263,7 +261,7 @@ async def test_a_newer_database_is_refused_by_name_and_left_as_it_is(tmp_path: P
         (None, "is the database of another program"),
     ],
 )
-async def test_a_file_that_is_not_crows_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes | None, words: str):
+async def test_a_file_of_another_program_is_refused_and_not_changed(tmp_path: Path, content: bytes | None, words: str):
     path = tmp_path / "crow.db"
     if content is None:
         with raw(path) as connection:
@@ -285,19 +283,19 @@ async def test_an_empty_file_becomes_a_database(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["file/crow.db", "directory"])
-async def test_a_path_that_cannot_be_a_database_is_named(tmp_path: Path, name: str):
+async def test_an_unusable_path_is_named_in_the_error(tmp_path: Path, name: str):
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     with pytest.raises(StoreUnavailable, match=rf"{re.escape(str(tmp_path / name))} cannot be .*CROW_HOME"):
         await SqliteStore.open(tmp_path / name)
 
 
-async def test_a_directory_that_cannot_be_written_is_named():
+async def test_an_unwritable_directory_is_named_in_the_error():
     with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be made .*CROW_HOME"):
         await SqliteStore.open(Path("/proc/crow/crow.db"))
 
 
-async def test_a_write_that_waits_too_long_for_another_program_says_so_and_the_next_one_works(tmp_path: Path):
+async def test_a_write_that_waits_too_long_fails_and_the_next_one_works(tmp_path: Path):
     store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=0.05)
     await store.create_session(new_session())
     with raw(tmp_path / "crow.db") as other:
@@ -310,7 +308,7 @@ async def test_a_write_that_waits_too_long_for_another_program_says_so_and_the_n
     await store.close()
 
 
-async def test_a_full_disk_loses_the_step_and_nothing_else(sqlite_store: SqliteStore):
+async def test_a_full_disk_loses_only_the_failed_step(sqlite_store: SqliteStore):
     await sqlite_store.create_session(new_session())
     (kept,) = await add(sqlite_store, "s1", said("kept"))
 
@@ -326,7 +324,7 @@ async def test_a_full_disk_loses_the_step_and_nothing_else(sqlite_store: SqliteS
     await add(sqlite_store, "s1", result(1, "x" * 1_000_000))
 
 
-async def test_a_fault_of_ours_stays_what_it_is_and_leaves_no_transaction(sqlite_store: SqliteStore):
+async def test_a_bug_in_a_statement_raises_unchanged_and_leaves_no_transaction(sqlite_store: SqliteStore):
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await sqlite_store.database.write(lambda sql: sql.execute("INSERT INTO nowhere VALUES (1)"))
     await sqlite_store.create_session(new_session())
@@ -340,7 +338,7 @@ async def test_the_reader_cannot_write(sqlite_store: SqliteStore):
 # damage
 
 
-async def test_a_damaged_entry_reads_as_words_in_its_place(sqlite_store: SqliteStore):
+async def test_a_damaged_entry_is_replaced_by_an_explanation(sqlite_store: SqliteStore):
     await sqlite_store.create_session(new_session())
     entries = await converse(sqlite_store, "s1", "one", "two")
     with raw(sqlite_store.database.path) as connection:
@@ -375,7 +373,7 @@ async def test_damaged_columns_of_a_session_read_as_empty(sqlite_store: SqliteSt
     assert await sqlite_store.session("s1") == row
 
 
-async def test_a_damaged_page_is_named(tmp_path: Path):
+async def test_a_damaged_page_is_reported_with_the_remedy(tmp_path: Path):
     path = tmp_path / "crow.db"
     store = await SqliteStore.open(path)
     await store.create_session(new_session())
@@ -417,7 +415,7 @@ async def test_entries_cannot_be_changed_and_follow_their_parent(sqlite_store: S
 # processes
 
 
-async def test_a_process_that_forgets_to_close_ends_in_silence(tmp_path: Path):
+async def test_a_process_that_does_not_close_the_store_exits_silently(tmp_path: Path):
     code = """
 import asyncio, sys
 from pathlib import Path
@@ -470,7 +468,7 @@ async def test_closing_gives_up_on_a_write_that_waits_for_another_program(tmp_pa
     assert "is locked by another program" in errors[0]
 
 
-async def test_a_write_that_waits_when_the_store_closes_is_finished_first(sqlite_store: SqliteStore):
+async def test_a_queued_write_is_finished_before_the_store_closes(sqlite_store: SqliteStore):
     await sqlite_store.create_session(new_session())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(add, sqlite_store, "s1", said("x"))

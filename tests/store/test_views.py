@@ -122,7 +122,7 @@ PAGE = (Path(__file__).parents[2] / "schemas" / "store.md").read_text("utf-8")
 QUERIES = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-async def test_every_query_of_the_page_about_the_database_gives_rows(sqlite_store: SqliteStore, told: list[int]):
+async def test_every_query_of_the_database_page_returns_rows(sqlite_store: SqliteStore, told: list[int]):
     summary = Checkpoint(
         compaction_id="c", summary="so far", first_kept=3, method="prefix", tokens_before=9, tokens_after=1
     )
@@ -131,7 +131,7 @@ async def test_every_query_of_the_page_about_the_database_gives_rows(sqlite_stor
     assert [query for query in QUERIES if not rows(sqlite_store, query)] == []
 
 
-async def test_the_page_about_the_database_names_every_table_and_shows_every_view(sqlite_store: SqliteStore):
+async def test_the_database_page_names_every_table_and_queries_every_view(sqlite_store: SqliteStore):
     made = (
         "SELECT name FROM sqlite_master WHERE type = ? AND name NOT GLOB 'sqlite_*' AND name NOT GLOB 'entries_fts_*'"
     )
