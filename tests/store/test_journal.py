@@ -36,11 +36,11 @@ def emptied(path: Path) -> bool:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
         other.execute("INSERT OR REPLACE INTO endpoints VALUES ('http://elsewhere', 'm', '{}')")
         busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    return busy == 0
+    return bool(busy == 0)
 
 
 @pytest.mark.parametrize("name", READS)
-async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, name: str):
+async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, name: str) -> None:
     await sqlite_store.create_session(new_session())
     await converse(sqlite_store, "s1", *("hello" for _ in range(3)))
     await add(sqlite_store, "s1", result(1, "x" * 5_000_000), said("more"))
@@ -48,7 +48,7 @@ async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, 
     assert emptied(sqlite_store.database.path)
 
 
-async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: SqliteStore):
+async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     with pytest.raises(sqlite3.OperationalError, match="no such column"):
         await sqlite_store.database.read(lambda sql: sql.execute("SELECT missing FROM sessions"))
@@ -57,7 +57,7 @@ async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: Sqli
 
 async def test_without_a_wal_the_store_works_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     path = tmp_path / "crow.db"
     without_shared_memory(monkeypatch)
     store = await SqliteStore.open(path)
@@ -76,7 +76,9 @@ async def test_without_a_wal_the_store_works_and_warns(
     await again.close()
 
 
-async def test_a_database_with_a_wal_is_read_only_where_no_wal_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_database_with_a_wal_is_read_only_where_no_wal_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "crow.db"
     store = await SqliteStore.open(path)
     await store.create_session(new_session())

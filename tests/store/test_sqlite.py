@@ -52,7 +52,7 @@ async def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[
 # files
 
 
-async def test_new_files_and_directories_are_private_to_their_owner(tmp_path: Path):
+async def test_new_files_and_directories_are_private_to_their_owner(tmp_path: Path) -> None:
     path = tmp_path / "data" / "crow" / "crow.db"
     before = os.umask(0)
     try:
@@ -68,7 +68,7 @@ async def test_new_files_and_directories_are_private_to_their_owner(tmp_path: Pa
     assert made == {"crow.db": 0o600, "crow.db-wal": 0o600, "crow.db-shm": 0o600}
 
 
-async def test_a_database_that_others_can_read_is_made_private(tmp_path: Path):
+async def test_a_database_that_others_can_read_is_made_private(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
     await (await SqliteStore.open(path)).close()
     path.chmod(0o644)
@@ -77,7 +77,9 @@ async def test_a_database_that_others_can_read_is_made_private(tmp_path: Path):
 
 
 @pytest.mark.parametrize("journal_mode", ["wal", "delete"])
-async def test_the_journal_mode_is_as_requested_and_closing_leaves_one_file(tmp_path: Path, journal_mode: JournalMode):
+async def test_the_journal_mode_is_as_requested_and_closing_leaves_one_file(
+    tmp_path: Path, journal_mode: JournalMode
+) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db", journal_mode=journal_mode)
     await store.create_session(new_session())
     with raw(tmp_path / "crow.db") as connection:
@@ -86,7 +88,7 @@ async def test_the_journal_mode_is_as_requested_and_closing_leaves_one_file(tmp_
     assert set(os.listdir(tmp_path)) - {"crow.db.lock"} == {"crow.db"}
 
 
-async def test_a_write_during_closing_is_refused_with_the_path(tmp_path: Path):
+async def test_a_write_during_closing_is_refused_with_the_path(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(store.close)
@@ -95,7 +97,7 @@ async def test_a_write_during_closing_is_refused_with_the_path(tmp_path: Path):
             await store.create_session(new_session())
 
 
-async def test_commits_are_flushed_and_only_the_store_makes_checkpoints(sqlite_store: SqliteStore):
+async def test_commits_are_flushed_and_only_the_store_makes_checkpoints(sqlite_store: SqliteStore) -> None:
     pragmas = (
         "synchronous",
         "wal_autocheckpoint",
@@ -110,7 +112,7 @@ async def test_commits_are_flushed_and_only_the_store_makes_checkpoints(sqlite_s
     assert values == [2, 0, 64 * 1024 * 1024, 2, APPLICATION_ID, VERSION]
 
 
-async def test_the_wal_is_emptied_when_it_is_large_and_on_idle(sqlite_store: SqliteStore):
+async def test_the_wal_is_emptied_when_it_is_large_and_on_idle(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     sizes = []
     for _ in range(6):
@@ -124,7 +126,7 @@ async def test_the_wal_is_emptied_when_it_is_large_and_on_idle(sqlite_store: Sql
     assert wal_bytes(sqlite_store) == 0
 
 
-async def test_another_reader_delays_a_checkpoint_but_no_commit(sqlite_store: SqliteStore):
+async def test_another_reader_delays_a_checkpoint_but_no_commit(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     with raw(sqlite_store.database.path) as reader, anyio.fail_after(60):
         reader.execute("BEGIN")
@@ -137,7 +139,7 @@ async def test_another_reader_delays_a_checkpoint_but_no_commit(sqlite_store: Sq
         assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
 
 
-async def test_tidying_frees_the_space_of_a_deleted_session(sqlite_store: SqliteStore):
+async def test_tidying_frees_the_space_of_a_deleted_session(sqlite_store: SqliteStore) -> None:
     path = sqlite_store.database.path
     await sqlite_store.create_session(new_session())
     await sqlite_store.tidy()
@@ -153,13 +155,13 @@ async def test_tidying_frees_the_space_of_a_deleted_session(sqlite_store: Sqlite
             tables
         )
         connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
-        index = connection.execute("SELECT block FROM entries_fts_data").fetchall()
-        assert b"wor" not in b"".join(row[0] for row in index)
+        blocks = connection.execute("SELECT block FROM entries_fts_data").fetchall()
+        assert b"wor" not in b"".join(row[0] for row in blocks)
 
 
 @pytest.mark.parametrize("odd", ["", "\0", "\ud800", '"\\\n\u2028'], ids=["plain", "nul", "surrogate", "escaped"])
 @pytest.mark.parametrize("twigs", [8, 8_000], ids=["short", "long"])
-async def test_a_deleted_message_leaves_nothing_in_the_index(sqlite_store: SqliteStore, odd: str, twigs: int):
+async def test_a_deleted_message_leaves_nothing_in_the_index(sqlite_store: SqliteStore, odd: str, twigs: int) -> None:
     words = f"a {odd} nest " + "of twigs " * twigs + "kittiwake"
     await sqlite_store.create_session(new_session())
     await sqlite_store.take_turn("s1", "u1", leaf=None, parts=(Text(text="Is this"), Text(text=words), Text(text="?")))
@@ -174,7 +176,7 @@ async def test_a_deleted_message_leaves_nothing_in_the_index(sqlite_store: Sqlit
         assert b"kit" not in b"".join(row[0] for row in index)
 
 
-async def test_a_shared_blob_is_stored_once_and_kept_until_its_last_entry_goes(sqlite_store: SqliteStore):
+async def test_a_shared_blob_is_stored_once_and_kept_until_its_last_entry_goes(sqlite_store: SqliteStore) -> None:
     for name in ("s1", "s2"):
         await sqlite_store.create_session(new_session(name))
         await add(sqlite_store, name, result(1, "x" * 100_000))
@@ -190,7 +192,7 @@ async def test_a_shared_blob_is_stored_once_and_kept_until_its_last_entry_goes(s
         assert connection.execute(count).fetchone() == (0, 0)
 
 
-async def test_entries_that_a_session_moves_to_during_tidying_are_kept(sqlite_store: SqliteStore):
+async def test_entries_that_a_session_moves_to_during_tidying_are_kept(sqlite_store: SqliteStore) -> None:
     source = await sqlite_store.create_session(new_session())
     entries = await converse(sqlite_store, "s1", "shared", "private")
     await sqlite_store.create_session(new_session("f1", conversation=source.conversation, leaf=entries[2].id))
@@ -208,7 +210,7 @@ async def test_entries_that_a_session_moves_to_during_tidying_are_kept(sqlite_st
 # leases
 
 
-async def test_a_turn_on_another_host_is_busy_until_its_lease_expires(tmp_path: Path):
+async def test_a_turn_on_another_host_is_busy_until_its_lease_expires(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
     elsewhere = await SqliteStore.open(path, owner=str(replace(Owner.current(), host="elsewhere", pid=7)))
     store = await SqliteStore.open(path)
@@ -241,7 +243,7 @@ async def test_a_turn_on_another_host_is_busy_until_its_lease_expires(tmp_path: 
 # refusals
 
 
-async def test_a_newer_database_is_refused_and_not_changed(tmp_path: Path):
+async def test_a_newer_database_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
     await (await SqliteStore.open(path)).close()
     with raw(path) as connection:
@@ -261,7 +263,9 @@ async def test_a_newer_database_is_refused_and_not_changed(tmp_path: Path):
         (None, "is the database of another program"),
     ],
 )
-async def test_a_file_of_another_program_is_refused_and_not_changed(tmp_path: Path, content: bytes | None, words: str):
+async def test_a_file_of_another_program_is_refused_and_not_changed(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
     path = tmp_path / "crow.db"
     if content is None:
         with raw(path) as connection:
@@ -274,7 +278,7 @@ async def test_a_file_of_another_program_is_refused_and_not_changed(tmp_path: Pa
     assert path.read_bytes() == before
 
 
-async def test_an_empty_file_becomes_a_database(tmp_path: Path):
+async def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
     path.touch()
     store = await SqliteStore.open(path)
@@ -283,19 +287,19 @@ async def test_an_empty_file_becomes_a_database(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["file/crow.db", "directory"])
-async def test_an_unusable_path_is_named_in_the_error(tmp_path: Path, name: str):
+async def test_an_unusable_path_is_named_in_the_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     with pytest.raises(StoreUnavailable, match=rf"{re.escape(str(tmp_path / name))} cannot be .*CROW_HOME"):
         await SqliteStore.open(tmp_path / name)
 
 
-async def test_an_unwritable_directory_is_named_in_the_error():
+async def test_an_unwritable_directory_is_named_in_the_error() -> None:
     with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be made .*CROW_HOME"):
         await SqliteStore.open(Path("/proc/crow/crow.db"))
 
 
-async def test_a_write_that_waits_too_long_fails_and_the_next_one_works(tmp_path: Path):
+async def test_a_write_that_waits_too_long_fails_and_the_next_one_works(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=0.05)
     await store.create_session(new_session())
     with raw(tmp_path / "crow.db") as other:
@@ -308,7 +312,7 @@ async def test_a_write_that_waits_too_long_fails_and_the_next_one_works(tmp_path
     await store.close()
 
 
-async def test_a_full_disk_loses_only_the_failed_step(sqlite_store: SqliteStore):
+async def test_a_full_disk_loses_only_the_failed_step(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     (kept,) = await add(sqlite_store, "s1", said("kept"))
 
@@ -324,13 +328,13 @@ async def test_a_full_disk_loses_only_the_failed_step(sqlite_store: SqliteStore)
     await add(sqlite_store, "s1", result(1, "x" * 1_000_000))
 
 
-async def test_a_bug_in_a_statement_raises_unchanged_and_leaves_no_transaction(sqlite_store: SqliteStore):
+async def test_a_bug_in_a_statement_raises_unchanged_and_leaves_no_transaction(sqlite_store: SqliteStore) -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await sqlite_store.database.write(lambda sql: sql.execute("INSERT INTO nowhere VALUES (1)"))
     await sqlite_store.create_session(new_session())
 
 
-async def test_the_reader_cannot_write(sqlite_store: SqliteStore):
+async def test_the_reader_cannot_write(sqlite_store: SqliteStore) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be written"):
         await sqlite_store.database.read(lambda sql: sql.execute("DELETE FROM sessions"))
 
@@ -338,7 +342,7 @@ async def test_the_reader_cannot_write(sqlite_store: SqliteStore):
 # damage
 
 
-async def test_a_damaged_entry_is_replaced_by_an_explanation(sqlite_store: SqliteStore):
+async def test_a_damaged_entry_is_replaced_by_an_explanation(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     entries = await converse(sqlite_store, "s1", "one", "two")
     with raw(sqlite_store.database.path) as connection:
@@ -366,14 +370,14 @@ async def test_a_damaged_entry_is_replaced_by_an_explanation(sqlite_store: Sqlit
     await converse(sqlite_store, "s1", "three")
 
 
-async def test_damaged_columns_of_a_session_read_as_empty(sqlite_store: SqliteStore):
+async def test_damaged_columns_of_a_session_read_as_empty(sqlite_store: SqliteStore) -> None:
     row = await sqlite_store.create_session(new_session())
     with raw(sqlite_store.database.path) as connection:
         connection.execute("UPDATE sessions SET permissions = '[1, {', config = 'null', metadata = ''")
     assert await sqlite_store.session("s1") == row
 
 
-async def test_a_damaged_page_is_reported_with_the_remedy(tmp_path: Path):
+async def test_a_damaged_page_is_reported_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
     store = await SqliteStore.open(path)
     await store.create_session(new_session())
@@ -389,16 +393,16 @@ async def test_a_damaged_page_is_reported_with_the_remedy(tmp_path: Path):
 # the schema
 
 
-def test_the_published_schema_is_the_one_that_the_migrations_make():
+def test_the_published_schema_is_the_one_that_the_migrations_make() -> None:
     assert (PROJECT / "schemas" / "store.sql").read_text() == schema()
 
 
-def test_every_migration_file_is_listed_in_order():
+def test_every_migration_file_is_listed_in_order() -> None:
     directory = PROJECT / "crow" / "store" / "sqlite" / "migrations"
     assert tuple(sorted(path.name for path in directory.glob("*.sql"))) == FILES
 
 
-async def test_entries_cannot_be_changed_and_follow_their_parent(sqlite_store: SqliteStore):
+async def test_entries_cannot_be_changed_and_follow_their_parent(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     (entry,) = await add(sqlite_store, "s1", said("x"))
     with raw(sqlite_store.database.path) as connection:
@@ -415,7 +419,7 @@ async def test_entries_cannot_be_changed_and_follow_their_parent(sqlite_store: S
 # processes
 
 
-async def test_a_process_that_does_not_close_the_store_exits_silently(tmp_path: Path):
+async def test_a_process_that_does_not_close_the_store_exits_silently(tmp_path: Path) -> None:
     code = """
 import asyncio, sys
 from pathlib import Path
@@ -437,7 +441,7 @@ asyncio.run(main())
     await store.close()
 
 
-async def test_the_store_imports_no_model_protocol_or_tool_sdk():
+async def test_the_store_imports_no_model_protocol_or_tool_sdk() -> None:
     code = """
 import sys
 import crow.store.sqlite.store
@@ -447,7 +451,7 @@ print([name for name in ("openai", "mcp", "acp", "pydantic", "httpx", "importlib
     assert ended.stdout == b"[]\n"
 
 
-async def test_closing_gives_up_on_a_write_that_waits_for_another_program(tmp_path: Path):
+async def test_closing_gives_up_on_a_write_that_waits_for_another_program(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=300)
     await store.create_session(new_session())
     errors: list[str] = []
@@ -468,7 +472,7 @@ async def test_closing_gives_up_on_a_write_that_waits_for_another_program(tmp_pa
     assert "is locked by another program" in errors[0]
 
 
-async def test_a_queued_write_is_finished_before_the_store_closes(sqlite_store: SqliteStore):
+async def test_a_queued_write_is_finished_before_the_store_closes(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(add, sqlite_store, "s1", said("x"))

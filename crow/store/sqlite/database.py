@@ -414,7 +414,7 @@ class Database:
         if wanted == "wal" and journal_mode != "wal":
             self.warning = (
                 f"SQLite grants no write-ahead log at {self.path} (a network disk?). Crow works there, but slower, and"
-                " no two machines may use it at once. Better set CROW_HOME to a directory on a local disk."
+                " no two machines may use it at once. Better set CROW_HOME to a directory on a disk of this machine."
             )
             logger.warning("%s Using journal mode %s.", self.warning, journal_mode)
         connection.execute("PRAGMA synchronous = FULL")

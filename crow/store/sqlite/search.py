@@ -37,7 +37,7 @@ _GROUP_COLUMNS = {
 _SNIPPET_MARGIN = 80
 _INDEXED_CHARACTERS = 3
 _MOST_PATH_ENTRIES = 5_000
-_MOST_SCANNED_CHARACTERS = 8 * 1024 * 1024
+_MOST_CHARACTERS = 8 * 1024 * 1024
 _MOST_SCANNED_ENTRIES = 20_000
 _SCAN_BATCH = 64
 
@@ -117,7 +117,7 @@ class SearchMethods(UsesDatabase):
             characters += len(text)
             if all(pattern.search(text) for pattern in patterns):
                 hits.append(_hit(entry.id, session_id, kind, entry.created_ms, text, patterns))
-            if len(hits) >= limit or characters > _MOST_SCANNED_CHARACTERS:
+            if len(hits) >= limit or characters > _MOST_CHARACTERS:
                 return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=next(path, None))
 
