@@ -188,7 +188,7 @@ async def many(store: SqliteStore, number: int) -> None:
             f" SELECT value FROM n) WHERE id = '{template.id}'"
         )
 
-    await store._database.write(copy)  # noqa: SLF001  through the front door it would take minutes
+    await store.database.write(copy)  # through the front door it would take minutes
 
 
 async def list_rows(store: SqliteStore, number: int) -> list[Row]:

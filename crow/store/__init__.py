@@ -1,21 +1,19 @@
-"""The store, as the agent and the frontend see it.
+"""The store as the agent and the frontend see it.
 
-Strategy: an insert-only log of entries and one mutable row per session that points into it. Every method is one
-transaction. Every append names the leaf it expects (compare-and-set), so two writers cannot interleave. The SQLite
-adapter is wired by `crow.app` alone.
+A session is one mutable row that points into a log of entries, which are only ever added. Each method is one
+transaction. An append names the leaf it expects (compare-and-set), so two writers cannot interleave.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
 
 __all__ = [
-    "UNCHANGED",
     "BranchPoint",
     "BranchTip",
     "Hit",
@@ -31,24 +29,12 @@ __all__ = [
     "Store",
     "Tail",
     "TurnStart",
-    "Unchanged",
 ]
-
-
-class Unchanged:
-    """The type of `UNCHANGED`: a column left as it is (None would clear it)."""
-
-    __slots__ = ()
-
-
-UNCHANGED = Unchanged()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork.
-
-    `alias` names it; None for most."""
+    """A session to create. `id` is the client's and never changes. A fork sets `conversation` and `leaf`."""
 
     id: str
     cwd: str
@@ -66,10 +52,10 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """The mutable row. `permissions` and `config` are JSON values; times are Unix milliseconds; `cost` in USD.
+    """A session's mutable row. Times are Unix milliseconds, `cost` is in US dollars.
 
-    `calibration` multiplies token estimates. `newest_entry` orders lists. `owner` names who runs a turn, or is empty.
-    `has_prompt` tells whether it is listed.
+    `calibration` multiplies token estimates. `newest_entry` orders lists. `owner` names the process that runs a turn;
+    empty if none does. Only sessions with `has_prompt` are listed.
     """
 
     id: str
@@ -102,43 +88,41 @@ class SessionRow:
     archived: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionChanges:
-    """Columns of the row to set; `UNCHANGED` leaves one as it is."""
+class SessionChanges(TypedDict, total=False):
+    """Columns of a session's row to set. Columns that are left out stay as they are."""
 
-    title: str | Unchanged | None = UNCHANGED
-    title_by_user: bool | Unchanged = UNCHANGED
-    model: str | Unchanged = UNCHANGED
-    mode: str | Unchanged = UNCHANGED
-    cwd: str | Unchanged = UNCHANGED
-    additional_directories: tuple[str, ...] | Unchanged = UNCHANGED
-    permissions: tuple[JsonObject, ...] | Unchanged = UNCHANGED
-    config: JsonObject | Unchanged = UNCHANGED
-    metadata: JsonObject | Unchanged = UNCHANGED
-    calibration: float | Unchanged = UNCHANGED
-    alias: str | Unchanged | None = UNCHANGED
-    archived: bool | Unchanged = UNCHANGED
+    title: str | None
+    title_by_user: bool
+    model: str
+    mode: str
+    cwd: str
+    additional_directories: tuple[str, ...]
+    permissions: tuple[JsonObject, ...]
+    config: JsonObject
+    metadata: JsonObject
+    calibration: float
+    alias: str | None
+    archived: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPage:
+    """Some sessions, newest first. `cursor` continues the list; None at its end."""
+
+    rows: tuple[SessionRow, ...]
+    cursor: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What `for_model` needs of a path, oldest first: from the first kept entry of the newest counting checkpoint
-    (with that checkpoint, the newest prompt entry and all that follows), or the whole path."""
+    """A session and the part of its path that `for_model` needs, oldest first.
+
+    That is everything from the first entry that the newest valid checkpoint keeps, with that checkpoint and the newest
+    prompt entry. Without a checkpoint it is the whole path.
+    """
 
     row: SessionRow
     entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStart:
-    """A claimed turn. `moved` is true when the leaf was not the expected one: the tail must be loaded again.
-
-    `entries` are those appended by the claim: the user entry last.
-    """
-
-    turn: int
-    entries: tuple[Entry, ...]
-    moved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,262 +134,20 @@ class QueuedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPage:
-    """Some sessions, newest first; `cursor` continues, None at the end."""
+class TurnStart:
+    """A claimed turn, with the entries that the claim appended: the user entry last.
 
-    rows: tuple[SessionRow, ...]
-    cursor: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """An entry found by search; `snippet` shows the place."""
-
-    entry: int
-    session: str
-    kind: str
-    snippet: str
-    created_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """Where to look; None is everywhere. `cwd` is a session's directory; `model` a part of a model's name, in any case;
-    an entry was made at `since_ms` or later and before `before_ms` (Unix milliseconds)."""
-
-    cwd: str | None = None
-    model: str | None = None
-    since_ms: int | None = None
-    before_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
-    """What reading through entries found, newest first. Older ones than the entry `stopped_at` were not read; None:
-    all were."""
-
-    hits: tuple[Hit, ...]
-    stopped_at: int | None
-
-
-class Store(Protocol):
-    """Sessions and their conversations, durable.
-
-    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`; those that name a session raise
-    :class:`~crow.domain.errors.NoSuchSession` unless said otherwise. Cancelling a caller leaves no transaction open;
-    what was about to be committed is then either whole or absent.
+    `moved` means that the leaf was not the expected one, so the tail must be loaded again.
     """
 
-    @property
-    def warning(self) -> str:
-        """What a person should know of the place where all this is kept; empty if there is nothing."""
-        ...
-
-    async def create_session(self, new: NewSession) -> SessionRow:
-        """Insert the row (and a conversation, unless it is a fork).
-
-        :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
-        """
-        ...
-
-    async def fork_session(
-        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
-    ) -> SessionRow:
-        """A new row that stands on `entry` of the same conversation, None for where the session stands; nothing is
-        copied. It has the session's model, mode and configuration, no permissions, and a title "... (fork N)".
-
-        :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
-        """
-        ...
-
-    async def named(self, alias: str) -> SessionRow | None:
-        """The session that has this alias."""
-        ...
-
-    async def move_alias(self, session_id: str, to: str) -> None:
-        """Take the alias from one session and give it to another.
-
-        :raises ~crow.domain.errors.ArgumentError: the session has none (any more).
-        """
-        ...
-
-    async def session(self, session_id: str) -> SessionRow:
-        """The row now; a deleted session does not exist."""
-        ...
-
-    async def sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
-    ) -> SessionPage:
-        """Sessions with a prompt, no sub-agents, newest entry first.
-
-        :raises ~crow.domain.errors.ArgumentError: a cursor that is not from here.
-        """
-        ...
-
-    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
-        """Touch the row only."""
-        ...
-
-    async def delete_session(self, session_id: str) -> None:
-        """Hide it at once, its sub-agents too; unknown ids are fine. What no other path needs goes on `tidy`."""
-        ...
-
-    async def open_session(self, session_id: str) -> Tail:
-        """The row and the tail. A session left `running` by a dead owner is repaired first, exactly once; where nothing
-        can be written, the next claim does it."""
-        ...
-
-    async def tail(self, session_id: str) -> Tail:
-        """The row and the tail, without repair."""
-        ...
-
-    def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
-        """The whole path from its root, in batches of bounded size, oldest first; no read transaction stays open
-        between batches."""
-        ...
-
-    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        """One entry; with `session_id`, only if it is on its path."""
-        ...
-
-    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        """Put a prompt into the inbox, under its message id."""
-        ...
-
-    async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
-        """The prompts that wait, in order."""
-        ...
-
-    async def drop_prompt(self, session_id: str, message_id: str) -> None:
-        """Take a prompt out of the inbox whose sender was told that it cannot run; unknown ones are fine."""
-        ...
-
-    async def take_turn(
-        self,
-        session_id: str,
-        message_id: str | None,
-        *,
-        leaf: int | None,
-        parts: Sequence[Part] | None = None,
-        cut: int | None = None,
-    ) -> TurnStart:
-        """Claim the turn for this process and append the prompt as a user entry, in one transaction.
-
-        `message_id` None claims it for a command: no user entry. Without its `parts` the prompt is taken out of the
-        inbox. `cut` goes into the user entry. A session left `running` by a dead owner is repaired in the same
-        transaction.
-
-        :raises ~crow.domain.errors.SessionBusy: another living process owns it; nothing was written.
-        """
-        ...
-
-    async def append(
-        self,
-        session_id: str,
-        *,
-        leaf: int | None,
-        turn: int,
-        entries: Sequence[NewEntry],
-        release: bool = False,
-        changes: SessionChanges | None = None,
-    ) -> tuple[Entry, ...]:
-        """Append a chain under `leaf` and make its last the new leaf; removes the draft; counts usage into the row. A
-        user entry takes the prompt of its message id out of the inbox.
-
-        `release` gives the turn back (state idle). May be empty together with `release`.
-
-        :raises ~crow.domain.errors.LeafMoved: the leaf is another; nothing was written.
-        """
-        ...
-
-    async def renew_lease(self, session_id: str) -> None:
-        """A sign of life of the turn that this store runs: for others who cannot look up its process. Due within every
-        minute in which nothing is appended; without effect if this store runs none."""
-        ...
-
-    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        """The turn that this store runs in the session is over, but its `end`, which belongs under `leaf`, could not be
-        stored: the next to open the session here, or to claim a turn, stores it first. Where that cannot be, the turn
-        is repaired as if its owner had died. Never fails; writes nothing."""
-        ...
-
-    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
-        """Stand the session on another entry of its conversation, recorded in `moves`.
-
-        :raises ~crow.domain.errors.LeafMoved: the leaf is another; nothing was written.
-        """
-        ...
-
-    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
-        """How many prompts and answers are on the path of each session; 0 for an unknown id."""
-        ...
-
-    async def moves(self, session_id: str) -> tuple[Move, ...]:
-        """Where it was moved, newest first; the oldest of very many are left out."""
-        ...
-
-    async def outline(self, session_id: str) -> Outline:
-        """All branches of the session."""
-        ...
-
-    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
-        """Entries of these kinds (as in the table `entries`) that are on the path of `leaf` and not on that of `to`,
-        oldest first."""
-        ...
-
-    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
-        """As `left_behind`: file entries, and the results of the calls that they belong to."""
-        ...
-
-    async def save_draft(
-        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
-    ) -> None:
-        """Add a piece of the running stream."""
-        ...
-
-    async def search(
-        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
-    ) -> tuple[Hit, ...]:
-        """Full text over user and assistant text and titles; the query is quoted, any script. With `session_id`,
-        only entries on its path."""
-        ...
-
-    async def scan(
-        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
-    ) -> Scan:
-        """What no index covers, on the session's path: calls, their results, summaries and crow's own words, but not
-        the calls and results of the tools named in `without`. Bounded: the newest few megabytes."""
-        ...
-
-    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts about an endpoint; empty if none. Those that other processes learned: as of the last transaction."""
-        ...
-
-    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge facts about an endpoint (top-level keys replace)."""
-        ...
-
-    async def tidy(self) -> None:
-        """On idle: remove what deleted sessions left, in small batches; checkpoint the WAL."""
-        ...
-
-    def hurry(self) -> None:
-        """The process is about to end: from now on a write waits for other programs no longer than a moment, then
-        fails as one that waited too long. Never fails."""
-        ...
-
-    async def close(self) -> None:
-        """Close connections. Bounded; safe to call twice."""
-        ...
-
-
-# FROM store.outline: What a person sees of a session's branches: its moves, the points on them, where they end.
-# Values only.
+    turn: int
+    entries: tuple[Entry, ...]
+    moved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A session was made to stand elsewhere: `undo`, `redo`, `rewind`, `retry`, `new`, `refusal`."""
+    """A session was moved to another leaf by `undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
 
     from_leaf: int | None
     to_leaf: int | None
@@ -415,10 +157,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A place in a conversation that a person knows: a prompt, a label, a checkpoint.
+    """A prompt, label or checkpoint in the outline.
 
-    To stand on `entry` is to be just after it, on `before` just before it (None: at the beginning). `previous` is the
-    point before it on the path. `text` is the label, or how the prompt begins.
+    `entry` is the leaf just after it, `before` the leaf just before it (None: the beginning). `previous` is the point
+    before it on the path. `text` is the label or the start of the prompt.
     """
 
     entry: int
@@ -430,7 +172,7 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchTip:
-    """Where a branch ends; `point` is the last one on it."""
+    """The end of a branch; `point` is the last point on it."""
 
     entry: int | None
     point: int | None
@@ -439,8 +181,229 @@ class BranchTip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """All branches that a session ever stood on: `points` by id, ends of branches with the current one first and then
-    those left last. Ends that differ in nothing that was said are one."""
+    """All branches that a session ever stood on.
+
+    `points` are ordered by id. `tips` begin with the current one; the others follow, the one left last first. Tips
+    between which nothing was said count as one.
+    """
 
     points: tuple[BranchPoint, ...]
     tips: tuple[BranchTip, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where to search; None means everywhere.
+
+    `cwd` is a session's directory. `model` is a part of a model's name, in any case. Entries count from `since_ms` up
+    to but not including `before_ms` (Unix milliseconds).
+    """
+
+    cwd: str | None = None
+    model: str | None = None
+    since_ms: int | None = None
+    before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An entry that a search found; `snippet` is the text around the match."""
+
+    entry: int
+    session: str
+    kind: str
+    snippet: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What a scan found, newest first. It read no entries older than `stopped_at`; None: it read them all."""
+
+    hits: tuple[Hit, ...]
+    stopped_at: int | None
+
+
+class Store(Protocol):
+    """Durable sessions and their conversations.
+
+    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. Methods that name a session raise
+    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. Cancelling a caller leaves no transaction
+    open: its changes are written completely or not at all.
+    """
+
+    @property
+    def warning(self) -> str:
+        """What the user should know about the place of the database; empty if all is well."""
+
+    async def create_session(self, new: NewSession) -> SessionRow:
+        """Insert a session, and a conversation unless it is a fork.
+
+        :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
+        """
+
+    async def fork_session(
+        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
+    ) -> SessionRow:
+        """Insert a session that stands on `entry` of the same conversation, by default on the session's leaf.
+
+        It copies no entries. It takes over model, mode and configuration but no permissions, and is titled
+        "... (fork N)".
+
+        :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
+        """
+
+    async def named(self, alias: str) -> SessionRow | None:
+        """The session with this alias."""
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        """Take the alias from one session and give it to another.
+
+        :raises ~crow.domain.errors.ArgumentError: the session has no alias (any more).
+        """
+
+    async def session(self, session_id: str) -> SessionRow:
+        """The row as it is now."""
+
+    async def sessions(
+        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
+    ) -> SessionPage:
+        """Sessions with a prompt, without sub-agents, newest entry first.
+
+        :raises ~crow.domain.errors.ArgumentError: a cursor that no list gave, or a limit below 1.
+        """
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        """Change columns of the row.
+
+        :raises ~crow.domain.errors.ArgumentError: the alias belongs to another session.
+        """
+
+    async def delete_session(self, session_id: str) -> None:
+        """Hide the session and its sub-agents at once; `tidy` removes their data. Unknown ids are fine."""
+
+    async def open_session(self, session_id: str) -> Tail:
+        """The row and the tail. Repairs a turn that a dead owner left running, exactly once; if nothing can be written,
+        the next `take_turn` repairs it."""
+
+    async def tail(self, session_id: str) -> Tail:
+        """The row and the tail, without repair."""
+
+    def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+        """The whole path, oldest first, in batches of bounded size. No read transaction stays open between batches."""
+
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        """One entry; with `session_id` only if it is on that session's path."""
+
+    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        """Put a prompt into the inbox under its message id."""
+
+    async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
+        """The prompts in the inbox, in order."""
+
+    async def drop_prompt(self, session_id: str, message_id: str) -> None:
+        """Remove a prompt from the inbox, after its sender was told that it cannot run. Unknown ones are fine."""
+
+    async def take_turn(
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+    ) -> TurnStart:
+        """Claim the turn for this store and append the prompt as a user entry, in one transaction.
+
+        A command passes None as `message_id` and gets no user entry. Without `parts` the prompt is taken from the
+        inbox. `cut` goes into the user entry. A turn left running by a dead owner is repaired in the same transaction.
+
+        :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
+        """
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        """Append a chain of entries under `leaf`; its last entry becomes the leaf.
+
+        Adds their usage to the row, removes the draft once its answer is stored, and removes the prompt of a user entry
+        from the inbox. `release` ends the turn (state idle); then `entries` may be empty.
+
+        :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
+        """
+
+    async def renew_lease(self, session_id: str) -> None:
+        """Show other hosts that this store still runs the session's turn. Call it at least once a minute while nothing
+        is appended. No effect if this store runs no turn there."""
+
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        """Give up a turn of this store whose `end`, which belongs under `leaf`, could not be stored.
+
+        The next `open_session` or `take_turn` here stores it first. If that is impossible, the turn is repaired as if
+        its owner had died. Writes nothing and never fails.
+        """
+
+    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        """Move the session to another entry of its conversation and record it in `moves`.
+
+        :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
+        :raises ~crow.domain.errors.ArgumentError: the entry is not in the conversation.
+        """
+
+    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
+        """The number of prompts and answers on each session's path; 0 for an unknown id."""
+
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        """The session's moves, newest first; the newest ten thousand of very many."""
+
+    async def outline(self, session_id: str) -> Outline:
+        """Prompts, labels and checkpoints of all branches of the session, and where the branches end."""
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        """Entries of these kinds (as in the table `entries`) on the path of `leaf` but not on that of `to`, oldest
+        first."""
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        """File entries on the path of `leaf` but not on that of `to`, with the results of their calls, oldest first."""
+
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
+        """Add a piece of the running stream. Renews the lease."""
+
+    async def search(
+        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+    ) -> tuple[Hit, ...]:
+        """Full-text search over titles, prompts and answers in any script; all words must match. With `session_id` only
+        its title and path."""
+
+    async def scan(
+        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+    ) -> Scan:
+        """Read through what the full-text index leaves out on the session's path: calls, results, summaries, reminders.
+
+        Skips calls and results of the tools named in `without`. Reads at most the newest few megabytes.
+        """
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        """Facts about an endpoint; empty if none are known. Facts that other processes learned appear with the next
+        transaction."""
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        """Merge facts about an endpoint; top-level keys replace older ones."""
+
+    async def tidy(self) -> None:
+        """On idle: remove the data of deleted sessions in small batches, and make a checkpoint."""
+
+    def hurry(self) -> None:
+        """The process is about to end: from now on a write waits for other programs only briefly. Never fails."""
+
+    async def close(self) -> None:
+        """Close the connections, within a few seconds. Safe to call twice."""

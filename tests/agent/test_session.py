@@ -504,7 +504,7 @@ async def test_a_tool_that_says_nothing_for_long_does_not_let_the_lease_run_out(
 
     async def lease() -> int:
         query = "SELECT lease_ms FROM sessions"
-        return int((await run.store._database.read(lambda sql: sql.execute(query).fetchone()))[0])
+        return int((await run.store.database.read(lambda sql: sql.execute(query).fetchone()))[0])
 
     async def wait() -> str:
         since = await lease()

@@ -21,8 +21,8 @@ LOCKED = r"crow\.db is locked by another program"
 @contextmanager
 def locked(run: Opened) -> Iterator[None]:
     """Another program holds the database; the store waits for it a moment only."""
-    database = run.store._database
-    database._patience.timeout_s = 0.01
+    database = run.store.database
+    database.lock_timeout.timeout_s = 0.01
     with closing(sqlite3.connect(database.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -33,7 +33,7 @@ async def shown_and_saved(run: Opened, words: str) -> None:
     """Wait until the client was shown these words, and the draft holds the first of them."""
     drafted = "SELECT count(*) FROM drafts"
     while run.client.shown() != words or (  # noqa: ASYNC110
-        await run.store._database.read(lambda sql: sql.execute(drafted).fetchone()) == (0,)
+        await run.store.database.read(lambda sql: sql.execute(drafted).fetchone()) == (0,)
     ):
         await anyio.sleep(0.001)
 

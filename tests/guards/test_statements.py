@@ -74,7 +74,7 @@ class Watched:
 
 async def watched(store: SqliteStore) -> Watched:
     """Whatever the store does from here on."""
-    watching, database = Watched(), store._database
+    watching, database = Watched(), store.database
     for connection in (database._writer, await database._open_reader()):
         await connection.run(watching.watch)
     return watching

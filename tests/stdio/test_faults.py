@@ -83,7 +83,7 @@ async def test_a_file_that_is_not_a_database_is_named_and_left_unchanged(
     before = fingerprint(home)
     async with crow() as agent:
         await agent.initialize()
-        assert (await refused(agent, place)).startswith(f"{home / 'crow.db'} is no crow database")
+        assert (await refused(agent, place)).startswith(f"{home / 'crow.db'} is not a crow database")
         (home / "crow.db").rename(home / "thesis")
         await agent.prompt(await agent.new_session(place), "say hello")
     assert fingerprint(home)["thesis"] == before["crow.db"]
@@ -199,7 +199,7 @@ async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can
             for words in (raised.value.message, await refused(agent, place)):
                 assert words.startswith(f"{home / 'crow.db'} cannot be written")
                 assert "CROW_HOME" in words
-                assert words.endswith("nothing can be stored; what is there can be read.")
+                assert words.endswith("nothing can be stored; stored sessions can be read.")
             assert fingerprint(home) == before
             home.chmod(0o700)
             (home / "crow.db").chmod(0o600)

@@ -195,7 +195,7 @@ async def test_prompts_queued_at_a_kill_are_shown_and_not_run(
         await agent.kill()
     async with crow(endpoint=endpoint) as agent:
         await reloaded(agent, session, place)
-        waited = f"({killed} ended before this prompt had its turn)"
+        waited = f"({killed} ended before it ran this prompt)"
         assert texts(agent, session) == [
             "first",
             f"({killed} ended in the middle of this turn)",

@@ -1,4 +1,4 @@
-"""Stores to test: each factory opens any number of stores on one database of its own."""
+"""Fixtures that open stores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from crow.store.sqlite.store import SqliteStore
 
 
 class Stores:
-    """Opens stores on one database; those still open are closed at the end of the test."""
+    """Opens any number of stores on one database; closes them at the end of the test."""
 
     def __init__(self, path: Path, journal_mode: JournalMode) -> None:
         self.path = path
         self._journal_mode = journal_mode
         self._opened: list[SqliteStore] = []
 
-    async def open(self) -> SqliteStore:
-        store = await SqliteStore.open(self.path, journal_mode=self._journal_mode)
+    async def open(self, *, busy_timeout_s: float = 10.0) -> SqliteStore:
+        store = await SqliteStore.open(self.path, journal_mode=self._journal_mode, busy_timeout_s=busy_timeout_s)
         self._opened.append(store)
         return store
 
@@ -32,7 +32,7 @@ class Stores:
 
 @pytest.fixture(params=["wal", "delete"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Every store that has to keep the contract."""
+    """Stores on a database with each journal mode."""
     made = Stores(tmp_path / "crow.db", request.param)
     yield made
     await made.close()
@@ -46,7 +46,7 @@ async def store(stores: Stores) -> Store:
 
 @pytest.fixture
 async def sqlite_store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    """One store on SQLite as it is shipped."""
+    """One store with default settings."""
     opened = await SqliteStore.open(tmp_path / "crow.db")
     yield opened
     await opened.close()

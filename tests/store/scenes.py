@@ -1,4 +1,4 @@
-"""What store tests do again and again: sessions with a few turns."""
+"""Helpers that fill stores with sessions and turns."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ async def move(store: Store, to: int | None, reason: str = "undo", session_id: s
     await store.move_leaf(session_id, leaf=row.leaf, to=to, reason=reason)
 
 
-async def test_moves_are_read_newest_first(store: Store):
+async def test_moves_are_read_newest_first(store: Store) -> None:
     await store.create_session(new_session())
     entries = await converse(store, "s1", "one", "two")
     await move(store, entries[2].id)
@@ -30,7 +30,7 @@ async def test_moves_are_read_newest_first(store: Store):
     assert all(isinstance(one, Move) and one.created_ms > 0 for one in await store.moves("s1"))
 
 
-async def test_messages_are_counted_on_the_path_alone(store: Store):
+async def test_messages_are_counted_on_the_path_alone(store: Store) -> None:
     await store.create_session(new_session())
     await store.create_session(new_session("empty"))
     entries = await converse(store, "s1", "one", "two", "three")
@@ -42,7 +42,7 @@ async def test_messages_are_counted_on_the_path_alone(store: Store):
     assert await store.count_messages(("fork",)) == {"fork": 5}
 
 
-async def test_an_outline_has_the_points_of_every_branch_and_the_ends_that_differ(store: Store):
+async def test_an_outline_has_the_points_of_every_branch_and_the_ends_that_differ(store: Store) -> None:
     await store.create_session(new_session())
     one = await converse(store, "s1", "one", "two")
     await move(store, one[2].id)
@@ -62,7 +62,9 @@ async def test_an_outline_has_the_points_of_every_branch_and_the_ends_that_diffe
     )
 
 
-async def test_a_place_on_the_way_of_another_branch_is_no_end_but_where_the_session_stands_is_shown(store: Store):
+async def test_a_place_on_the_way_of_another_branch_is_no_end_but_where_the_session_stands_is_shown(
+    store: Store,
+) -> None:
     await store.create_session(new_session())
     entries = await converse(store, "s1", "one", "two")
     await move(store, entries[2].id)
@@ -73,7 +75,7 @@ async def test_a_place_on_the_way_of_another_branch_is_no_end_but_where_the_sess
     )
 
 
-async def test_a_session_without_entries_has_an_outline(store: Store):
+async def test_a_session_without_entries_has_an_outline(store: Store) -> None:
     await store.create_session(new_session())
     found = await store.outline("s1")
     assert (found.points, found.tips) == ((), (BranchTip(entry=None, point=None, is_current=True),))
@@ -81,7 +83,7 @@ async def test_a_session_without_entries_has_an_outline(store: Store):
         await store.outline("s2")
 
 
-async def test_what_a_move_leaves_behind_is_what_the_other_path_does_not_have(store: Store):
+async def test_what_a_move_leaves_behind_is_what_the_other_path_does_not_have(store: Store) -> None:
     await store.create_session(new_session())
     one = await converse(store, "s1", "one", "two", "three")
     await move(store, one[2].id)
@@ -95,7 +97,7 @@ async def test_what_a_move_leaves_behind_is_what_the_other_path_does_not_have(st
     assert await store.left_behind(None, one[8].id, kinds) == ()
 
 
-async def test_file_changes_come_with_the_results_of_their_calls_alone(store: Store):
+async def test_file_changes_come_with_the_results_of_their_calls_alone(store: Store) -> None:
     await store.create_session(new_session())
     (asked,) = await add(store, "s1", said("x", calls=2))
     file = File(call=CallRef(assistant=asked.id, index=1), path="/a", before=b"was", after_hash="h")
@@ -109,7 +111,7 @@ async def test_file_changes_come_with_the_results_of_their_calls_alone(store: St
 # forks
 
 
-async def test_a_fork_is_a_row_on_the_same_entries_and_numbered(store: Store):
+async def test_a_fork_is_a_row_on_the_same_entries_and_numbered(store: Store) -> None:
     await store.create_session(new_session(title="Nests", config={"effort": "low"}))
     entries = await converse(store, "s1", "one", "two")
     whole = await store.fork_session("s1", "f1", entry=None, cwd="/other", additional_directories=("/more",))
@@ -124,7 +126,7 @@ async def test_a_fork_is_a_row_on_the_same_entries_and_numbered(store: Store):
     assert row_ids((await store.sessions()).rows) == ["s1", "f3", "f1", "f2"]
 
 
-async def test_forks_go_their_own_ways(store: Store):
+async def test_forks_go_their_own_ways(store: Store) -> None:
     await store.create_session(new_session())
     entries = await converse(store, "s1", "one")
     await store.fork_session("s1", "f1", entry=None, cwd="/work", additional_directories=())
@@ -134,7 +136,7 @@ async def test_forks_go_their_own_ways(store: Store):
     assert (await store.outline("f1")).tips == (BranchTip(entry=theirs[2].id, point=theirs[0].id, is_current=True),)
 
 
-async def test_a_fork_of_an_entry_of_another_conversation_is_refused(store: Store):
+async def test_a_fork_of_an_entry_of_another_conversation_is_refused(store: Store) -> None:
     await store.create_session(new_session())
     await store.create_session(new_session("s2"))
     (entry, *_) = await converse(store, "s2", "one")
@@ -144,7 +146,7 @@ async def test_a_fork_of_an_entry_of_another_conversation_is_refused(store: Stor
         await store.fork_session("s3", "f1", entry=None, cwd="/work", additional_directories=())
 
 
-async def test_a_fork_outlives_the_session_it_came_from(store: Store):
+async def test_a_fork_outlives_the_session_it_came_from(store: Store) -> None:
     await store.create_session(new_session())
     await converse(store, "s1", "one")
     before = await bodies(store, "s1")
@@ -157,12 +159,12 @@ async def test_a_fork_outlives_the_session_it_came_from(store: Store):
 # aliases
 
 
-async def test_an_alias_names_one_session_and_moves_in_one_step(stores: Stores):
+async def test_an_alias_names_one_session_and_moves_in_one_step(stores: Stores) -> None:
     store, other = await stores.open(), await stores.open()
     made = await store.create_session(new_session(alias="discord:channel:1"))
     assert await other.named("discord:channel:1") == made
     assert await other.named("discord:channel:2") is None
-    with pytest.raises(ArgumentError, match='Alias "discord:channel:1" is the one of session s1'):
+    with pytest.raises(ArgumentError, match='Alias "discord:channel:1" belongs to session s1'):
         await other.create_session(new_session("s2", alias="discord:channel:1"))
     await store.create_session(new_session("s2"))
     await store.move_alias("s1", "s2")
@@ -171,7 +173,7 @@ async def test_an_alias_names_one_session_and_moves_in_one_step(stores: Stores):
         await store.move_alias("s1", "s2")
 
 
-async def test_a_deleted_session_gives_its_alias_free(store: Store):
+async def test_a_deleted_session_gives_its_alias_free(store: Store) -> None:
     await store.create_session(new_session(alias="cli:default"))
     await store.delete_session("s1")
     assert await store.named("cli:default") is None

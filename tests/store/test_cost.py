@@ -1,52 +1,60 @@
-"""What does not depend on how much there is: counted in steps of SQLite's machine, not in time."""
+"""Operations that cost the same in a small and in a large database, counted in steps of SQLite's virtual machine."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from crow.store import NewSession
-from crow.store.sqlite import maintenance as removal
-from crow.store.sqlite import sessions
-from crow.store.sqlite.migrations import migrate
-from crow.store.sqlite.paths import left_behind
+from crow.domain.entries import NewEntry
+from crow.store import NewSession, SessionChanges
+from crow.store.sqlite.maintenance import Removal
+from crow.store.sqlite.store import SqliteStore
+from tests.store.scenes import converse, new_session, said
 
-WriteJob = Callable[[sqlite3.Connection], object]
+Operation = Callable[[SqliteStore, Removal], Awaitable[object]]
 
 
-def full(entries: int) -> sqlite3.Connection:
-    """A database with so many entries on one path, and as many sessions with titles."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(connection)
+def fill(sql: sqlite3.Connection, entries: int) -> None:
+    """So many entries on one path, and as many sessions with titles."""
     for number in range(1, entries + 1):
-        connection.execute(
+        sql.execute(
             "INSERT INTO sessions (id, conversation, leaf, cwd, title, model, mode, created_ms, updated_ms)"
             " VALUES (?, 1, ?, '/', 'T', 'm', 'ask', 0, 0)",
-            (f"s{number}", entries),
+            (f"s{number}", entries if number == 1 else None),
         )
-        connection.execute(
+        sql.execute(
             "INSERT INTO entries (conversation, session, parent, turn, kind, body, created_ms)"
             " VALUES (1, 's1', ?, 1, ?, '{\"text\": \"words\"}', 0)",
             (number - 1 or None, "assistant" if number % 10 else "user"),
         )
-    connection.execute("UPDATE sessions SET conversation = number WHERE number > 1")
-    connection.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
-    return connection
+    sql.execute("UPDATE sessions SET has_prompt = 1, newest_entry = number")
+    sql.execute("UPDATE sessions SET conversation = number WHERE number > 1")
+    sql.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
 
 
-@pytest.fixture(scope="module")
-def sizes() -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
-    """A small database and one that is ten times as large."""
-    small, large = full(300), full(3_000)
-    yield small, large
-    small.close()
-    large.close()
+OPERATIONS: dict[str, Operation] = {
+    "create a session": lambda store, _: store.create_session(
+        NewSession(id="new", cwd="/", model="m", mode="ask", title="N")
+    ),
+    "set a title": lambda store, _: store.update_session("s7", SessionChanges(title="Other")),
+    "look up an alias": lambda store, _: store.named("cli:default"),
+    "list sessions": lambda store, _: store.sessions(limit=5),
+    "list sessions of a directory": lambda store, _: store.sessions(cwd="/", limit=5),
+    "append a message": lambda store, _: store.append("s7", leaf=None, turn=1, entries=[NewEntry(body=said("a b"))]),
+    "append a message with a NUL": lambda store, _: store.append(
+        "s7", leaf=None, turn=1, entries=[NewEntry(body=said("a \0 b"))]
+    ),
+    "read what a move leaves behind": lambda store, _: store.left_behind(45, 42, ("user",)),
+    "remove entries": lambda store, removal: store.remove_entries(removal, removal.entries),
+    "fork a session": lambda store, _: store.fork_session("s1", "f", entry=None, cwd="/", additional_directories=()),
+}
 
 
-def steps(connection: sqlite3.Connection, work: WriteJob) -> int:
-    """How many steps of the machine `work` takes, in tens."""
+async def steps(path: Path, entries: int, operation: Operation) -> int:
+    """How many steps the operation takes in a database of that size, in tens."""
     count = 0
 
     def tick() -> int:
@@ -54,43 +62,25 @@ def steps(connection: sqlite3.Connection, work: WriteJob) -> int:
         count += 1
         return 0
 
-    connection.set_progress_handler(tick, 10)
+    store = await SqliteStore.open(path)
     try:
-        work(connection)
+        await store.database.write(lambda sql: fill(sql, entries))
+        await store.create_session(new_session("deleted"))
+        await converse(store, "deleted", "gone")
+        await store.delete_session("deleted")
+        removal = await store.next_removal()
+        assert removal is not None
+        await store.database.write(lambda sql: sql.set_progress_handler(tick, 10))
+        await store.database.read(lambda sql: sql.set_progress_handler(tick, 10))
+        count = 0
+        await operation(store, removal)
+        return count
     finally:
-        connection.set_progress_handler(None, 0)
-    return count
+        await store.close()
 
 
-def fork(connection: sqlite3.Connection) -> object:
-    return sessions.fork_session(connection, "s1", "fork", entry=None, cwd="/", additional_directories=(), now_ms=0)
-
-
-def index_words(connection: sqlite3.Connection) -> object:
-    return connection.execute("SELECT id, text FROM searchable WHERE id = ? AND text <> ''", (40,)).fetchall()
-
-
-def forget_entries(connection: sqlite3.Connection) -> object:
-    found = removal.Removal(conversation=2, living=removal._living(connection, 2), entries=())
-    return removal.remove_entries(connection, found, [3, 2])
-
-
-WORKS: dict[str, WriteJob] = {
-    "a session made": lambda sql: sessions.create_session(
-        sql, NewSession(id="new", cwd="/", model="m", mode="ask", title="N"), now_ms=0
-    ),
-    "a title set": lambda sql: sessions.set_title(sql, "s7", "Other"),
-    "an alias looked up": lambda sql: sessions.named(sql, "cli:default"),
-    "an entry's words indexed": index_words,
-    "what a move leaves": lambda sql: left_behind(sql, 45, 42, ("user",)),
-    "entries removed": forget_entries,
-    "a fork": fork,
-}
-
-
-@pytest.mark.parametrize("name", WORKS)
-def test_the_work_is_the_same_in_a_small_and_in_a_large_database(
-    sizes: tuple[sqlite3.Connection, sqlite3.Connection], name: str
-) -> None:
-    small, large = sizes
-    assert steps(large, WORKS[name]) <= steps(small, WORKS[name]) * 1.5 + 10
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_an_operation_costs_the_same_in_a_database_ten_times_as_large(tmp_path: Path, name: str) -> None:
+    small = await steps(tmp_path / "small.db", 300, OPERATIONS[name])
+    large = await steps(tmp_path / "large.db", 3_000, OPERATIONS[name])
+    assert large <= small * 1.5 + 10

@@ -172,7 +172,7 @@ async def test_a_parent_that_cannot_be_one_ends_the_path_there(sqlite_store: Sql
 PAGE_BYTES = 4096
 HOW = ("zeros", "ones", "noise", "a sector", "a byte")
 TOKEN = re.compile(r"<\d{5}>")
-NAMED = ("is damaged", "is no crow database", "could not be read", "is missing from the database")
+NAMED = ("is damaged", "is not a crow database", "could not be read", "is missing from the database")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The journal: when the WAL is emptied, that reads let it go, and what happens where there can be none."""
+"""The WAL: when it is emptied, and what happens where there can be none."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ READS: dict[str, Callable[[SqliteStore], Awaitable[Any]]] = {
 
 
 def emptied(path: Path) -> bool:
-    """Whether the WAL could be emptied just now: nobody reads an older state."""
+    """Whether the WAL could be emptied: nobody reads an older state."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
         other.execute("INSERT OR REPLACE INTO endpoints VALUES ('http://elsewhere', 'm', '{}')")
         busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    return busy == 0
+    return bool(busy == 0)
 
 
 @pytest.mark.parametrize("name", READS)
-async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, name: str):
+async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, name: str) -> None:
     await sqlite_store.create_session(new_session())
     await converse(sqlite_store, "s1", *("hello" for _ in range(3)))
     await add(sqlite_store, "s1", result(1, "x" * 5_000_000), said("more"))
     await READS[name](sqlite_store)
-    assert emptied(sqlite_store._database.path)
+    assert emptied(sqlite_store.database.path)
 
 
-async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: SqliteStore):
+async def test_a_read_that_fails_leaves_no_transaction_either(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     with pytest.raises(sqlite3.OperationalError, match="no such column"):
-        await sqlite_store._database.read(lambda sql: sql.execute("SELECT missing FROM sessions"))
-    assert emptied(sqlite_store._database.path)
+        await sqlite_store.database.read(lambda sql: sql.execute("SELECT missing FROM sessions"))
+    assert emptied(sqlite_store.database.path)
 
 
-async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
+async def test_without_a_wal_the_store_works_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     path = tmp_path / "crow.db"
     without_shared_memory(monkeypatch)
     store = await SqliteStore.open(path)
@@ -65,20 +65,20 @@ async def test_where_no_wal_is_granted_the_store_works_without_and_warns(
     entries = await converse(store, "s1", "one", "two")
     await store.tidy()
     assert await history(store, "s1") == entries
-    assert store._database.journal_mode == "delete"
+    assert store.database.journal_mode == "delete"
     await store.close()
-    assert store.warning.startswith(f"{path} is where SQLite grants no write-ahead log (on a network disk?).")
+    assert store.warning.startswith(f"SQLite grants no write-ahead log at {path} (a network disk?).")
     assert f"{store.warning} Using journal mode delete." in caplog.text
     assert "crow.db-wal" not in os.listdir(tmp_path)
     monkeypatch.undo()
     again = await SqliteStore.open(path)
-    assert (again._database.journal_mode, again.warning, await history(again, "s1")) == ("wal", "", entries)
+    assert (again.database.journal_mode, again.warning, await history(again, "s1")) == ("wal", "", entries)
     await again.close()
 
 
-async def test_a_database_that_has_a_wal_is_only_read_where_none_is_granted(
+async def test_a_database_with_a_wal_is_read_only_where_no_wal_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     path = tmp_path / "crow.db"
     store = await SqliteStore.open(path)
     await store.create_session(new_session())

@@ -17,6 +17,7 @@ import pytest
 from crow.domain.errors import StoreUnavailable
 from crow.domain.messages import Text
 from crow.store.sqlite import rescue
+from crow.store.sqlite.connection import FileLock, LockTimeout
 from crow.store.sqlite.database import JournalMode
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
@@ -322,11 +323,9 @@ async def test_a_lock_file_that_was_deleted_is_made_again_and_held_by_one_at_a_t
     delete(tmp_path / "crow.db", ".lock")
     for store, name in ((first, "s1"), (second, "s2"), (first, "s1")):
         await converse(store, name, f"words of {name}")
-    for store in (first, second):
-        with store.database._lock.held():
-            file = store.database._lock._file
-            assert file is not None
-            assert os.fstat(file).st_ino == (tmp_path / "crow.db.lock").stat().st_ino
+    lock, other = (FileLock(tmp_path / "crow.db", LockTimeout(0)) for _ in range(2))
+    with lock.held(), pytest.raises(StoreUnavailable, match="is locked by another program"), other.held():
+        pass
     await first.close()
     await second.close()
     assert len(await history(await SqliteStore.open(tmp_path / "crow.db"), "s1")) == 9

@@ -1,4 +1,4 @@
-"""What people do with old sessions: found, counted, searched, removed by age, backed up."""
+"""Administration of stored sessions: find, sum up, remove by age, back up."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def now_ms() -> int:
 # names
 
 
-async def test_a_session_is_found_by_its_id_its_alias_or_the_beginning_of_its_id(
-    sqlite_store: SqliteStore, upkeep: SessionAdmin
-):
+async def test_a_session_is_found_by_id_alias_or_unique_prefix(sqlite_store: SqliteStore, upkeep: SessionAdmin) -> None:
     for name in ("a1b2", "a1c3", "a1", "zz"):
         await sqlite_store.create_session(new_session(name))
     await sqlite_store.update_session("zz", SessionChanges(alias="cli:default"))
@@ -75,9 +73,9 @@ async def test_a_session_is_found_by_its_id_its_alias_or_the_beginning_of_its_id
 # search
 
 
-async def test_search_keeps_to_a_directory_a_model_and_dates(
+async def test_search_filters_by_directory_model_and_date(
     sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
-):
+) -> None:
     for name, cwd in (("s1", "/one"), ("s2", "/two")):
         await sqlite_store.create_session(new_session(name, cwd=cwd))
         row = await sqlite_store.session(name)
@@ -102,7 +100,7 @@ async def test_search_keeps_to_a_directory_a_model_and_dates(
 @pytest.mark.parametrize(
     "word", ["漢字", "Почини", "ПОЧИНИ", "🎉", "ok", '"q', "AND", "a*b", "-x", "c:d", "(", "^a", "'"]
 )
-async def test_search_takes_every_character_as_it_is(sqlite_store: SqliteStore, word: str):
+async def test_search_treats_no_character_as_an_operator(sqlite_store: SqliteStore, word: str) -> None:
     await sqlite_store.create_session(new_session())
     await add(sqlite_store, "s1", said("nothing of that kind"))
     (entry,) = await add(sqlite_store, "s1", said(f"before Почини {word} after"))
@@ -112,9 +110,9 @@ async def test_search_takes_every_character_as_it_is(sqlite_store: SqliteStore, 
 # totals
 
 
-async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_session(
+async def test_usage_shared_by_forks_counts_once_and_sub_agents_count_for_their_parent(
     sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
-):
+) -> None:
     async def ask(session: str, tokens: int, model: str, cost: float | None) -> int:
         row = await sqlite_store.session(session)
         usage = Usage(input_tokens=tokens, output_tokens=1, cached_tokens=2)
@@ -166,9 +164,9 @@ async def test_what_forks_share_is_counted_once_and_sub_agents_count_for_their_s
 # removal
 
 
-async def test_pruning_removes_what_the_dry_run_listed_and_nothing_else(
+async def test_pruning_removes_exactly_the_listed_sessions(
     sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
-):
+) -> None:
     for name, cwd in (("old", "/one"), ("older", "/two"), ("new", "/one"), ("running", "/one"), ("empty", "/one")):
         await sqlite_store.create_session(new_session(name, cwd=cwd, title=f"Title {name}"))
     for name in ("old", "older", "new"):
@@ -198,9 +196,9 @@ async def test_pruning_removes_what_the_dry_run_listed_and_nothing_else(
     assert await upkeep.prune(before_ms) == ()
 
 
-async def test_a_session_that_runs_is_not_removed_nor_any_other_named_with_it(
+async def test_removing_a_running_session_fails_and_removes_none(
     sqlite_store: SqliteStore, upkeep: SessionAdmin
-):
+) -> None:
     for name in ("s1", "s2"):
         await sqlite_store.create_session(new_session(name))
     await begin(sqlite_store, "s2", "hi")
@@ -239,9 +237,9 @@ def names_in(path: Path, pattern: str) -> set[str]:
     return {found.name for found in path.glob(pattern)}
 
 
-async def test_a_backup_is_whole_while_another_process_writes(
+async def test_a_backup_is_consistent_while_another_process_writes(
     sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
-):
+) -> None:
     await sqlite_store.create_session(new_session())
     await converse(sqlite_store, "s1", "one")
     writer = start_writer(tmp_path / "crow.db")
@@ -267,9 +265,7 @@ async def test_a_backup_is_whole_while_another_process_writes(
         await copy.close()
 
 
-async def test_a_backup_overwrites_nothing_and_a_directory_that_is_not_there_is_named(
-    upkeep: SessionAdmin, tmp_path: Path
-):
+async def test_a_backup_never_overwrites_and_names_a_missing_directory(upkeep: SessionAdmin, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     for path, words in (("mine", "exists already"), ("no/where.db", "cannot be made: No such file or directory")):
         with pytest.raises(ArgumentError, match=words):
@@ -278,7 +274,7 @@ async def test_a_backup_overwrites_nothing_and_a_directory_that_is_not_there_is_
     assert names_in(tmp_path, "*part*") == set()
 
 
-async def test_a_damaged_database_gives_no_backup(sqlite_store: SqliteStore, tmp_path: Path):
+async def test_a_damaged_database_is_not_backed_up(sqlite_store: SqliteStore, tmp_path: Path) -> None:
     await sqlite_store.create_session(new_session())
     for number in range(30):
         await converse(sqlite_store, "s1", f"prompt {number} " + "x" * 3_000)

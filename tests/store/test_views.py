@@ -1,4 +1,4 @@
-"""The views, from a plain SQLite connection: what people with a SQL shell see."""
+"""The views of the database, as seen in a SQL shell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.store.scenes import add, begin, ids, new_session, result, said
 
 
 def rows(store: SqliteStore, query: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(store._database.path)) as connection:
+    with closing(sqlite3.connect(store.database.path)) as connection:
         return connection.execute(query).fetchall()
 
 
@@ -37,7 +37,9 @@ async def told(sqlite_store: SqliteStore) -> list[int]:
     return ids((user, asked, *answers))
 
 
-async def test_messages_shows_users_answers_and_results_even_large_ones(sqlite_store: SqliteStore, told: list[int]):
+async def test_messages_shows_users_answers_and_results_even_large_ones(
+    sqlite_store: SqliteStore, told: list[int]
+) -> None:
     calls = (
         '[{"id":"c0","name":"read_file","arguments":"{\\"path\\":\\"x\\"}","fault":null,"raw":null,"extra":{}},'
         '{"id":"c1","name":"read_file","arguments":"{\\"path\\":\\"x\\"}","fault":null,"raw":null,"extra":{}}]'
@@ -51,7 +53,7 @@ async def test_messages_shows_users_answers_and_results_even_large_ones(sqlite_s
     ]
 
 
-async def test_tool_calls_shows_each_call_once_with_its_result(sqlite_store: SqliteStore, told: list[int]):
+async def test_tool_calls_shows_each_call_once_with_its_result(sqlite_store: SqliteStore, told: list[int]) -> None:
     columns = "assistant, call_index, session, name, args, result, success, duration_ms, result_entry"
     assert rows(sqlite_store, f"SELECT {columns} FROM tool_calls ORDER BY call_index") == [
         (told[1], 0, "s1", "read_file", '{"path":"x"}', "x" * 40_000, 0, 7, told[2]),
@@ -59,13 +61,13 @@ async def test_tool_calls_shows_each_call_once_with_its_result(sqlite_store: Sql
     ]
 
 
-async def test_session_skills_counts_each_skill(sqlite_store: SqliteStore, told: list[int]):
+async def test_session_skills_counts_each_skill(sqlite_store: SqliteStore, told: list[int]) -> None:
     assert rows(sqlite_store, "SELECT session, name, first_entry, times FROM session_skills") == [
         ("s1", "review", told[3], 2)
     ]
 
 
-async def test_compaction_history_shows_checkpoints_masks_and_what_was_restored(sqlite_store: SqliteStore):
+async def test_compaction_history_shows_checkpoints_masks_and_what_was_restored(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     made = Checkpoint(
         compaction_id="c",
@@ -86,7 +88,7 @@ async def test_compaction_history_shows_checkpoints_masks_and_what_was_restored(
     ]
 
 
-async def test_usage_sums_by_session_model_and_day(sqlite_store: SqliteStore):
+async def test_usage_sums_by_session_model_and_day(sqlite_store: SqliteStore) -> None:
     for name in ("s1", "s2"):
         await sqlite_store.create_session(new_session(name))
     usage = Usage(input_tokens=10, output_tokens=2, cached_tokens=4)
@@ -102,7 +104,7 @@ async def test_usage_sums_by_session_model_and_day(sqlite_store: SqliteStore):
     ]
 
 
-async def test_a_session_counts_the_files_and_lines_it_changed(sqlite_store: SqliteStore):
+async def test_a_session_counts_the_files_and_lines_it_changed(sqlite_store: SqliteStore) -> None:
     await sqlite_store.create_session(new_session())
     call = CallRef(assistant=1, index=0)
     changed = Announcement(title="Edit", diffs=(Diff(path="/a", old_text="1\n2\n3\n", new_text="3\n1\nfour\nfive\n"),))
@@ -122,7 +124,7 @@ PAGE = (Path(__file__).parents[2] / "schemas" / "store.md").read_text("utf-8")
 QUERIES = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-async def test_every_query_of_the_page_about_the_database_gives_rows(sqlite_store: SqliteStore, told: list[int]):
+async def test_every_query_of_the_database_page_returns_rows(sqlite_store: SqliteStore, told: list[int]) -> None:
     summary = Checkpoint(
         compaction_id="c", summary="so far", first_kept=3, method="prefix", tokens_before=9, tokens_after=1
     )
@@ -131,11 +133,11 @@ async def test_every_query_of_the_page_about_the_database_gives_rows(sqlite_stor
     assert [query for query in QUERIES if not rows(sqlite_store, query)] == []
 
 
-async def test_the_page_about_the_database_names_every_table_and_shows_every_view(sqlite_store: SqliteStore):
+async def test_the_database_page_names_every_table_and_queries_every_view(sqlite_store: SqliteStore) -> None:
     made = (
         "SELECT name FROM sqlite_master WHERE type = ? AND name NOT GLOB 'sqlite_*' AND name NOT GLOB 'entries_fts_*'"
     )
-    with closing(sqlite3.connect(sqlite_store._database.path)) as connection:
+    with closing(sqlite3.connect(sqlite_store.database.path)) as connection:
         tables = {name for (name,) in connection.execute(made, ("table",))}
         views = {name for (name,) in connection.execute(made, ("view",))}
     assert {name for name in tables if f"`{name}`" not in PAGE} == set()

@@ -1,9 +1,9 @@
-"""Processes that kill themselves at a given SQL statement, and what must hold of the database afterwards.
+"""Kills processes at a given SQL statement, then checks the database.
 
-Strategy: a process of its own (`killed` starts it) imports everything once, then forks: each child runs one scene on
-a database, counts the statements that SQLite begins (the trace callback of every connection it opens), and sends itself
-SIGKILL at the n-th. What it was told to be stored goes into a pipe at once. Another child then looks at the database.
-The process that forks never opens one and has no threads. Its last line of output is a report as JSON.
+A separate process (`killed` starts it) imports everything once, then forks. Each child runs one scene on a database,
+counts the statements that SQLite begins on any of its connections, and sends itself SIGKILL at the n-th. It reports
+stored entries through a pipe at once. Another child then checks the database. The forking process itself opens no
+database and has no threads; its last line of output is a report as JSON.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ HALVES = (
     # a prompt that was moved out of the inbox by halves is on the path twice
     "SELECT content FROM messages WHERE content LIKE 'do it %' GROUP BY content HAVING count(*) > 1",
 )
-"""What finds a transaction of which only a part is there; each gives no row."""
+"""Each finds traces of a transaction that was stored only in part, and must give no row."""
 
 GUEST_ENTRIES = 7
-"""Of each of the sessions that `intake` imports."""
+"""How many entries each session has that `intake` imports."""
 
 FRESH_AFTER = 25
-"""Kills that one database goes through before the next one begins."""
+"""How many kills one database goes through before the next one is made."""
 
 
 @dataclass
 class Report:
-    """`kills` by scene; `failures` are tracebacks of those that looked at the database afterwards."""
+    """`kills` counts by scene; `failures` are tracebacks of failed checks."""
 
     kills: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
 def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int) -> Report:
-    """Run all this in a process of its own, on databases below `directory`: each scene is killed at every statement
-    (1), at every second (2), and so on."""
+    """Run all scenes on databases below `directory`. A scene's number is its step: 1 kills it at every statement, 2 at
+    every second one."""
     command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake, compaction))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, "")
@@ -92,7 +92,7 @@ def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, co
 
 
 async def log(path: Path, tell: Tell) -> None:
-    """Everything that the store can write."""
+    """Everything the store can write."""
     store = await SqliteStore.open(path)
     if not await _has_session(store):
         await store.create_session(new_session())
@@ -143,7 +143,7 @@ async def turn(path: Path, tell: Tell) -> None:
 
 
 class Teller(NoteTaker):
-    """A client that tells of every entry that it was shown."""
+    """A client that reports every entry it was shown."""
 
     def __init__(self, tell: Tell) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class Teller(NoteTaker):
 
 
 async def compaction(path: Path, tell: Tell) -> None:
-    """Turns in a small window: a summary before a prompt, a mask or a summary after a large output, a compaction on
-    command, and its undoing."""
+    """Turns in a small window: a summary before a prompt, a mask or summary after a large output, `/compact` and its
+    undo."""
 
     async def read(**_: object) -> str:
         return "line " * 3_000
@@ -169,7 +169,7 @@ async def compaction(path: Path, tell: Tell) -> None:
 
 
 def _summing(request: Request) -> Say:
-    """A summary where one is asked for, a call where the prompt asks for one, else words."""
+    """A summary if asked for one, a call if the prompt says so, else text."""
     last = request.messages[-1]
     said = parts_text(last.parts) if isinstance(last, UserMessage) else ""
     if "## Goal" in said and "## Next" in said:
@@ -178,7 +178,7 @@ def _summing(request: Request) -> Say:
 
 
 async def look(path: Path, told: list[int]) -> None:
-    """What holds after every kill. :raises AssertionError: it does not."""
+    """Check what must hold after every kill."""
     store = await SqliteStore.open(path)
     try:
         if not await _has_session(store):
@@ -190,7 +190,7 @@ async def look(path: Path, told: list[int]) -> None:
         path_ids = [entry.id async for batch in store.history("s1") for entry in batch]
         for entry_id in told:
             assert await store.entry(entry_id) is not None
-        assert set(told) <= set(path_ids) or tail.row.leaf in told, "only a move leaves stored entries behind"
+        assert set(told) <= set(path_ids) or tail.row.leaf in told, "only a move takes stored entries off the path"
         before = Projection(tail.entries).context()
         assert problems(before.messages) == []
         assert for_model([entry async for batch in store.history("s1") for entry in batch]) == before
@@ -199,7 +199,7 @@ async def look(path: Path, told: list[int]) -> None:
         assert len(after.messages) > len(before.messages)
         await store.tidy()
         guests = sorted(row.id for row in (await store.sessions()).rows if row.id.startswith("guest"))
-        assert guests in ([], ["guest", "guest-fork"]), "an import is seen when all of it is there"
+        assert guests in ([], ["guest", "guest-fork"]), "an import appears only when complete"
         for guest in guests:
             assert [len(batch) async for batch in store.history(guest)] == [GUEST_ENTRIES]
     finally:
@@ -212,7 +212,7 @@ async def look(path: Path, told: list[int]) -> None:
 
 
 async def intake(path: Path, _: Tell) -> None:
-    """An import, piece by piece, and the removal of what it brought."""
+    """An import in pieces, and the removal of the imported sessions."""
     store = await SqliteStore.open(path)
     upkeep = SessionAdmin(store)
     if (await store.sessions()).rows[0].id.startswith("guest"):
@@ -252,7 +252,7 @@ async def _has_session(store: SqliteStore) -> bool:
     def found(sql: sqlite3.Connection) -> bool:
         return sql.execute("SELECT 1 FROM sessions WHERE id = 's1'").fetchone() is not None
 
-    return await store._database.read(found)
+    return await store.database.read(found)
 
 
 async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:
@@ -265,7 +265,7 @@ async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:
 
 
 def fork(scene: Callable[[Tell], Awaitable[None]], *, kill_at: int | None) -> tuple[int, list[int], str]:
-    """Run `scene` in a child: how it ended (`os.waitstatus_to_exitcode`), what it told, what went wrong."""
+    """Run `scene` in a child: its exit code, the entries it reported, and a traceback if it failed."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -291,7 +291,7 @@ def _write(descriptor: int, value: object) -> None:
 
 
 def _kill_at(number: int) -> None:
-    """From now on the process dies as SQLite begins its `number`th statement, on whichever connection."""
+    """From now on the process dies when SQLite begins its `number`th statement, on any connection."""
     connect, numbers = sqlite3.connect, count(1)
 
     def trace(_: str) -> None:
@@ -307,7 +307,7 @@ def _kill_at(number: int) -> None:
 
 
 def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, report: Report, *, step: int) -> None:
-    """Kill `scene` at every `step`th statement until it ends before it is killed."""
+    """Kill `scene` at every `step`th statement until it ends first."""
     for number, place in zip(count(1, step), _places(directory / name, start), strict=False):
         ended, told, failure = fork(lambda tell, place=place: scene(place, tell), kill_at=number)
         if ended == 0:
@@ -320,7 +320,7 @@ def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, repor
 
 
 def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
-    """Databases, each for a number of kills; without `start` each for one, and not there yet."""
+    """Databases, each for several kills; without `start` each for one kill, and not made yet."""
     for number in count():
         place = directory / str(number if start is None else number // FRESH_AFTER) / "crow.db"
         if start is not None and not place.exists():

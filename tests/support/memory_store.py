@@ -1,20 +1,23 @@
-"""Sessions in memory: what a branch needs of a store, with the same errors and the same idea of a tail."""
+"""A store in memory with the methods that a branch needs.
+
+`tests/store/test_memory_store.py` holds it to what the SQLite store does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from crow.domain.conversation import Projection
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.errors import LeafMoved, NoSuchSession
-from crow.store import SessionChanges, SessionRow, Tail, Unchanged
+from crow.store import SessionChanges, SessionRow, Tail
 
 __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`entries` is the log of all sessions, `appends` counts transactions that added to it; with `fails`, none can."""
+    """`entries` is the log of all sessions, `appends` counts appending transactions. If `fails` is set, they raise it."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -41,7 +44,7 @@ class MemoryStore:
         return tuple(reversed(path))
 
     def hold(self, session_id: str, entries: Sequence[Entry]) -> Tail:
-        """Make these entries, in whatever state they are, what a session that is created here stands on."""
+        """Create a session that stands on these entries, which may be invalid."""
         self.entries.update({entry.id: entry for entry in entries})
         self._newest = max(self.entries, default=0)
         row = self.create(session_id, leaf=entries[-1].id if entries else None).row
@@ -59,9 +62,7 @@ class MemoryStore:
         return replace(self._rows[session_id], leaf=self._leaves[session_id])
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
-        named = {field.name: getattr(changes, field.name) for field in fields(changes)}
-        set_now = {name: value for name, value in named.items() if not isinstance(value, Unchanged)}
-        self._rows[session_id] = replace(await self.session(session_id), **set_now)
+        self._rows[session_id] = replace(await self.session(session_id), **changes)
         return self._rows[session_id]
 
     async def tail(self, session_id: str) -> Tail:

@@ -1,1 +1,1 @@
-"""TODO package docstring."""
+"""The store on SQLite."""

@@ -1,304 +1,256 @@
-"""Turns: prompts that wait, who may run, what is appended, and the repair after a death.
+"""Turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-Strategy: a session runs one turn at a time, for the store named in its row. Every function here is the body of one
-write transaction. An append names the leaf it expects; a claim takes an idle session, or one whose owner is dead,
-after closing that turn by appending: the draft as an interrupted answer, the turn's end, then the prompts that waited
-with the dead as messages that were never run. Nothing is ever rewritten. Knows what a living owner is from `owner`.
+A session runs one turn at a time, for the store named in its row. A claim takes an idle session, or one whose owner is
+dead. Then it first closes the dead owner's turn by appending: the draft as an interrupted answer, the turn's end, and
+the prompts that were queued with the dead process as messages that never ran. Nothing is rewritten.
 """
 
 from __future__ import annotations
 
-import sqlite3
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from sqlite3 import Connection
 
 from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
-from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy
+from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
-from crow.store import QueuedPrompt, TurnStart
-from crow.store.codec import Encoded, decode_parts, encode, mend
+from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
+from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
+from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import dead_twin, is_alive, readable
-from crow.store.sqlite.paths import checksum
+from crow.store.sqlite.paths import PathMethods, checksum, load_tail, session_row
+from crow.store.sqlite.sessions import change_session
 
-__all__ = [
-    "SessionState",
-    "append",
-    "drop_prompt",
-    "enqueue",
-    "is_abandoned",
-    "leave",
-    "move_leaf",
-    "queued",
-    "renew_lease",
-    "repair",
-    "save_draft",
-    "take_turn",
-]
+__all__ = ["SessionState", "TurnMethods"]
 
+logger = logging.getLogger(__name__)
 
-def enqueue(
-    connection: sqlite3.Connection, here: str, session_id: str, *, parts: str, message_id: str, now_ms: int
-) -> None:
-    """Put a prompt (its parts as JSON) into the inbox."""
-    cursor = connection.execute(
-        "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
-        " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
-        (here, message_id, parts, now_ms, session_id),
-    )
-    if not cursor.rowcount:
-        raise NoSuchSession(session_id)
-
-
-def queued(connection: sqlite3.Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
-    """The prompts that wait."""
-    rows = connection.execute(
-        "SELECT parts, message_id FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
-    ).fetchall()
-    return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=name) for parts, name in rows)
-
-
-def take_turn(
-    connection: sqlite3.Connection,
-    here: str,
-    session_id: str,
-    message_id: str | None,
-    *,
-    parts: Sequence[Part] | None,
-    leaf: int | None,
-    cut: int | None,
-    now_ms: int,
-) -> TurnStart:
-    """Claim the turn and put the prompt, if it is for one, into the path; repairs first what a dead owner left."""
-    tip = SessionState(connection, session_id, now_ms=now_ms)
-    if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
-        raise SessionBusy(session_id, readable(tip.owner))
-    was_moved = tip.leaf != leaf
-    entries = _repair(tip, here)
-    tip.turn += 1
-    if message_id is not None:
-        body = User(parts=_taken(tip, message_id) if parts is None else tuple(parts), message_id=message_id, cut=cut)
-        entries = (*entries, tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
-    tip.state, tip.owner = "running", here
-    tip.save()
-    return TurnStart(turn=tip.turn, entries=entries, moved=was_moved)
-
-
-def drop_prompt(connection: sqlite3.Connection, session_id: str, message_id: str) -> None:
-    """Take a prompt out of the inbox; unknown ones are fine."""
-    connection.execute("DELETE FROM inbox WHERE session = ? AND message_id = ?", (session_id, message_id))
-
-
-def append(
-    connection: sqlite3.Connection,
-    here: str,
-    session_id: str,
-    *,
-    leaf: int | None,
-    turn: int,
-    entries: Sequence[tuple[NewEntry, Encoded]],
-    release: bool,
-    now_ms: int,
-) -> tuple[Entry, ...]:
-    """Append a chain under `leaf`. The draft goes when its answer comes; other entries (a mode changed) leave it. A
-    user entry takes its prompt out of the inbox."""
-    tip = SessionState(connection, session_id, now_ms=now_ms)
-    _check_writable(tip, here, leaf)
-    stored = tuple(tip.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
-    for entry in stored:
-        if isinstance(entry.body, User):
-            drop_prompt(connection, session_id, entry.body.message_id)
-    if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
-        tip.drop_draft()
-    else:
-        tip.carry_draft(leaf)
-    if release:
-        tip.state, tip.owner = "idle", ""
-    tip.save()
-    return stored
-
-
-def move_leaf(
-    connection: sqlite3.Connection,
-    here: str,
-    session_id: str,
-    *,
-    leaf: int | None,
-    to: int | None,
-    reason: str,
-    now_ms: int,
-) -> None:
-    """Stand on another entry of the conversation."""
-    tip = SessionState(connection, session_id, now_ms=now_ms)
-    _check_writable(tip, here, leaf)
-    if to is not None:
-        found = connection.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
-        if found != (tip.conversation,):
-            raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
-    connection.execute(
-        "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
-        (session_id, leaf, to, reason, now_ms),
-    )
-    tip.leaf = to
-    tip.save()
-
-
-def save_draft(
-    connection: sqlite3.Connection,
-    here: str,
-    session_id: str,
-    *,
-    after_leaf: int | None,
-    turn: int,
-    message_id: str,
-    text: str,
-    thought: str,
-    now_ms: int,
-) -> None:
-    """Add a piece of the running stream; a sign of life."""
-    renew_lease(connection, here, session_id, now_ms=now_ms)
-    cursor = connection.execute(
-        "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
-        " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
-        (after_leaf, turn, message_id, text, thought, now_ms, session_id),
-    )
-    if not cursor.rowcount:
-        raise NoSuchSession(session_id)
-
-
-def renew_lease(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> None:
-    """`here` lives, and runs the turn if it owns it."""
-    connection.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms, session_id, here))
-
-
-def is_abandoned(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> bool:
-    """Whether a dead owner left a turn or a prompt behind, and no living one runs."""
-    tip = SessionState(connection, session_id, now_ms=now_ms)
-    if tip.state == "running":
-        return tip.owner != here and not _is_alive(tip)
-    return bool(_orphans(tip, here))
-
-
-def repair(connection: sqlite3.Connection, here: str, session_id: str, *, now_ms: int) -> None:
-    """Close what a dead owner left; does nothing if there is nothing, or somebody lives."""
-    tip = SessionState(connection, session_id, now_ms=now_ms)
-    if tip.state == "running" and (tip.owner == here or _is_alive(tip)):
-        return
-    if tip.state == "running" or _orphans(tip, here):
-        _repair(tip, here)
-        tip.save()
-
-
-def leave(connection: sqlite3.Connection, here: str, session_id: str) -> None:
-    """Make the turn that `here` owns one whose owner is dead; without effect if it owns none."""
-    connection.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead_twin(here), session_id, here))
-
-
-def _taken(tip: SessionState, message_id: str) -> tuple[Part, ...]:
-    """The parts of a prompt that waits, out of the inbox."""
-    row = tip.connection.execute(
-        "SELECT parts FROM inbox WHERE session = ? AND message_id = ?", (tip.session_id, message_id)
-    ).fetchone()
-    if row is None:
-        raise ArgumentError(f"Prompt {message_id} no longer waits in session {tip.session_id}. Send it again.")
-    drop_prompt(tip.connection, tip.session_id, message_id)
-    return decode_parts(row[0])
-
-
-def _check_writable(tip: SessionState, here: str, leaf: int | None) -> None:
-    """A turn of somebody who lives is not disturbed, one of somebody who died is repaired first (by `open`)."""
-    if tip.state == "running" and tip.owner != here:
-        if _is_alive(tip):
-            raise SessionBusy(tip.session_id, readable(tip.owner))
-        raise LeafMoved(f"Session {tip.session_id} was left in the middle of a turn. Load it again, then repeat this.")
-    if tip.leaf != leaf:
-        raise LeafMoved(
-            f"Session {tip.session_id} went on elsewhere: it stands on entry {tip.leaf}, not {leaf}. Nothing was"
-            " written; load it again, then repeat this."
-        )
-
-
-def _is_alive(tip: SessionState) -> bool:
-    return is_alive(tip.owner, lease_age_ms=tip.now_ms - tip.lease_ms)
-
-
-def _repair(tip: SessionState, here: str) -> tuple[Entry, ...]:
-    """Append what closes a dead owner's turn and the prompts that waited with it; the session is idle then."""
-    entries: list[Entry] = []
-    if tip.state == "running":
-        detail = f"{readable(tip.owner)} ended in the middle of this turn"
-        answer = _draft(tip)
-        if answer is not None:
-            entries.append(tip.add(NewEntry(body=answer, model=tip.model), turn=tip.turn))
-        if not _has_ended(tip):
-            entries.append(tip.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=tip.turn))
-    for seq, owner, parts, message_id in _orphans(tip, here):
-        tip.turn += 1
-        detail = f"{readable(owner)} ended before this prompt had its turn"
-        body = User(parts=decode_parts(parts), message_id=message_id)
-        entries.append(tip.add(NewEntry(body=body, model=tip.model), turn=tip.turn))
-        entries.append(tip.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=tip.turn))
-        tip.connection.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
-    tip.drop_draft()
-    tip.state, tip.owner = "idle", ""
-    return tuple(entries)
-
-
-def _draft(tip: SessionState) -> Assistant | None:
-    """The answer that was being streamed, as far as it was saved; None without text."""
-    pieces = tip.connection.execute(
-        "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
-        (tip.session_id, tip.leaf),
-    ).fetchall()
-    pieces = [piece for piece in pieces if piece[0] == pieces[-1][0]]
-    text, thought = "".join(piece[1] for piece in pieces), "".join(piece[2] for piece in pieces)
-    if not text and not thought:
-        return None
-    return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
-
-
-def _has_ended(tip: SessionState) -> bool:
-    """Whether the turn's end is stored already: its owner died between that and giving the turn back."""
-    row = tip.connection.execute("SELECT kind, turn FROM entries WHERE id = ?", (tip.leaf,)).fetchone()
-    return bool(row == ("turn_end", tip.turn))
-
-
-def _orphans(tip: SessionState, here: str) -> list[tuple[int, str, str, str]]:
-    """Prompts in the inbox whose owner is dead: seq, owner, parts, message id."""
-    rows = tip.connection.execute(
-        "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq", (tip.session_id,)
-    ).fetchall()
-    return [
-        (seq, owner, parts, message_id)
-        for seq, owner, parts, message_id, created_ms in rows
-        if owner != here and not is_alive(owner, lease_age_ms=tip.now_ms - max(created_ms, tip.lease_ms))
-    ]
-
-
-# FROM store.tip: The end of a session's path inside a write transaction: where entries are added.
-#
-# Strategy: the row is read once, entries are inserted under the leaf one after another, and the row is written once,
-# with
-# the new leaf and all counters. Everything that grows a path, an append, a claim, a repair, goes through here, so
-# that
-# blobs, full text and counters cannot be forgotten. Knows nothing of who may do it.
-
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _LARGEST = 2**63 - 1
 
+_USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+
+_COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
+"""Columns of `sessions` that sum up its entries."""
+
+_SAVE = (
+    "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
+    " updated_ms = :now_ms, newest_entry = coalesce(:newest, newest_entry), has_prompt = has_prompt OR :has_prompt,"
+    f" cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _COUNTERS)} WHERE id = :id"
+)
+
+
+class TurnMethods(PathMethods):
+    """Methods of the store that run turns. `owner` is this store in rows and leases."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        super().__init__(database)
+        self.owner = owner
+        self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
+
+    async def open_session(self, session_id: str) -> Tail:
+        tail = await self._tail_without_repair(session_id)
+        if tail is None and not self.database.is_read_only:
+            try:
+                await self._repair(session_id)
+                self._unstored_ends.pop(session_id, None)
+            except StoreUnavailable as error:  # a full disk, for example: the session can be read
+                logger.warning("Session %s is opened without repair: %s", session_id, error)
+        return tail or await self.tail(session_id)
+
+    @snapshot(raise_if_moved=True)
+    def _tail_without_repair(self, sql: Connection, session_id: str) -> Tail | None:
+        state = SessionState(sql, session_id, now_ms=now_ms())
+        if session_id in self._unstored_ends or _needs_repair(state, self.owner):
+            return None
+        return load_tail(sql, session_id)
+
+    @transaction()
+    def _repair(self, sql: Connection, session_id: str) -> None:
+        self._store_end(sql, session_id)
+        state = SessionState(sql, session_id, now_ms=now_ms())
+        if _needs_repair(state, self.owner):
+            _close_turn(state, self.owner)
+            state.save()
+
+    @transaction(raise_if_moved=True)
+    def enqueue(self, sql: Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        inserted = sql.execute(
+            "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
+            " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+            (self.owner, message_id, encode_parts(parts), now_ms(), session_id),
+        )
+        if not inserted.rowcount:
+            raise NoSuchSession(session_id)
+
+    @snapshot()
+    def queued(self, sql: Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
+        session_row(sql, session_id)
+        query = "SELECT parts, message_id FROM inbox WHERE session = ? ORDER BY seq"
+        rows = sql.execute(query, (session_id,)).fetchall()
+        return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
+
+    @transaction()
+    def drop_prompt(self, sql: Connection, session_id: str, message_id: str) -> None:
+        _drop_prompt(sql, session_id, message_id)
+
+    async def take_turn(
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+    ) -> TurnStart:
+        def claim(sql: Connection) -> TurnStart:
+            self._store_end(sql, session_id)
+            state = SessionState(sql, session_id, now_ms=now_ms())
+            if state.state == "running" and (state.owner == self.owner or state.is_owner_alive):
+                raise SessionBusy(session_id, readable(state.owner))
+            was_moved = state.leaf != leaf
+            entries = _close_turn(state, self.owner)
+            state.turn += 1
+            if message_id is not None:
+                prompt = tuple(_dequeue(sql, session_id, message_id) if parts is None else parts)
+                user = NewEntry(body=User(parts=prompt, message_id=message_id, cut=cut), model=state.model)
+                entries.append(state.add(user, turn=state.turn))
+            state.state, state.owner = "running", self.owner
+            state.save()
+            return TurnStart(turn=state.turn, entries=tuple(entries), moved=was_moved)
+
+        start = await self.database.write(claim, raise_if_moved=True)
+        self._unstored_ends.pop(session_id, None)
+        return start
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        encoded = [(entry, encode(entry.body)) for entry in entries]  # before the transaction keeps others waiting
+
+        def append(sql: Connection) -> tuple[Entry, ...]:
+            stored = self._append(sql, session_id, leaf=leaf, turn=turn, entries=encoded, release=release)
+            if changes is not None:
+                change_session(sql, session_id, changes)
+            return stored
+
+        return await self.database.write(append)
+
+    def _append(
+        self,
+        sql: Connection,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[tuple[NewEntry, Encoded]],
+        release: bool,
+    ) -> tuple[Entry, ...]:
+        state = SessionState(sql, session_id, now_ms=now_ms())
+        _check_writable(state, self.owner, leaf)
+        stored = tuple(state.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
+        for entry in stored:
+            if isinstance(entry.body, User):
+                _drop_prompt(sql, session_id, entry.body.message_id)
+        if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
+            state.drop_draft()
+        else:  # the stream goes on after these entries
+            sql.execute(
+                "UPDATE drafts SET after_leaf = ? WHERE session = ? AND after_leaf IS ?", (state.leaf, session_id, leaf)
+            )
+        if release:
+            state.state, state.owner = "idle", ""
+        state.save()
+        return stored
+
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        entries = [(entry, encode(entry.body)) for entry in end]
+        self._unstored_ends[session_id] = partial(
+            self._append, session_id=session_id, leaf=leaf, turn=turn, entries=entries, release=True
+        )
+
+    def _store_end(self, sql: Connection, session_id: str) -> None:
+        """Store the end of a disowned turn; if that is impossible, make it look like the turn of a dead owner."""
+        store_end = self._unstored_ends.get(session_id)
+        if store_end is None:
+            return
+        try:
+            store_end(sql)
+        except (LeafMoved, SessionBusy, NoSuchSession):
+            dead = dead_twin(self.owner)
+            sql.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead, session_id, self.owner))
+
+    @transaction()
+    def renew_lease(self, sql: Connection, session_id: str) -> None:
+        self._renew_lease(sql, session_id)
+
+    def _renew_lease(self, sql: Connection, session_id: str) -> None:
+        sql.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms(), session_id, self.owner))
+
+    @transaction()
+    def save_draft(
+        self,
+        sql: Connection,
+        session_id: str,
+        *,
+        after_leaf: int | None,
+        turn: int,
+        message_id: str,
+        text: str,
+        thought: str,
+    ) -> None:
+        self._renew_lease(sql, session_id)
+        inserted = sql.execute(
+            "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
+            " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+            (after_leaf, turn, message_id, text, thought, now_ms(), session_id),
+        )
+        if not inserted.rowcount:
+            raise NoSuchSession(session_id)
+
+    @transaction()
+    def move_leaf(self, sql: Connection, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        state = SessionState(sql, session_id, now_ms=now_ms())
+        _check_writable(state, self.owner, leaf)
+        if to is not None:
+            found = sql.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
+            if found != (state.conversation,):
+                raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
+        sql.execute(
+            "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
+            (session_id, leaf, to, reason, state.now_ms),
+        )
+        state.leaf = to
+        state.save()
+
 
 class SessionState:
-    """Where the session stands; `leaf`, `turn`, `state` and `owner` may be set, `save` writes them."""
+    """A session's row inside a write transaction, read once. `add` grows its path, `save` writes the row back.
 
-    def __init__(self, connection: sqlite3.Connection, session_id: str, *, now_ms: int) -> None:
+    All entries are inserted here, so blobs, full text and counters cannot be forgotten. `leaf`, `turn`, `state` and
+    `owner` may be set.
+    """
+
+    def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
         """:raises NoSuchSession: there is none, or it is deleted."""
-        row = connection.execute(
+        row = sql.execute(
             "SELECT conversation, leaf, turn, state, owner, lease_ms, model FROM sessions"
             " WHERE id = ? AND deleted_ms IS NULL",
             (session_id,),
         ).fetchone()
         if row is None:
             raise NoSuchSession(session_id)
-        self.connection = connection
+        self.sql = sql
         self.session_id = session_id
         self.now_ms = now_ms
         self.conversation: int = row[0]
@@ -308,15 +260,23 @@ class SessionState:
         self.owner: str = row[4]
         self.lease_ms: int = row[5]
         self.model: str = row[6]
-        self._added: Counter[str] = Counter()
+        self._added = dict.fromkeys(_COUNTERS, 0)
         self._cost = 0.0
         self._newest: int | None = None
+        self._has_prompt = False
+
+    @property
+    def is_owner_alive(self) -> bool:
+        """Whether the store that owns the turn can still go on with it."""
+        return is_alive(self.owner, lease_age_ms=self.now_ms - self.lease_ms)
 
     def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
-        """Insert an entry under the leaf and stand on it; `encoded` is its body's stored form, if known already,
-        `entry_id` an id that was reserved for it."""
+        """Insert an entry under the leaf and make it the leaf.
+
+        `encoded` is the body if it was encoded before; `entry_id` is an id that was reserved for the entry.
+        """
         stored = encoded or encode(new.body)
-        usage = _usage(new.usage)
+        usage = _storable_usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
         columns = (
             self.conversation,
@@ -327,29 +287,25 @@ class SessionState:
             mend(new.model),
             call.assistant if call else None,
             call.index if call else None,
-            usage.input_tokens if usage else None,
-            usage.output_tokens if usage else None,
-            usage.cached_tokens if usage else None,
-            usage.reasoning_tokens if usage else None,
-            _cost(new.cost),
+            *(getattr(usage, name, None) for name in _USAGE_COLUMNS),
+            _storable_cost(new.cost),
             new.estimate,
             self.now_ms,
         )
         body = stored.spilled if stored.text is None else stored.text
         assert body is not None
-        cursor = self.connection.execute(
+        entry_id = self.sql.execute(
             "INSERT INTO entries (id, body, body_blob, checksum, conversation, session, parent, turn, kind, model,"
             " call_entry, call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate,"
             " created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (entry_id, stored.text, stored.spilled, checksum(body.encode(), columns), *columns),
-        )
-        entry_id = cursor.lastrowid
+        ).lastrowid
         assert entry_id is not None
         for name, data in stored.blobs.items():
-            self.connection.execute(
+            self.sql.execute(
                 "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, len(data), data)
             )
-            self.connection.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
+            self.sql.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         self._index(entry_id, stored.body)
         parent, self.leaf, self._newest = self.leaf, entry_id, entry_id
         self._count(new, usage)
@@ -367,8 +323,28 @@ class SessionState:
             created_ms=self.now_ms,
         )
 
+    def drop_draft(self) -> None:
+        """Delete the saved stream: its answer is stored, or it was given up."""
+        self.sql.execute("DELETE FROM drafts WHERE session = ?", (self.session_id,))
+
+    def save(self) -> None:
+        """Write the row."""
+        values = {
+            "id": self.session_id,
+            "leaf": self.leaf,
+            "turn": self.turn,
+            "state": self.state,
+            "owner": self.owner,
+            "lease_ms": self.now_ms if self.owner else 0,
+            "now_ms": self.now_ms,
+            "newest": self._newest,
+            "has_prompt": self._has_prompt,
+            "cost": self._cost,
+        }
+        self.sql.execute(_SAVE, values | {name: _storable(count) for name, count in self._added.items()})
+
     def _index(self, entry_id: int, body: Body) -> None:
-        """Make the text of an entry findable: what the view `searchable` gives for it."""
+        """Add the entry to the full-text index, with the same text that the view `searchable` gives for it."""
         match body:
             case Assistant(text=text):
                 pass
@@ -376,68 +352,27 @@ class SessionState:
                 text = "\n".join(part.text for part in parts if isinstance(part, Text))
             case _:
                 return
-        if "\0" in text:  # SQLite's functions for JSON take it for the end
-            self.connection.execute(
+        if "\0" in text:  # SQLite's JSON functions take NUL for the end of the text
+            self.sql.execute(
                 "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
                 (entry_id,),
             )
         elif text:
-            self.connection.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, ?)", (entry_id, text))
-
-    def drop_draft(self) -> None:
-        """The stream it was the draft of is stored, or given up."""
-        self.connection.execute("DELETE FROM drafts WHERE session = ?", (self.session_id,))
-
-    def carry_draft(self, old_leaf: int | None) -> None:
-        """The stream goes on, after the entries that were added since it began."""
-        self.connection.execute(
-            "UPDATE drafts SET after_leaf = ? WHERE session = ? AND after_leaf IS ?",
-            (self.leaf, self.session_id, old_leaf),
-        )
-
-    def save(self) -> None:
-        """Write the row."""
-        added = self._added
-        self.connection.execute(
-            "UPDATE sessions SET leaf = ?, turn = ?, state = ?, owner = ?, lease_ms = ?, updated_ms = ?,"
-            " newest_entry = coalesce(?, newest_entry), has_prompt = has_prompt OR ?, entries = entries + ?,"
-            " tokens_in = tokens_in + ?, tokens_out = tokens_out + ?, tokens_cached = tokens_cached + ?,"
-            " cost = cost + ?, files_changed = files_changed + ?, lines_added = lines_added + ?,"
-            " lines_removed = lines_removed + ? WHERE id = ?",
-            (
-                self.leaf,
-                self.turn,
-                self.state,
-                self.owner,
-                self.now_ms if self.owner else 0,
-                self.now_ms,
-                self._newest,
-                added["prompts"] > 0,
-                added["entries"],
-                _storable(added["input"]),
-                _storable(added["output"]),
-                _storable(added["cached"]),
-                self._cost,
-                added["files"],
-                added["lines_added"],
-                added["lines_removed"],
-                self.session_id,
-            ),
-        )
+            self.sql.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, ?)", (entry_id, text))
 
     def _count(self, new: NewEntry, usage: Usage | None) -> None:
         added = self._added
         added["entries"] += 1
-        self._cost += _cost(new.cost) or 0.0
+        self._cost += _storable_cost(new.cost) or 0.0
         if usage is not None:
-            added["input"] += usage.input_tokens or 0
-            added["output"] += usage.output_tokens or 0
-            added["cached"] += usage.cached_tokens or 0
+            added["tokens_in"] += usage.input_tokens or 0
+            added["tokens_out"] += usage.output_tokens or 0
+            added["tokens_cached"] += usage.cached_tokens or 0
         match new.body:
             case User():
-                added["prompts"] += 1
+                self._has_prompt = True
             case File():
-                added["files"] += 1
+                added["files_changed"] += 1
             case ToolResult(is_error=False, announcement=announcement):
                 lines_added, lines_removed = _lines_changed(announcement.diffs)
                 added["lines_added"] += lines_added
@@ -446,33 +381,118 @@ class SessionState:
                 pass
 
 
-def _usage(usage: Usage | None) -> Usage | None:
-    """As columns can hold it: None if nothing is known, and no number that SQLite cannot take."""
+def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
+    sql.execute("DELETE FROM inbox WHERE session = ? AND message_id = ?", (session_id, message_id))
+
+
+def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, ...]:
+    """Take a prompt out of the inbox."""
+    query = "SELECT parts FROM inbox WHERE session = ? AND message_id = ?"
+    row = sql.execute(query, (session_id, message_id)).fetchone()
+    if row is None:
+        raise ArgumentError(f"Prompt {message_id} is no longer queued in session {session_id}. Send it again.")
+    _drop_prompt(sql, session_id, message_id)
+    return decode_parts(row[0])
+
+
+def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
+    """:raises SessionBusy: another living store runs a turn.
+    :raises LeafMoved: another leaf is expected, or a dead owner's turn must be repaired first.
+    """
+    if state.state == "running" and state.owner != owner:
+        if state.is_owner_alive:
+            raise SessionBusy(state.session_id, readable(state.owner))
+        raise LeafMoved(
+            f"Session {state.session_id} was left in the middle of a turn. Load it again, then repeat this."
+        )
+    if state.leaf != leaf:
+        raise LeafMoved(
+            f"Another process changed session {state.session_id}: it stands on entry {state.leaf}, not {leaf}. Nothing"
+            " was written; load it again, then repeat this."
+        )
+
+
+def _needs_repair(state: SessionState, owner: str) -> bool:
+    """Whether a dead owner left a turn or a prompt behind, and no living one runs a turn."""
+    if state.state == "running":
+        return state.owner != owner and not state.is_owner_alive
+    return bool(_orphans(state, owner))
+
+
+def _close_turn(state: SessionState, owner: str) -> list[Entry]:
+    """Close the turn and the prompts that dead owners left and make the session idle. Returns the appended entries."""
+    entries: list[Entry] = []
+    if state.state == "running":
+        detail = f"{readable(state.owner)} ended in the middle of this turn"
+        answer = _saved_draft(state)
+        if answer is not None:
+            entries.append(state.add(NewEntry(body=answer, model=state.model), turn=state.turn))
+        if not _has_ended(state):
+            entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
+    for seq, dead, parts, message_id in _orphans(state, owner):
+        state.turn += 1
+        detail = f"{readable(dead)} ended before it ran this prompt"
+        user = NewEntry(body=User(parts=decode_parts(parts), message_id=message_id), model=state.model)
+        entries.append(state.add(user, turn=state.turn))
+        entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
+        state.sql.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
+    state.drop_draft()
+    state.state, state.owner = "idle", ""
+    return entries
+
+
+def _saved_draft(state: SessionState) -> Assistant | None:
+    """The running answer as far as it was saved; None without text."""
+    pieces = state.sql.execute(
+        "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
+        (state.session_id, state.leaf),
+    ).fetchall()
+    pieces = [piece for piece in pieces if piece[0] == pieces[-1][0]]
+    text, thought = "".join(piece[1] for piece in pieces), "".join(piece[2] for piece in pieces)
+    if not text and not thought:
+        return None
+    return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
+
+
+def _has_ended(state: SessionState) -> bool:
+    """Whether the turn's end is stored: its owner died before it could release the turn."""
+    row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
+    return bool(row == ("turn_end", state.turn))
+
+
+def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]:
+    """Queued prompts of dead owners: seq, owner, parts, message id."""
+    rows = state.sql.execute(
+        "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
+        (state.session_id,),
+    ).fetchall()
+    return [
+        (seq, sender, parts, message_id)
+        for seq, sender, parts, message_id, created_ms in rows
+        if sender != owner and not is_alive(sender, lease_age_ms=state.now_ms - max(created_ms, state.lease_ms))
+    ]
+
+
+def _storable_usage(usage: Usage | None) -> Usage | None:
+    """The usage as columns can hold it; None if nothing is known."""
     if usage is None:
         return None
-    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
-    if all(count is None for count in counts):
-        return None
-    fitting = [None if count is None else _storable(count) for count in counts]
-    if fitting == list(counts):
-        return usage
-    return Usage(
-        input_tokens=fitting[0], output_tokens=fitting[1], cached_tokens=fitting[2], reasoning_tokens=fitting[3]
-    )
+    counts = {name: count for name in _USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
+    return Usage(**{name: _storable(count) for name, count in counts.items()}) if counts else None
 
 
-def _cost(cost: float | None) -> float | None:
-    """As SQLite gives it back: a float, no NaN, no negative zero."""
+def _storable_cost(cost: float | None) -> float | None:
+    """The cost as SQLite returns it: a float, no NaN, no negative zero."""
     return None if cost is None or cost != cost else float(cost) + 0.0
 
 
 def _storable(count: int) -> int:
-    """The nearest number that SQLite can take."""
+    """The nearest number that SQLite can hold."""
     return max(-_LARGEST, min(count, _LARGEST))
 
 
 def _lines_changed(diffs: Iterable[Diff]) -> tuple[int, int]:
-    """Lines added and removed, by content: a line that only moved counts as neither."""
+    """Lines added and removed. A line that only moved counts as neither."""
     added = removed = 0
     for diff in diffs:
         before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())

@@ -1,12 +1,4 @@
-"""One SQLite connection in a thread of its own, where a function runs as a whole.
-
-Strategy: aiosqlite makes one thread hop per statement, lets tasks interleave between them, and leaves a transaction
-open when a task is cancelled there. So a function that runs any number of statements is handed over as if it were
-one statement: `sqlite3` lets a connection class be given (`factory`), and aiosqlite runs on whatever its connector
-makes. A function that was handed over is finished, whatever happens to the task that waits for it; the thread's queue
-is the lock. `explained` puts errors into sentences; what only a fault of ours can cause stays as it is. Knows neither
-tables nor transactions.
-"""
+"""A SQLite connection in its own thread, file locks, and groups of writes."""
 
 from __future__ import annotations
 
@@ -18,8 +10,9 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -34,95 +27,213 @@ __all__ = [
     "FAILURES",
     "REPAIR",
     "FairWakeup",
-    "FileConnection",
     "FileGone",
     "FileId",
     "FileLock",
-    "GroupCommit",
     "LockTimeout",
     "SqliteConnection",
     "WriteJob",
-    "do_each",
-    "explained",
+    "explain",
     "file_id",
-    "locked",
+    "make_directory",
+    "run_jobs",
 ]
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""What SQLite's functions raise; the last two where a damaged file has odd names or sizes."""
+"""What SQLite's functions raise. The last two come from damaged files with odd names or sizes."""
 
 REPAIR = "Close every crow, then run crow doctor --repair: it keeps a copy and rebuilds what can be rebuilt."
-"""What to do about damage."""
+"""Advice for a damaged database."""
 
 _ATTEMPTS = 5
 
-_FUNCTION = "-- a function, given as the only parameter"
+_CLOSING_TIMEOUT_S = 0.4
+"""Longer than two processes that take turns keep each other waiting, shorter than editors wait for an exit."""
+
+fcntl: Any = None
+with suppress(ImportError):  # Windows
+    fcntl = importlib.import_module("fcntl")
+
+FileId: TypeAlias = tuple[int, int]
+"""Device and inode."""
+
+
+def file_id(path: Path | str) -> FileId | None:
+    """Identify the file at `path`; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents for their owner alone; existing ones stay as they are. :raises OSError:"""
+    if not path.is_dir():
+        make_directory(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+
+
+class FileGone(Exception):
+    """The database's path no longer names the file that is open. Only the store sees this error."""
 
 
 class SqliteConnection:
-    """A connection to the database at `path`, in autocommit mode. Closed by whoever opened it."""
+    """A connection in autocommit mode that runs whole functions in its thread. The opener closes it.
 
-    def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
+    aiosqlite takes one statement at a time. Between two statements another task may use the connection, and a
+    cancelled task leaves its transaction open. Here a function runs all its statements in one go: once started it
+    always finishes, and the queue of the thread serves as the lock.
+
+    `file` identifies the file that is open; None if unknown.
+    """
+
+    def __init__(self, path: Path, connection: aiosqlite.Connection, file: FileId | None) -> None:
         self.path = path
+        self.file = file
         self._connection = connection
         self._is_closed = False
 
     @classmethod
     async def open(
-        cls, path: Path, *, prepare: Callable[[], None], busy_timeout_s: float, how: str = "mode=rw"
+        cls, path: Path, *, busy_timeout_s: float, prepare: Callable[[], None] = lambda: None, mode: str = "mode=rw"
     ) -> SqliteConnection:
-        """Connect to a file that exists, after `prepare` was called in a thread; `how` is the query of SQLite's URI.
+        """Open an existing file. Calls `prepare` in the new thread first; `mode` is the query of SQLite's URI.
 
-        :raises StoreUnavailable: it cannot be opened; what `prepare` raises is passed on.
+        :raises StoreUnavailable: the file cannot be opened.
+        :raises Exception: whatever `prepare` raises.
         """
-        connection, failures = await _in_daemon_thread(lambda: _make(path, prepare, busy_timeout_s, how))
-        await connection
-        opened = cls(path, connection)
+        file: FileId | None = None
+        failures: list[Exception] = []
+
+        def connect() -> sqlite3.Connection:
+            nonlocal file
+            try:
+                prepare()
+                connection, file = _connect(path, busy_timeout_s, mode)
+            except Exception as error:  # noqa: BLE001  raised below
+                # aiosqlite does not wait for the thread of a connection that fails to open, so pretend it opened.
+                failures.append(error)
+                return sqlite3.connect(":memory:")
+            return connection
+
+        connection = await (await _in_daemon_thread(connect))
         if failures:
-            await opened.close()
-            raise explained(failures[0], path, busy_timeout_s) from failures[0]
-        return opened
+            await connection.close()
+            if isinstance(failures[0], FAILURES):
+                raise explain(failures[0], path, busy_timeout_s) from failures[0]
+            raise failures[0]
+        return cls(path, connection, file)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """What `function` gives, called with the connection in its thread.
+        """Call `function` with the connection in its thread and return the result. Errors are passed on.
 
-        Errors are raised as they come. Cancelled: a function that is under way, or waits for the thread, still runs.
+        A cancelled caller does not stop a function that is queued or running.
 
         :raises StoreUnavailable: the connection is closed.
         """
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")
-        (outcome,) = await self._connection.execute_fetchall(_FUNCTION, (function,))
-        result: T = outcome  # type: ignore[assignment]  # what `_Outcome.fetchall` gave
-        return result
+        (result,) = await self._connection.execute_fetchall(function)  # see _FunctionConnection
+        return result  # type: ignore[return-value]  # the only "row" is the result
 
     async def close(self) -> None:
-        """Finish what waits, then close; safe to call twice."""
+        """Finish queued functions, then close. Safe to call twice."""
         if not self._is_closed:
             self._is_closed = True
             await self._connection.close()
 
 
-def explained(error: Exception, path: Path, busy_timeout_s: float) -> Exception:
-    """One of `FAILURES` in words a person can act on; `error` itself if no circumstance but a fault of ours explains
-    it."""
+class _FunctionConnection(sqlite3.Connection):
+    """A connection whose `execute` also accepts a function, which it calls with itself.
+
+    `execute_fetchall` of aiosqlite passes its argument to `execute` in the connection's thread, then calls `fetchall`
+    on the cursor. So a function given in place of a statement runs there as a whole, and its result comes back as the
+    only row.
+    """
+
+    def execute(self, statement: Any, parameters: Any = (), /) -> sqlite3.Cursor:
+        if callable(statement):
+            cursor = _ResultCursor(self)
+            cursor.result = statement(self)
+            return cursor
+        try:
+            return super().execute(statement, parameters)
+        except UnicodeEncodeError:  # a lone surrogate in a value or in an id
+            return super().execute(statement, _mend_parameters(parameters))
+
+
+class _ResultCursor(sqlite3.Cursor):
+    """The result of a function, as the only row."""
+
+    result: Any = None
+
+    def fetchall(self) -> list[Any]:
+        return [self.result]
+
+
+def _mend_parameters(parameters: Any) -> Any:
+    if isinstance(parameters, dict):
+        return {name: mend(value) if isinstance(value, str) else value for name, value in parameters.items()}
+    return [mend(value) if isinstance(value, str) else value for value in parameters]
+
+
+def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Connection, FileId | None]:
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    for _ in range(_ATTEMPTS):
+        before = file_id(path)
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionConnection
+        )
+        if file_id(path) == before:
+            return connection, before
+        connection.close()  # replaced while opening: unclear which of the two files is open
+    raise sqlite3.OperationalError(f"{path} is replaced again and again")
+
+
+async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Connection:
+    """Make a connection whose thread does not keep the process alive when nobody closes the store.
+
+    A thread inherits the daemon flag from the thread that creates it; aiosqlite does not set it.
+    """
+    loop = asyncio.get_running_loop()
+    created: asyncio.Future[aiosqlite.Connection] = loop.create_future()
+
+    def create() -> None:
+        connection = aiosqlite.Connection(connect, iter_chunk_size=64)
+        loop.call_soon_threadsafe(settle, connection)
+
+    def settle(connection: aiosqlite.Connection) -> None:
+        if not created.done():  # else cancelled
+            created.set_result(connection)
+
+    Thread(target=create, name="crow-store-open", daemon=True).start()
+    return await created
+
+
+def explain(error: Exception, path: Path, waited_s: float) -> Exception:
+    """Turn one of `FAILURES` into a `StoreUnavailable` that tells what to do; an error that only a bug of ours explains
+    stays as it is."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return locked(path, busy_timeout_s)
+            return _locked(path, waited_s)
         case sqlite3.SQLITE_FULL:
             words = "cannot grow: the disk is full. Free some space, then try again"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             words = f"cannot be written ({error}). Make the file and its directory writable, or {elsewhere}"
         case sqlite3.SQLITE_CANTOPEN:
-            words = f"cannot be opened ({error}). Make it a file that you can read and write, or {elsewhere}"
+            words = f"cannot be opened ({error}). Make the file readable and writable, or {elsewhere}"
         case sqlite3.SQLITE_NOTADB:
             words = (
-                f"is no crow database ({error}). If it was one, close every crow and run crow doctor --repair; else"
-                f" move it away, or {elsewhere}"
+                f"is not a crow database ({error}). If it was one, close every crow and run crow doctor --repair."
+                f" Otherwise move it away, or {elsewhere}"
             )
         case sqlite3.SQLITE_CORRUPT:
             words = f"is damaged ({error}). {REPAIR}"
@@ -135,302 +246,139 @@ def explained(error: Exception, path: Path, busy_timeout_s: float) -> Exception:
     return StoreUnavailable(f"{path} {words.rstrip('.')}.")
 
 
-class _Outcome(sqlite3.Cursor):
-    """What a function gave, as the only row."""
-
-    outcome: object = None
-
-    def fetchall(self) -> list[Any]:
-        return [self.outcome]
-
-
-class FileGone(Exception):
-    """The path of a database names another file than the one that is open, or none. Caught in the store."""
-
-
-class FileConnection(sqlite3.Connection):
-    """Executes statements, and functions in the place of statements. `file` is the file that is open; None: unknown."""
-
-    file: FileId | None = None
-
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        if sql is _FUNCTION:
-            answer = _Outcome(self)
-            answer.outcome = parameters[0](self)
-            return answer
-        try:
-            return super().execute(sql, parameters)
-        except UnicodeEncodeError:  # a lone surrogate, in an id to look up as well as in a value to store
-            return super().execute(sql, _mended(parameters))
-
-
-def _mended(parameters: Any) -> Any:
-    if isinstance(parameters, dict):
-        return {name: mend(value) if isinstance(value, str) else value for name, value in parameters.items()}
-    return [mend(value) if isinstance(value, str) else value for value in parameters]
-
-
-def _make(
-    path: Path, prepare: Callable[[], None], busy_timeout_s: float, how: str
-) -> tuple[aiosqlite.Connection, list[sqlite3.Error]]:
-    """A connection to be awaited, and where it then puts the error if it could not connect.
-
-    aiosqlite does not wait for the thread of a connection that failed to open; so it is not told, and closed instead.
-    """
-    prepare()
-    failures: list[sqlite3.Error] = []
-
-    def connect() -> sqlite3.Connection:
-        try:
-            return _connected(path, busy_timeout_s, how)
-        except sqlite3.Error as error:
-            failures.append(error)
-            return sqlite3.connect(":memory:")
-
-    return aiosqlite.Connection(connect, iter_chunk_size=64), failures
-
-
-def _connected(path: Path, busy_timeout_s: float, how: str) -> FileConnection:
-    uri = f"{path.absolute().as_uri()}?{how}"
-    for _ in range(_ATTEMPTS):
-        before = file_id(path)
-        made = sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=FileConnection)
-        made.file = file_id(path)
-        if made.file == before:
-            return made
-        made.close()  # it was replaced in this very moment: which of the two is open?
-    raise sqlite3.OperationalError(f"{path} is replaced again and again")
-
-
-async def _in_daemon_thread(make: Callable[[], T]) -> T:
-    """What `make` gives, called in a daemon thread.
-
-    A thread takes that flag from the one that creates it, and aiosqlite creates its thread here; else a store that
-    was not closed would hang the exit of the process.
-    """
-    loop = asyncio.get_running_loop()
-    made: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if made.done():
-            return
-        if error is not None:
-            made.set_exception(error)
-        else:
-            made.set_result(result)  # type: ignore[arg-type]  # no error: it is a T
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = make()
-        except BaseException as raised:  # noqa: BLE001  # whatever it is, the task that waits must hear of it
-            error = raised
-        loop.call_soon_threadsafe(settle, result, error)
-
-    Thread(target=work, name="crow-store-open", daemon=True).start()
-    return await made
-
-
-# FROM store.lock: Waiting for other processes: a lock beside the database, and how long to be patient.
-#
-# Strategy: `flock` on a file of its own, tried again and again, since a wait inside the system could be ended neither
-# by
-# a deadline nor by the store's closing. It blocks: only ever used in the writer's thread. Where a system has no such
-# locks, SQLite's own must do. Knows no SQL.
-
-
-logger = logging.getLogger(__name__)
-
-_CLOSING_PATIENCE_S = 0.4
-"""Well above what processes that take turns keep each other waiting, and within what an editor grants to an exit."""
-
-
-fcntl: Any = None
-with suppress(ImportError):  # Windows
-    fcntl = importlib.import_module("fcntl")
-
-
-FileId: TypeAlias = tuple[int, int]
-"""Device and inode."""
-
-
-def file_id(path: Path | str) -> FileId | None:
-    """The file that `path` names; None if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def _locked(path: Path, waited_s: float) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{path} is locked by another program (waited {waited_s:g} s). End that program, then try again."
+    )
 
 
 class LockTimeout:
-    """How long to wait for others: `timeout_s` each time, but no longer than a moment once the process ends."""
+    """How long to wait for other processes: `timeout_s` each time, but only briefly once the process ends."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._ends_at = math.inf
 
     def end(self) -> None:
-        """The process ends, or the store closes; only the first time counts."""
-        self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_PATIENCE_S)
+        """Cut all waits short: the process ends or the store closes. Only the first call counts."""
+        self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
-        """Whether a wait that began at `since` (`time.monotonic`) has been long enough."""
+        """Whether a wait that began at `since` (`time.monotonic`) has lasted long enough."""
         return time.monotonic() > min(since + self.timeout_s, self._ends_at)
 
 
 class FileLock:
-    """An advisory lock beside the database, held by one writer of all processes at a time. Used in one thread."""
+    """An advisory lock on a file beside the database, for one writer at a time. Blocks; use it in one thread.
 
-    def __init__(self, path: Path, patience: LockTimeout) -> None:
-        self._path = path
-        self._patience = patience
-        self._file: int | None = None
+    It polls, since a blocking `flock` could not be ended by a deadline or by closing the store. Where the system has
+    no such locks, SQLite's own locks must do.
+    """
+
+    def __init__(self, path: Path, timeout: LockTimeout) -> None:
+        self._database = path
+        self._path = Path(f"{path}.lock")
+        self._timeout = timeout
         self._is_supported = fcntl is not None
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait for the lock, hold it, give it back.
+        """Acquire the lock and hold it for the block.
 
-        :raises StoreUnavailable: it cannot be made, or somebody else held it for too long.
+        :raises StoreUnavailable: it cannot be made, or another process held it for too long.
         """
-        file = self._open()
-        if self._is_supported:
-            self._acquire(file)
-            for _ in range(_ATTEMPTS):
-                if self._is_there(file):
-                    break
-                self.close()  # somebody deleted it: others lock the file that comes after it
-                file = self._open()
-                self._acquire(file)
+        file = self._acquired()
+        while not self._is_there(file):  # deleted meanwhile: other processes lock a newer one
+            os.close(file)
+            file = self._acquired()
         try:
             yield
         finally:
-            if self._is_supported:
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close its file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the file that is open, or cannot name any."""
-        opened, found = os.fstat(file), file_id(f"{self._path}.lock")
+        """Whether the path still names the open file, or its directory is gone."""
+        opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
-    def _open(self) -> int:
-        path = f"{self._path}.lock"
+    def _acquired(self) -> int:
+        """The lock file, opened and locked."""
         try:
-            if self._file is None:
-                self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreUnavailable(
-                f"{path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
+                f"{self._path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
                 " another directory."
             ) from error
-        return self._file
+        try:
+            self._wait_for(file)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
 
-    def _acquire(self, file: int) -> None:
+    def _wait_for(self, file: int) -> None:
         since = time.monotonic()
         pause_s = 0.0002
-        while True:
+        while self._is_supported:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if self._patience.is_over(since):
-                    raise locked(self._path, self._patience.timeout_s) from None
+                if self._timeout.is_over(since):
+                    raise _locked(self._database, self._timeout.timeout_s) from None
             except OSError as error:
                 self._is_supported = False
-                logger.warning("%s: there are no file locks here (%s)", self._path, error.strerror)
-                return
+                logger.warning("%s: file locks do not work here (%s)", self._path, error.strerror)
             else:
                 return
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.005)
 
 
-def locked(path: Path, waited_s: float) -> StoreUnavailable:
-    """The error of a wait that took too long."""
-    return StoreUnavailable(
-        f"{path} is locked by another program (waited {waited_s:g} s). End that program, then try again."
-    )
-
-
-# FROM store.together: Transactions that wait for the disk at the same moment, made one.
-#
-# Strategy: a flush costs the same for one change as for a hundred, and the changes of sixty sessions that stream
-# would
-# queue for it. So a piece of work waits in a list; whichever reaches the writer's thread first takes all that wait
-# there
-# into its transaction, each inside a savepoint of its own, so that the failure of one stays its own. They are written
-# together or not at all. Their tasks, which then wake together, go on one by one: sixty that each compute a
-# millisecond
-# would keep everything else waiting for sixty. Knows no tables.
-
-
+@dataclass(slots=True)
 class WriteJob(Generic[T]):
-    """A function that wants a transaction, and later what it gave or why it failed."""
+    """A function waiting for a write transaction, and later its result or error."""
 
-    def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
-        self._function = function
-        self._result: T | None = None
-        self._error: BaseException | None = None
-        self.is_done = False
+    function: Callable[[sqlite3.Connection], T]
+    result: T | None = None
+    error: Exception | None = None
+    is_done: bool = False
 
-    def do(self, connection: sqlite3.Connection) -> None:
-        """Call the function. What it raises is raised here and by `result`."""
+
+def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> None:
+    """Run all jobs inside the open transaction. A job that fails is rolled back alone.
+
+    :raises Exception: SQLite itself ended the transaction.
+    """
+    for job in jobs:
+        connection.execute("SAVEPOINT job")
         try:
-            self._result = self._function(connection)
-        except BaseException as error:
-            self.fail(error)
-            raise
-        self.is_done = True
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing of it was written; a reason of its own counts for more."""
-        self._error = self._error or error
-        self.is_done = True
-
-    def result(self) -> T:
-        """What the function gave. Only when it is done."""
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]  # done without an error: it is a T
-
-
-class GroupCommit:
-    """The work that waits for the next transaction. Added to in the event loop, taken in the writer's thread."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[WriteJob[object]] = deque()
-
-    def add(self, function: Callable[[sqlite3.Connection], T]) -> WriteJob[T]:
-        """Let `function` wait."""
-        work = WriteJob(function)
-        self._waiting.append(work)  # type: ignore[arg-type]  # whoever takes it passes its result on to nobody
-        return work
-
-    def take(self) -> tuple[WriteJob[object], ...]:
-        """All that waits, in the order it came."""
-        return tuple(self._waiting.popleft() for _ in range(len(self._waiting)))
+            job.result = job.function(connection)
+        except Exception as error:
+            job.error = error
+            if not connection.in_transaction:
+                raise
+            connection.execute("ROLLBACK TO job")
+        connection.execute("RELEASE job")
 
 
 class FairWakeup:
-    """Lets one task through in each pass of the event loop, in the order they came. One that comes alone need not
-    wait."""
+    """Resumes one waiting task in each pass of the event loop, in order of arrival.
+
+    Sixty sessions whose writes share a commit wake together. Each then computes for a millisecond; without this, every
+    other task would wait for sixty. A task that comes alone does not wait.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[anyio.Event] = deque()
         self._is_taken = False
 
-    async def through(self) -> None:
+    async def wait(self) -> None:
         """Return when it is this task's turn."""
         if self._is_taken:
-            mine = anyio.Event()
-            self._waiting.append(mine)
-            await mine.wait()
+            event = anyio.Event()
+            self._waiting.append(event)
+            await event.wait()
         else:
             self._is_taken = True
             asyncio.get_running_loop().call_soon(self._next)
@@ -440,22 +388,3 @@ class FairWakeup:
         if self._waiting:
             self._waiting.popleft().set()
             asyncio.get_running_loop().call_soon(self._next)
-
-
-def do_each(connection: sqlite3.Connection, works: tuple[WriteJob[object], ...]) -> None:
-    """Do all of them inside the open transaction.
-
-    :raises Exception: nothing can be written: the only work failed, or SQLite itself ended the transaction.
-    """
-    if len(works) == 1:
-        works[0].do(connection)
-        return
-    for work in works:
-        connection.execute("SAVEPOINT work")
-        try:
-            work.do(connection)
-        except Exception:  # whose it is hears of it
-            if not connection.in_transaction:
-                raise
-            connection.execute("ROLLBACK TO work")
-        connection.execute("RELEASE work")

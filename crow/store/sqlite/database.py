@@ -1,10 +1,9 @@
-"""The database file: made, opened, migrated, locked, checkpointed.
+"""The database file: opened, migrated, locked, read and written in transactions.
 
-Strategy: one connection writes, another only reads, so that lists and replays never wait for a step. WAL where it is
-granted, every commit flushed to disk. Checkpoints are made here and only here, since SQLite before 3.51.3 can corrupt
-a WAL that two connections reset and commit to at the same instant: there a file lock surrounds everything that writes,
-and it also makes processes take turns. Nothing but SQLite ever opens the file, because closing any other handle of it
-would drop SQLite's locks. Knows no tables beyond the schema's version.
+One connection writes and another only reads, so lists and replays never wait for a step. SQLite before 3.51.3 can
+corrupt a WAL when one connection resets it while another commits. So only this module makes checkpoints, and with such
+a SQLite every write holds a file lock. Nothing but SQLite opens the file: closing another handle would drop SQLite's
+own locks.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -31,26 +31,27 @@ from crow.store.sqlite.connection import (
     FAILURES,
     REPAIR,
     FairWakeup,
-    FileConnection,
     FileGone,
     FileId,
     FileLock,
-    GroupCommit,
     LockTimeout,
     SqliteConnection,
     WriteJob,
-    do_each,
-    explained,
+    explain,
     file_id,
+    make_directory,
+    run_jobs,
 )
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
+from crow.store.sqlite.rescue import rescue
 
-if TYPE_CHECKING:
-    from crow.store.sqlite.rescue import Rescue
+__all__ = ["Database", "JournalMode", "UsesDatabase", "now_ms", "snapshot", "transaction"]
 
-__all__ = ["Database", "JournalMode", "make_directory"]
-
+P = ParamSpec("P")
+S = TypeVar("S", bound="UsesDatabase")
 T = TypeVar("T")
+Method = Callable[Concatenate[S, sqlite3.Connection, P], T]
+AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 JournalMode = Literal["wal", "delete"]
 
@@ -62,56 +63,94 @@ _CLOSE_S = 5.0
 _BUSY_STEP_S = 0.05
 _VACUUM_PAGES = 500
 _OLDEST_SQLITE = (3, 34, 0)  # the trigram tokenizer
-_READ = "read"
-"""In the place of a journal mode: the file is open to read."""
-
 _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class UsesDatabase:
+    """Base of the classes whose methods run in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+
+def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
+    """Make a method that takes a connection into an async one that runs in a write transaction (`Database.write`).
+
+    Callers leave the connection out and await the call."""
+    return _runs_in(Database.write, raise_if_moved)
+
+
+def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
+    """The same for a method that only reads, from one snapshot (`Database.read`)."""
+    return _runs_in(Database.read, raise_if_moved)
+
+
+def _runs_in(
+    run: Callable[..., Coroutine[Any, Any, Any]], raise_if_moved: bool
+) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
+    def decorate(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
+        @wraps(method)
+        async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = await run(
+                self.database, lambda sql: method(self, sql, *args, **kwargs), raise_if_moved=raise_if_moved
+            )
+            return result
+
+        return call
+
+    return decorate
 
 
 class Database:
     """The file at `path` and the connections to it.
 
-    When that file is deleted or replaced, what is open is copied to a new file, and work goes on there. Whoever begins
-    something then hears of it; what is under way goes on.
+    When that file is deleted or replaced, its content is copied to a new file and work goes on there. The next call
+    with `raise_if_moved` tells the user so; calls without it carry on.
+
+    `foreign_version` changes whenever another process has written, as of the last transaction. `warning` is for the
+    user; empty if all is well.
     """
 
     _writer: SqliteConnection
 
-    def __init__(self, path: Path, *, wanted: JournalMode, busy_timeout_s: float) -> None:
+    def __init__(self, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> None:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
-        self._wanted: JournalMode = wanted
+        self.foreign_version = 0
+        self.lock_timeout = LockTimeout(busy_timeout_s)
+        self._wanted_journal_mode = journal_mode
         self._reader: SqliteConnection | None = None
         self._reader_lock = anyio.Lock()
-        self._busy_timeout_s = busy_timeout_s
-        self._patience = LockTimeout(busy_timeout_s)
-        self._lock = FileLock(path, self._patience)
+        self._lock = FileLock(path, self.lock_timeout)
+        self._wal_index: FileId | None = None
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES
-        self._together = GroupCommit()
-        self._turnstile = FairWakeup()
+        self._jobs: deque[WriteJob[Any]] = deque()
+        self._wakeup = FairWakeup()
         self._is_closed = False
-        self._opened: FileId | None = None
-        self._shared: FileId | None = None
-        self._moving = anyio.Lock(fast_acquire=True)
-        self._moves = 0
-        self._news = ""
-        self._refusal = ""
-        self._read_only = ""
-        self._copy: Path | None = None
-        self.foreign_version = 0
-        """Another number whenever other processes had written; as of the last transaction."""
+        # Held while the connections are exchanged for others; `_exchanges` counts how often that happened.
+        self._exchange = anyio.Lock(fast_acquire=True)
+        self._exchanges = 0
+        self._notice = ""  # what happened to the file, until the user was told
+        self._replaced = ""  # the same, if another file has its place
+        self._read_only = ""  # why nothing can be stored
+        self._read_only_copy: Path | None = None
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
-        """Make or open the file and bring its schema up to date. One that cannot be written is opened to read.
+        """Open the file, made if there is none, and migrate it. A file that cannot be written is opened for reading.
 
-        :raises StoreUnavailable: it cannot be made or read, or is not crow's.
+        :raises StoreUnavailable: it cannot be made or read, or belongs to another program.
         :raises StoreTooNew: a newer crow wrote it.
         """
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
-        database = cls(path, wanted=journal_mode, busy_timeout_s=busy_timeout_s)
+        database = cls(path, journal_mode=journal_mode, busy_timeout_s=busy_timeout_s)
         try:
             await database._open_to_write()
         except StoreUnavailable as refused:
@@ -121,257 +160,165 @@ class Database:
                 await database._open_to_read()
             except StoreUnavailable:
                 raise refused from refused.__cause__
-            database._read_only = f"{refused} Until then nothing can be stored; what is there can be read."
+            database._read_only = f"{refused} Until then nothing can be stored; stored sessions can be read."
             database.warning = database._read_only
         return database
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing could be stored when that was last tried."""
+        """Whether the last attempt to open the file for writing failed."""
         return bool(self._read_only)
 
-    async def write(self, work: Callable[[sqlite3.Connection], T], *, begins: bool = False) -> T:
-        """What `work` gives, called in a transaction, which is on disk when this returns. Others that wait at the same
-        moment may share it.
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
+        """Call `work` in a transaction; the result is on disk when this returns. Concurrent calls may share a commit.
 
-        Anything `work` raises rolls `work` back. Cancelled before it began: nothing is written. Cancelled later: it is
-        finished first, and its result returned, so that the caller never has to wonder; a task cancelled natively
-        (`asyncio.Task.cancel`) does not learn the result, but the transaction is whole all the same.
+        An error in `work` rolls it back. A call cancelled before it began writes nothing. Cancelled later, it finishes
+        and returns its result; only a task cancelled natively (`asyncio.Task.cancel`) does not learn the result.
 
-        `begins`: this begins something, so it is refused once when the file was deleted since the last such call, and
-        always when it was replaced.
+        With `raise_if_moved` it is refused once after the file was deleted, and always after it was replaced.
         """
         await checkpoint_if_cancelled()
         self._check_open()
         with anyio.CancelScope(shield=True):
             while True:
-                await self._settled()
-                if begins:
-                    self._tell()
+                await self._exchange_done()
+                if raise_if_moved:
+                    self._raise_if_moved()
                 if self._read_only:
                     await self._retry_to_write()
-                moves = self._moves
+                exchanges, job = self._exchanges, WriteJob(work)
                 try:
-                    result = await self._written(work)
+                    self._jobs.append(job)
+                    result = await self._run(self._writer, partial(self._commit, job=job))
                     break
                 except FileGone:
-                    await self._move(moves)
-            await self._turnstile.through()
-        return result  # a type checker takes a scope for one that may swallow errors
+                    await self._move(exchanges)
+            await self._wakeup.wait()
+        return result  # outside of the scope: type checkers think that a scope may swallow errors
 
-    async def read(self, work: Callable[[sqlite3.Connection], T], *, begins: bool = False) -> T:
-        """What `work` gives, called on one snapshot of the database.
+    async def read(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
+        """Call `work` on one snapshot of the database.
 
-        `begins`: somebody wants to see what there is, so it is refused when it finds that the file was deleted, and
-        always when it was replaced.
+        With `raise_if_moved` it is refused when it finds the file deleted, and always after the file was replaced.
         """
         while True:
-            await self._settled()
-            if begins and self._refusal:
-                raise StoreUnavailable(self._refusal)
-            moves = self._moves
+            await self._exchange_done()
+            if raise_if_moved and self._replaced:
+                raise StoreUnavailable(self._replaced)
+            exchanges = self._exchanges
             try:
                 reader = await self._open_reader()
-                return await self._run(reader, lambda connection: self._snapshot(connection, work))
+                return await self._run(reader, lambda connection: self._read(connection, work))
             except FileGone:
                 with anyio.CancelScope(shield=True):
-                    await self._move(moves)
-                if begins and self._news:
-                    raise StoreUnavailable(self._news) from None
+                    await self._move(exchanges)
+                if raise_if_moved and self._notice:
+                    raise StoreUnavailable(self._notice) from None
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function` gives, called in the writer's thread: for what would block the event loop."""
+        """Call a function that would block the event loop in the writer's thread."""
         return await self._run(self._writer, lambda _: function())
 
-    async def checkpoint(self) -> None:
-        """Move the WAL into the database, as far as no reader holds it."""
+    async def compact(self) -> None:
+        """Return free pages to the file system, and move the WAL into the database as far as readers permit."""
+        while await self._run(self._writer, self._vacuum):
+            pass
         await self._run(self._writer, self._checkpoint)
 
-    async def vacuum(self) -> bool:
-        """Give some free pages back to the file system; whether there may be more."""
-        return await self._run(self._writer, self._vacuum)
-
-    def hurry(self) -> None:
-        """From now on wait for other programs no longer than a moment, all in all."""
-        self._patience.end()
-
     async def close(self) -> None:
-        """Finish what waits and close both connections, in at most a few seconds; safe to call twice."""
+        """Finish queued work and close both connections, in a few seconds at most. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._patience.end()
+        self.lock_timeout.end()
         with anyio.move_on_after(_CLOSE_S, shield=True) as scope:
-            async with self._moving:
-                await self._let_go()
+            async with self._exchange:
+                await self._close_connections()
         if scope.cancelled_caught:
             logger.warning("%s: closing took longer than %g s and was given up", self.path, _CLOSE_S)
 
-    async def _let_go(self) -> None:
-        """Close both connections."""
+    async def _close_connections(self) -> None:
         try:
             if self._reader is not None:
                 await self._reader.close()
             await self._writer.run(self._before_close)
         finally:
             await self._writer.close()
-            await self._drop_copy()
+            await self._remove_copy()
 
     async def _open_to_write(self) -> None:
         """:raises StoreUnavailable: it cannot be made, opened or written."""
-        self._writer = await SqliteConnection.open(
-            self.path, prepare=lambda: _prepare(self.path), busy_timeout_s=self._busy_timeout_s
-        )
-        try:
-            await self._run(self._writer, self._set_up)
-        except BaseException:  # whoever fails to open closes what was opened
-            with anyio.CancelScope(shield=True):
-                await self._let_go()
-            raise
+        await self._open_writer(self._set_up, self.path, prepare=lambda: _prepare(self.path))
 
     async def _open_to_read(self) -> None:
         """Open a file that cannot be written: as it is, or else a copy of it among the temporary files.
 
         :raises StoreUnavailable: it cannot be read either.
         """
-        for how in await anyio.to_thread.run_sync(_ways_to_read, self.path):
-            if await self._is_readable(how):
+        for mode in await anyio.to_thread.run_sync(_read_modes, self.path):
+            try:
+                await self._open_writer(partial(_check_version, path=self.path), self.path, mode=mode)
+            except StoreUnavailable as error:
+                logger.info("%s cannot be read with %s: %s", self.path, mode, error)
+            else:
                 return
         directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
         copy = directory / self.path.name
         try:
-            self._writer = await SqliteConnection.open(
-                copy, prepare=lambda: _copy_files(self.path, copy), busy_timeout_s=self._busy_timeout_s
-            )
-            await self._run(self._writer, migrate)
+            await self._open_writer(migrate, copy, prepare=lambda: _copy_files(self.path, copy))
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        self._copy = directory
-        self.journal_mode = _READ
+        self._read_only_copy = directory
 
-    async def _is_readable(self, how: str) -> bool:
-        """Whether the file can be read when opened like this; then it is open."""
+    async def _open_writer(
+        self,
+        set_up: Callable[[sqlite3.Connection], None],
+        path: Path,
+        *,
+        prepare: Callable[[], None] = lambda: None,
+        mode: str = "mode=rw",
+    ) -> None:
+        """Connect the writer; `prepare` runs before, `set_up` after that. Nothing stays open if one fails."""
+        writer = await SqliteConnection.open(
+            path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=prepare, mode=mode
+        )
         try:
-            connection = await SqliteConnection.open(
-                self.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s, how=how
-            )
-        except StoreUnavailable:
-            return False
-        self._writer = connection
-        try:
-            if await self._run(connection, lambda sql: _version(sql, self.path)) == VERSION:
-                self.journal_mode = _READ
-                return True
-        except StoreUnavailable as error:
-            logger.info("%s cannot be read with %s: %s", self.path, how, error)
-        await connection.close()
-        return False
+            await self._run(writer, set_up)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await writer.close()
+            raise
+        self._writer = writer
 
     async def _retry_to_write(self) -> None:
-        """Open the file to write, if that can be done by now.
+        """Open the file for writing if that works by now.
 
-        :raises StoreUnavailable: it cannot.
+        :raises StoreUnavailable: it does not.
         """
-        async with self._moving:
+        async with self._exchange:
             if not self._read_only:
                 return
             reading = self._writer
             try:
                 await self._open_to_write()
             except StoreUnavailable as refused:
-                self._writer = reading
                 raise StoreUnavailable(self._read_only) from refused
             self._read_only = self.warning = ""
-            self._moves += 1
+            self._exchanges += 1
             await reading.close()
-            await self._drop_copy()
+            await self._remove_copy()
 
-    async def _drop_copy(self) -> None:
-        directory, self._copy = self._copy, None
+    async def _remove_copy(self) -> None:
+        directory, self._read_only_copy = self._read_only_copy, None
         if directory is not None:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailable(f"{self.path} is closed.")
-
-    async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], T]) -> T:
-        self._check_open()
-        try:
-            return await connection.run(work)
-        except FAILURES as error:
-            explanation = explained(error, self.path, self._busy_timeout_s)
-            if explanation is not error:
-                raise explanation from error
-            if await connection.run(_is_schema_damaged):
-                raise StoreUnavailable(f"{self.path} is damaged ({error}). {REPAIR}") from error
-            raise
-
-    async def _written(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        mine = self._together.add(work)
-        return await self._run(self._writer, lambda connection: self._settle(connection, mine))
-
-    async def _settled(self) -> None:
-        """Return when nobody moves to another file at the moment."""
-        if self._moving.locked():
-            async with self._moving:
-                pass
-
-    def _tell(self) -> None:
-        """:raises StoreUnavailable: the file was replaced, or deleted since the last call."""
-        news, self._news = self._news, ""
-        if news or self._refusal:
-            raise StoreUnavailable(self._refusal or news)
-
-    async def _move(self, moves: int) -> None:
-        """Go on in a copy of what is open, unless another did so since there were so many `moves`.
-
-        :raises StoreUnavailable: no copy can be made.
-        """
-        async with self._moving:
-            if self._moves != moves:
-                return
-            done = await self._writer.run(self._rescue)
-            if done.words:
-                logger.error("%s", done.words)
-                self._news = done.words
-            writer = await SqliteConnection.open(done.path, prepare=lambda: None, busy_timeout_s=self._busy_timeout_s)
-            for connection in (self._writer, self._reader):
-                if connection is not None:
-                    await connection.close()  # what waits there fails, and is done again on the new file
-            self._lock.close()
-            self._lock = FileLock(done.path, self._patience)
-            self.path, self._writer, self._reader = done.path, writer, None
-            self._refusal = "" if done.is_in_place else done.words
-            self._moves += 1
-            self._checkpoint_at_bytes = _CHECKPOINT_BYTES
-            try:
-                await writer.run(self._set_up)
-            except FAILURES as error:
-                raise explained(error, self.path, self._busy_timeout_s) from error
-
-    def _rescue(self, connection: sqlite3.Connection) -> Rescue:
-        from crow.store.sqlite.rescue import rescue
-
-        assert self._opened is not None, "else nobody misses it"
-        return rescue(connection, self.path, self._opened, shared=self._shared, writing=self._writing)
-
-    def _check_in_place(self, connection: sqlite3.Connection) -> None:
-        """:raises FileGone: the path names another file than the one that `connection` has open, or none."""
-        if self.journal_mode != _READ and file_id(self.path) != _file_of(connection):
-            raise FileGone
-
-    def _check_named(self) -> None:
-        """:raises FileGone: the path names another file than the one that is written to, or none."""
-        if file_id(self.path) != self._opened:
-            raise FileGone
 
     async def _open_reader(self) -> SqliteConnection:
         """The reader, opened when first needed: a new session does not read.
 
-        Without a WAL the writer reads: two connections would keep each other waiting, and where the disk's locks do not
-        hold either, one would take the other's journal for one that a dead process left, and roll it back.
+        Without a WAL the writer reads too: two connections would keep each other waiting. And where file locks do not
+        work either, one would take the other's journal for the leftover of a dead process and roll it back.
         """
         if self.journal_mode != "wal":
             return self._writer
@@ -381,33 +328,93 @@ class Database:
             if self._reader is None:
                 self._check_open()
                 reader = await SqliteConnection.open(
-                    self.path, prepare=self._check_named, busy_timeout_s=self._busy_timeout_s
+                    self.path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=self._check_in_place
                 )
-                if await self._run(reader, _file_of) != self._opened:
+                if reader.file != self._writer.file:
                     await reader.close()
                     raise FileGone
                 self._reader = reader
                 await self._run(reader, lambda connection: connection.execute("PRAGMA query_only = ON").close())
             return self._reader
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable(f"{self.path} is closed.")
+
+    async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call `work` on the connection and put SQLite's errors into words."""
+        self._check_open()
+        try:
+            return await connection.run(work)
+        except FAILURES as error:
+            explanation = explain(error, self.path, self.lock_timeout.timeout_s)
+            if explanation is not error:
+                raise explanation from error
+            if await connection.run(_has_damaged_schema):
+                raise StoreUnavailable(f"{self.path} is damaged ({error}). {REPAIR}") from error
+            raise
+
+    def _raise_if_moved(self) -> None:
+        notice, self._notice = self._notice, ""
+        if notice or self._replaced:
+            raise StoreUnavailable(self._replaced or notice)
+
+    async def _exchange_done(self) -> None:
+        if self._exchange.locked():
+            async with self._exchange:
+                pass
+
+    async def _move(self, exchanges: int) -> None:
+        """Go on in a copy of the open file, unless connections were exchanged since `exchanges` was read.
+
+        :raises StoreUnavailable: no copy can be made.
+        """
+        async with self._exchange:
+            if self._exchanges != exchanges:
+                return
+            file = self._writer.file
+            assert file is not None, "an unknown file cannot be missed"
+            rescued = await self._writer.run(
+                partial(rescue, path=self.path, opened=file, shared=self._wal_index, writing=self._writing)
+            )
+            if rescued.words:
+                logger.error("%s", rescued.words)
+                self._notice = rescued.words
+            writer = await SqliteConnection.open(rescued.path, busy_timeout_s=self.lock_timeout.timeout_s)
+            for connection in (self._writer, self._reader):
+                if connection is not None:
+                    await connection.close()  # queued work raises FileGone and is repeated on the new file
+            self._lock = FileLock(rescued.path, self.lock_timeout)
+            self.path, self._writer, self._reader = rescued.path, writer, None
+            self._replaced = "" if rescued.is_in_place else rescued.words
+            self._exchanges += 1
+            self._checkpoint_at_bytes = _CHECKPOINT_BYTES
+            await self._run(writer, self._set_up)
+
+    # The rest runs in the connections' threads.
+
+    def _check_in_place(self) -> None:
+        """:raises FileGone: the path no longer names the open file."""
+        if not self._read_only and file_id(self.path) != self._writer.file:
+            raise FileGone
+
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        """In the writer's thread: the checks that must leave the file untouched, then what may change it."""
-        wanted = self._wanted
-        _set_busy_timeout(connection, self._busy_timeout_s)
-        version = _version(connection, self.path)
-        journal_mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        """Check what must be checked before the file is touched, then migrate and configure it."""
+        wanted = self._wanted_journal_mode
+        _set_busy_timeout(connection, self.lock_timeout.timeout_s)
+        version = _schema_version(connection, self.path)
+        journal_mode = str(_pragma(connection, "journal_mode"))
         if version < VERSION or journal_mode != wanted:
             with self._lock.held():
-                if _version(connection, self.path) == 0:
+                if _schema_version(connection, self.path) == 0:
                     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     connection.execute("PRAGMA synchronous = NORMAL")  # there is nothing to lose yet
-                journal_mode = str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
+                journal_mode = str(_pragma(connection, f"journal_mode = {wanted}"))
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
             self.warning = (
-                f"{self.path} is where SQLite grants no write-ahead log (on a network disk?). Crow works there, but"
-                " slower, and no two machines may use it at once. Better set CROW_HOME to a directory on a disk of this"
-                " machine."
+                f"SQLite grants no write-ahead log at {self.path} (a network disk?). Crow works there, but slower, and"
+                " no two machines may use it at once. Better set CROW_HOME to a directory on a disk of this machine."
             )
             logger.warning("%s Using journal mode %s.", self.warning, journal_mode)
         connection.execute("PRAGMA synchronous = FULL")
@@ -415,72 +422,78 @@ class Database:
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_LIMIT_BYTES}")
         _set_busy_timeout(connection, _BUSY_STEP_S)
         self.journal_mode = journal_mode
-        self._opened = _file_of(connection)
-        self._shared = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
+        self._wal_index = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
 
-    def _settle(self, connection: sqlite3.Connection, mine: WriteJob[T]) -> T:
-        """What `mine` gave, done now with all that waits unless another call has done it already."""
-        if not mine.is_done:
-            works = self._together.take()
+    def _commit(self, connection: sqlite3.Connection, job: WriteJob[T]) -> T:
+        """Run all waiting jobs in one transaction, unless another call has done so already; the result of `job`.
+
+        A flush costs the same for one change as for a hundred, and sessions that stream would queue for it.
+        """
+        if not job.is_done:
+            jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+            failure: Exception | None = None
             try:
-                self._transaction(connection, works)
-            except Exception as error:  # noqa: BLE001  # each of them raises it
-                for work in works:
-                    work.fail(error)
-        return mine.result()
+                self._run_together(connection, jobs)
+            except Exception as error:  # noqa: BLE001  raised to each job's caller
+                failure = error
+            for one in jobs:
+                one.error, one.is_done = one.error or failure, True
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # done without an error, so it is a T
 
-    def _transaction(self, connection: sqlite3.Connection, works: tuple[WriteJob[object], ...]) -> None:
+    def _run_together(self, connection: sqlite3.Connection, jobs: list[WriteJob[Any]]) -> None:
+        self._check_in_place()  # else the directory of the lock file may be gone
         with self._writing():
-            self._insist(connection, "BEGIN IMMEDIATE")
+            self._execute_patiently(connection, "BEGIN IMMEDIATE")
             try:
-                self._check_in_place(connection)
-                self.foreign_version = connection.execute("PRAGMA data_version").fetchone()[0]
-                do_each(connection, works)
-                self._insist(connection, "COMMIT")
-            except BaseException:  # no transaction may stay open, whatever happened
+                self._check_in_place()
+                self.foreign_version = _pragma(connection, "data_version")
+                run_jobs(connection, jobs)
+                self._execute_patiently(connection, "COMMIT")
+            except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
             if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
                 self._empty_wal(connection)
 
-    def _insist(self, connection: sqlite3.Connection, statement: str) -> None:
-        """Execute a statement that other programs may delay; SQLite's own wait would go on while the store closes."""
+    def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
+        """Execute a statement that other programs may block. SQLite's own wait would go on while the store closes."""
         since = time.monotonic()
         while True:
             try:
                 connection.execute(statement).close()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._patience.is_over(since):
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self.lock_timeout.is_over(since):
                     raise
             else:
                 return
 
-    def _snapshot(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-        self._check_in_place(connection)
-
-        def read(connection: sqlite3.Connection) -> T:
-            if self.journal_mode != "wal":  # there whoever writes keeps readers waiting
-                self._insist(connection, "SELECT 1 FROM sqlite_master")
+    def _read(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_in_place()
+        with _one_snapshot(connection):
+            if self.journal_mode != "wal":  # there a writer blocks readers
+                self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
             return work(connection)
 
-        return _snapshot(connection, read)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        if _HAS_WAL_RESET_BUG:
-            with self._lock.held():
-                yield
-        else:
-            yield
+    def _writing(self) -> AbstractContextManager[None]:
+        return self._lock.held() if _HAS_WAL_RESET_BUG else nullcontext()
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         if self.journal_mode == "wal" and self._wal_bytes() > 0:
             with self._writing():
                 self._empty_wal(connection)
 
+    def _vacuum(self, connection: sqlite3.Connection) -> bool:
+        """Return some free pages to the file system. True if there may be more."""
+        with self._writing():
+            before: int = _pragma(connection, "freelist_count")
+            connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            return before > int(_pragma(connection, "freelist_count")) > 0
+
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        """Close in here: the last connection to close checkpoints by itself, which belongs under the lock too."""
+        """Close the connection here: the last one to close makes a checkpoint, which belongs under the lock too."""
         try:
             if self.journal_mode == "wal":
                 with self._writing():
@@ -489,28 +502,20 @@ class Database:
         except StoreUnavailable as error:
             logger.info("closing without a checkpoint: %s", error)
         finally:
-            self._lock.close()
-            if self._refusal:  # the copy beside another file is all that stays
-                with suppress(FileNotFoundError):
-                    os.unlink(f"{self.path}.lock")
-
-    def _vacuum(self, connection: sqlite3.Connection) -> bool:
-        with self._writing():
-            before = _free_pages(connection)
-            connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-            return before > _free_pages(connection) > 0
+            if self._replaced:  # leave only the copy beside the other file
+                Path(f"{self.path}.lock").unlink(missing_ok=True)
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
-        """The transaction before is on disk already, so nothing here may fail it."""
+        """Make a checkpoint. Never fails: the transaction before it is on disk already."""
         try:
             _set_busy_timeout(connection, 0)
-            is_busy = bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+            is_busy = bool(_pragma(connection, "wal_checkpoint(TRUNCATE)"))
         except sqlite3.Error as error:
-            logger.warning("%s: the checkpoint failed (%s); the WAL goes on growing", self.path, error)
+            logger.warning("%s: the checkpoint failed (%s); the WAL keeps growing", self.path, error)
             is_busy = True
         finally:
             _set_busy_timeout(connection, _BUSY_STEP_S)
-        # While somebody reads, the file cannot shrink: try again after as much again.
+        # While somebody reads, the file cannot shrink: try again when it has grown by as much again.
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES + (self._wal_bytes() if is_busy else 0)
 
     def _wal_bytes(self) -> int:
@@ -520,54 +525,42 @@ class Database:
             return 0
 
 
-def _snapshot(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    """What `work` gives, called on one snapshot."""
+@contextmanager
+def _one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN")
     try:
-        return work(connection)
+        yield
     finally:
         if connection.in_transaction:  # SQLite itself ends it after some errors
             connection.execute("ROLLBACK")
 
 
-def _file_of(connection: sqlite3.Connection) -> FileId | None:
-    return connection.file if isinstance(connection, FileConnection) else None
+def _pragma(connection: sqlite3.Connection, pragma: str) -> Any:
+    """The first value that a pragma gives."""
+    return connection.execute(f"PRAGMA {pragma}").fetchone()[0]
 
 
 def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
-def _is_schema_damaged(connection: sqlite3.Connection) -> bool:
-    """Whether that is why a statement failed."""
+def _has_damaged_schema(connection: sqlite3.Connection) -> bool:
     try:
-        return _user_version(connection) == VERSION and is_schema_damaged(connection)
+        return bool(_pragma(connection, "user_version") == VERSION and is_schema_damaged(connection))
     except FAILURES:
         return True
 
 
-def _user_version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _free_pages(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
-
-
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """The schema's version, 0 for an empty file.
 
     :raises StoreTooNew: a newer crow wrote it.
     :raises StoreUnavailable: it belongs to another program.
     """
-
-    def look(connection: sqlite3.Connection) -> tuple[int, int, int]:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    with _one_snapshot(connection):
+        version: int = _pragma(connection, "user_version")
+        application_id = _pragma(connection, "application_id")
         (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        return version, application_id, objects
-
-    version, application_id, objects = _snapshot(connection, look)
     if (version or objects) and application_id != APPLICATION_ID:
         raise StoreUnavailable(
             f"{path} is the database of another program. Move it away, or set CROW_HOME to another directory."
@@ -580,8 +573,14 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     return version
 
 
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """:raises StoreUnavailable: the schema would have to be migrated."""
+    if (version := _schema_version(connection, path)) != VERSION:
+        raise StoreUnavailable(f"its schema is version {version}, not {VERSION}")
+
+
 def _prepare(path: Path) -> None:
-    """The directory (0700) and an empty file (0600), if there is none: SQLite itself would make it readable by all.
+    """Make the directory (0700) and an empty file (0600): SQLite itself would make it readable by all.
 
     :raises StoreUnavailable: they cannot be made, or the file cannot be written.
     """
@@ -605,10 +604,9 @@ def _prepare(path: Path) -> None:
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the file could not be opened since it, its directory or its disk cannot be written."""
-    cause = refused.__cause__
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-    return isinstance(cause, OSError) or code in (
+    """Whether the file could not be opened because it, its directory or its disk cannot be written."""
+    code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_PERM,
@@ -617,8 +615,8 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
     )
 
 
-def _ways_to_read(path: Path) -> tuple[str, ...]:
-    """How SQLite may be able to open a file that cannot be written, as queries of its URI, best first."""
+def _read_modes(path: Path) -> tuple[str, ...]:
+    """URI queries with which SQLite may be able to open a file that cannot be written, best first."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")
@@ -635,11 +633,3 @@ def _copy_files(path: Path, copy: Path) -> None:
                 shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
     except OSError as error:
         raise StoreUnavailable(f"{path} cannot be copied to {copy} ({error.strerror}).") from error
-
-
-def make_directory(path: Path) -> None:
-    """A directory for its owner alone, and those above it; what exists stays as it is. :raises OSError:"""
-    if not path.is_dir():
-        make_directory(path.parent)
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)

@@ -1,9 +1,9 @@
-"""Who runs a turn, so that it can be told whether they still live.
+"""Identifies the store that runs a turn, and whether it still lives.
 
-Strategy: an owner is a store opened by a process: pid, its start time, boot, pid namespace and host, and a token for
-the store itself. Where the pid can be looked up (same boot, same namespace, same host), it lives as long as a process
-with this pid and start time does; in this very process, as long as that store is open. Elsewhere only the lease can
-tell: older than a minute is dead. Without /proc, start times are unknown and a living pid counts as the owner.
+An owner is a store opened by a process. On the same boot, host and pid namespace its process can be looked up: it lives
+as long as a process with this pid and start time does. In this very process it lives as long as the store is open.
+Elsewhere only the lease tells: an owner without a sign of life for a minute is dead. Without /proc, start times are
+unknown, and any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from pathlib import Path
 __all__ = ["LEASE_MS", "Owner", "dead_twin", "enlist", "is_alive", "readable", "retire"]
 
 LEASE_MS = 60_000
-"""How long an owner whose process cannot be looked up is believed to live after its last sign."""
+"""How long an owner whose process cannot be looked up counts as alive after its last sign of life."""
+
+_open_stores: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A store opened by a process. `start` is in the kernel's ticks since boot; unknown parts are empty."""
+    """A store opened by a process. `start` is in kernel ticks since boot; unknown parts are empty.
+
+    `str` turns it into the text that is stored."""
 
     pid: int
     start: str
@@ -33,7 +37,7 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
-        """This process, with a token of its own."""
+        """This process, with a new token."""
         pid = os.getpid()
         return cls(
             pid=pid,
@@ -46,7 +50,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The owner that `str` gave as `text`; None if it is something else."""
+        """The owner with this text; None if it is not the text of an owner."""
         try:
             values = json.loads(text)
             owner = cls(**{field.name: values[field.name] for field in fields(cls)})
@@ -58,21 +62,18 @@ class Owner:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
-_open_stores: set[str] = set()
-
-
 def enlist(owner: str) -> None:
-    """`owner` is a store open in this process from now on."""
+    """Count `owner` as an open store of this process."""
     _open_stores.add(owner)
 
 
 def retire(owner: str) -> None:
-    """That store is closed."""
+    """Count that store as closed."""
     _open_stores.discard(owner)
 
 
 def dead_twin(owner: str) -> str:
-    """An owner of the same process that is a store no longer open: who ran a turn that nobody runs any more."""
+    """An owner of the same process whose store is closed, for a turn that nobody runs any more."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 
@@ -84,17 +85,17 @@ def readable(owner: str) -> str:
 
 
 def is_alive(owner: str, *, lease_age_ms: int) -> bool:
-    """Whether the store that wrote `owner` can still go on; `lease_age_ms` is the time since its last sign."""
+    """Whether the owner can still go on with its turn. `lease_age_ms` is the time since its last sign of life."""
     if owner in _open_stores:
         return True
     other = Owner.parse(owner)
     if other is None:
         return False
     here = Owner.current()
-    if replace(other, token="", pid=0, start="") != replace(here, token="", pid=0, start=""):
+    if (other.boot, other.namespace, other.host) != (here.boot, here.namespace, here.host):
         return lease_age_ms < LEASE_MS
     if (other.pid, other.start) == (here.pid, here.start):
-        return False  # this process, but a store that is closed: what it ran cannot go on
+        return False  # a closed store of this process
     if here.start:
         return _start_of(other.pid) == other.start
     return _exists(other.pid)
@@ -109,7 +110,7 @@ def _start_of(pid: int) -> str | None:
 
 
 def _exists(pid: int) -> bool:
-    if os.name == "nt":  # signal 0 would reach the process there, as if somebody had pressed Ctrl-C
+    if os.name == "nt":  # there, signal 0 would act like Ctrl-C
         return True
     try:
         os.kill(pid, 0)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.errors import StoreUnavailable
-from crow.store.sqlite.connection import FileId, file_id
-from crow.store.sqlite.database import make_directory
+from crow.store.sqlite.connection import FileId, file_id, make_directory
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION
 
 __all__ = ["Rescue", "rescue"]
