@@ -9,8 +9,8 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.content import blocks, own_parts, parts_from
-from crow.frontend.tool_calls import PART_BYTES, weight
+from crow.frontend.content import blocks, parts_from, without_repeated_prompts
+from crow.frontend.tool_calls import PART_BYTES, json_bytes
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 
@@ -42,9 +42,9 @@ def test_what_cannot_be_used_becomes_words() -> None:
         {"type": "image", "data": blob, "mimeType": "image/tiff"},
     ]
     assert parts_from(prompt) == (
-        Text(text="(An audio clip (audio/wav, 300 bytes) came with the prompt; crow cannot hear it.)"),
-        Text(text="(The file file:///w/a.pdf (application/pdf, 300 bytes) came with the prompt; crow cannot read it.)"),
-        Text(text="(A file (image/tiff, 300 bytes) came with the prompt; crow cannot read it.)"),
+        Text(text="(An audio clip (audio/wav, 300 bytes) is attached; crow cannot play audio.)"),
+        Text(text="(The file file:///w/a.pdf (application/pdf, 300 bytes) is attached; crow cannot read it.)"),
+        Text(text="(A file (image/tiff, 300 bytes) is attached; crow cannot read it.)"),
     )
 
 
@@ -90,15 +90,15 @@ def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
     ("prompt", "words"),
     [
         ("hi", 'prompt is "hi"; expected a list of content blocks.'),
-        (None, "prompt is missing; expected a list of content blocks."),
+        (None, "prompt is missing or null; expected a list of content blocks."),
         ([text("a"), "hi"], 'prompt[1] is "hi"; expected a content block, such as {"type": "text"}.'),
-        ([{}], "prompt[0].type is missing; expected text, image, audio, resource or resource_link."),
+        ([{}], "prompt[0].type is missing or null; expected text, image, audio, resource or resource_link."),
         (
             [text("a"), {"type": "video"}],
             'prompt[1].type is "video"; expected text, image, audio, resource or resource_link.',
         ),
         ([{"type": "text", "text": 5}], "prompt[0].text is 5; expected a string."),
-        ([{"type": "image", "data": PNG}], "prompt[0].mimeType is missing; expected a string."),
+        ([{"type": "image", "data": PNG}], "prompt[0].mimeType is missing or null; expected a string."),
         (
             [{"type": "resource", "resource": []}],
             "prompt[0].resource is a list; expected an object with uri and text or blob.",
@@ -107,7 +107,7 @@ def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
             [{"type": "resource", "resource": {"uri": "u"}}],
             "prompt[0].resource has neither text nor blob; expected one of them as a string.",
         ),
-        ([{"type": "resource_link", "name": "n"}], "prompt[0].uri is missing; expected a string."),
+        ([{"type": "resource_link", "name": "n"}], "prompt[0].uri is missing or null; expected a string."),
         ([], "The prompt is empty; send at least one content block with some text."),
         ([text(""), text(" \n")], "The prompt is empty; send at least one content block with some text."),
     ],
@@ -148,7 +148,7 @@ def test_a_name_of_any_length_fits_on_a_line() -> None:
         Resource(uri=long, text=long, mime_type=long),
         Image(data=PNG, mime_type="image/png", uri=long),
     ):
-        assert sum(weight(block) for block in blocks(part)) < PART_BYTES
+        assert sum(json_bytes(block) for block in blocks(part)) < PART_BYTES
 
 
 def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
@@ -163,13 +163,21 @@ def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
 
 def test_earlier_prompts_that_come_again_are_left_out() -> None:
     link = Link(uri="file:///w/a.py", name="a.py")
-    assert own_parts(repeating("third\nline", "second", "first"), is_first=False) == (link, Text(text="third\nline"))
-    assert own_parts(repeating("only"), is_first=True) == (link, Text(text="only"))
+    assert without_repeated_prompts(repeating("third\nline", "second", "first"), is_first=False) == (
+        link,
+        Text(text="third\nline"),
+    )
+    assert without_repeated_prompts(repeating("only"), is_first=True) == (link, Text(text="only"))
 
 
 def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> None:
     link, third, second, first, _ = repeating("third", "second", "first")
-    assert own_parts((link, third, second, first, _), is_first=True) == (link, first, second, Text(text="third"))
+    assert without_repeated_prompts((link, third, second, first, _), is_first=True) == (
+        link,
+        first,
+        second,
+        Text(text="third"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,4 +191,4 @@ def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> N
     ],
 )
 def test_what_only_looks_like_a_repeated_prompt_is_left_as_it_is(parts: tuple[Part, ...]) -> None:
-    assert own_parts(parts, is_first=False) == parts
+    assert without_repeated_prompts(parts, is_first=False) == parts

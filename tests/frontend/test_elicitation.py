@@ -9,7 +9,7 @@ import pytest
 from crow.domain.entries import CallRef
 from crow.domain.events import ElicitationAnswer, FormQuestion, UrlQuestion
 from crow.frontend.client import elicitation_answer, elicitation_params
-from crow.trace.schema import Judge
+from crow.trace.schema import SchemaChecker
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}
 
@@ -30,7 +30,7 @@ SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "requ
 def test_a_question_is_a_valid_request(question: Any, params: dict[str, Any]) -> None:
     sent = elicitation_params("s", question)
     assert sent == {"sessionId": "s", "message": "Which?"} | params
-    Judge().check("agent", {"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": sent})
+    SchemaChecker().check("agent", {"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": sent})
 
 
 @pytest.mark.parametrize(

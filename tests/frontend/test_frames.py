@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.frontend.frames import MAX_DEPTH, FrameError, LineSplitter, Oversized, encode, parse
+from crow.frontend.frames import MAX_DEPTH, FrameError, LineSplitter, encode, line_too_long, parse
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
 
@@ -98,9 +98,9 @@ def test_what_is_no_message_gets_the_error_of_json_rpc(raw: bytes, code: int, re
     assert fault.response() == {
         "jsonrpc": "2.0",
         "id": request_id,
-        "error": {"code": code, "message": fault.words, "data": {"details": fault.words}},
+        "error": {"code": code, "message": fault.message, "data": {"details": fault.message}},
     }
-    assert len(fault.words) < 200
+    assert len(fault.message) < 200
 
 
 def test_a_notification_is_never_answered_even_with_useless_parameters() -> None:
@@ -157,7 +157,7 @@ def test_any_split_of_the_stream_gives_the_same_lines(chunks: list[bytes], limit
     assert [*lines, *splitter.finish()] == expected
     plain = stream.split(b"\n")
     plain = plain if plain[-1] else plain[:-1]
-    assert expected == [one if len(one) <= limit else Oversized(size=len(one), limit=limit) for one in plain]
+    assert expected == [one if len(one) <= limit else line_too_long(len(one), limit) for one in plain]
 
 
 def test_a_line_over_the_bound_is_dropped_while_it_comes_and_named() -> None:
@@ -166,8 +166,8 @@ def test_a_line_over_the_bound_is_dropped_while_it_comes_and_named() -> None:
         assert splitter.feed(b"x" * 100) == []
     assert splitter._parts == []
     too_long, after = splitter.feed(b"\nnext\n")
-    assert (too_long, after) == (Oversized(size=10_000, limit=1000), b"next")
-    assert "10000 bytes long; crow reads at most 1000 bytes" in Oversized(size=10_000, limit=1000).fault().words
+    assert (too_long, after) == (line_too_long(10_000, 1000), b"next")
+    assert "10000 bytes long; crow reads at most 1000 bytes" in line_too_long(10_000, 1000).message
 
 
 @given(members)

@@ -10,16 +10,16 @@ from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.errors import ArgumentError
 from crow.frontend.client import permission_answer, permission_params
-from crow.frontend.options import Choice, config_options, mode_named, mode_state, option_chosen
+from crow.frontend.options import OptionChoice, config_options, mode_named, mode_state, option_chosen
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
 from crow.tools import HttpServer, PlannedCall, StdioServer
-from crow.trace.schema import judge
+from crow.trace.schema import validate
 
 
 def test_modes_and_options_are_valid_and_agree() -> None:
     state = mode_state("plan")
     options = config_options(mode="plan", model="b", models=["a", "b"], config={}, booleans=True)
-    judge("NewSessionResponse", {"sessionId": "s", "modes": state, "configOptions": options}, None, strict=True)
+    validate("NewSessionResponse", {"sessionId": "s", "modes": state, "configOptions": options})
     modes = [mode["id"] for mode in state["availableModes"]]
     assert modes == ["ask", "accept-edits", "plan", "auto"]
     mode, model, level, compacts = options
@@ -57,26 +57,30 @@ def test_without_any_model_there_is_no_option_for_it() -> None:
 
 def test_choices_are_checked() -> None:
     assert mode_named("auto") == "auto"
-    assert option_chosen("mode", "plan", model="a", models=[]) == Choice(option="mode", value="plan")
-    assert option_chosen("model", "b", model="a", models=["b"]) == Choice(option="model", value="b")
-    assert option_chosen("model", "none", model="", models=["b"]) == Choice(option="model", value="")
-    assert option_chosen("thought_level", "high", model="", models=[]) == Choice(option="thought_level", value="high")
-    assert option_chosen("thought_level", "default", model="", models=[]) == Choice(option="thought_level", value="")
-    assert option_chosen("auto_compact", False, model="", models=[]) == Choice(option="auto_compact", value=False)
+    assert option_chosen("mode", "plan", model="a", models=[]) == OptionChoice(option="mode", value="plan")
+    assert option_chosen("model", "b", model="a", models=["b"]) == OptionChoice(option="model", value="b")
+    assert option_chosen("model", "none", model="", models=["b"]) == OptionChoice(option="model", value="")
+    assert option_chosen("thought_level", "high", model="", models=[]) == OptionChoice(
+        option="thought_level", value="high"
+    )
+    assert option_chosen("thought_level", "default", model="", models=[]) == OptionChoice(
+        option="thought_level", value=""
+    )
+    assert option_chosen("auto_compact", False, model="", models=[]) == OptionChoice(option="auto_compact", value=False)
 
 
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
         ("mode", "yolo", 'No mode "yolo"; choose one of ask, accept-edits, plan, auto.'),
-        ("mode", True, "No mode True; choose one of ask, accept-edits, plan, auto."),
+        ("mode", True, "No mode true; choose one of ask, accept-edits, plan, auto."),
         ("model", "c", 'No model "c"; choose one of b, a.'),
         ("thought_level", "huge", 'No thought level "huge"; choose one of default, off, low, medium, high.'),
         ("auto_compact", "no", 'auto_compact is "no"; expected true or false.'),
         (
             "effort",
             "high",
-            'No config option "effort"; there are mode, model, thought_level and auto_compact.',
+            'No config option "effort"; the options are mode, model, thought_level and auto_compact.',
         ),
     ],
 )
@@ -148,8 +152,8 @@ def test_servers_are_read_with_and_without_what_may_be_missing() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "mcpServers is dict; expected a list of servers."),
-        (["x"], "mcpServers[0] is str; expected an object with name and command or url."),
+        ({}, "mcpServers is an object; expected a list of servers."),
+        (["x"], 'mcpServers[0] is "x"; expected an object with name and command or url.'),
         ([{"command": "x"}], "mcpServers[0].name: expected a string that is not empty."),
         ([{"name": "a"}], "mcpServers[0].command: expected a string that is not empty."),
         ([{"name": "a", "command": "x", "args": "y"}], "mcpServers[0].args (a): expected a list of strings."),
@@ -157,10 +161,10 @@ def test_servers_are_read_with_and_without_what_may_be_missing() -> None:
             [{"name": "a", "command": "x", "env": {"TOKEN": "secret"}}],
             "mcpServers[0].env: expected a list of objects with name and value, both strings.",
         ),
-        ([{"type": "ws", "name": "a"}], 'mcpServers[0].type (a) is "ws"; crow takes stdio, http and sse.'),
+        ([{"type": "ws", "name": "a"}], 'mcpServers[0].type (a) is "ws"; expected stdio, http or sse.'),
         (
             [{"name": "a", "command": "x"}, {"name": "a", "command": "y"}],
-            'mcpServers names "a" twice; give each server a name of its own.',
+            'mcpServers contains "a" twice; give each server its own name.',
         ),
     ],
 )
@@ -182,7 +186,7 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
         always="edit_file in this session",
     )
     params = permission_params("s", question)
-    judge("RequestPermissionRequest", params, None, strict=True)
+    validate("RequestPermissionRequest", params)
     assert params["toolCall"] == {
         "toolCallId": "call_3_1",
         "status": "pending",

@@ -9,7 +9,7 @@ import pytest
 from acp import RequestError
 
 from crow.frontend.terminal import EditorTerminals, exit_code
-from crow.trace.schema import Judge
+from crow.trace.schema import SchemaChecker
 
 
 class Editor:
@@ -22,7 +22,7 @@ class Editor:
         self.waiting = anyio.Event()
 
     async def ask(self, method: str, params: dict[str, Any]) -> Any:
-        Judge().check("agent", {"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
+        SchemaChecker().check("agent", {"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
         name = method.removeprefix("terminal/")
         self.asked.append(name)
         self.variables += params.get("env", ())

@@ -196,7 +196,7 @@ async def test_a_slow_reader_slows_the_senders_and_gets_every_line_in_order() ->
 async def test_who_asks_without_reading_is_not_heard_on_until_they_read() -> None:
     requests = b"".join(json.dumps(request(number)).encode() + b"\n" for number in range(500))
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], most_waiting_bytes=PIPE_BYTES)
+        transport = StdioTransport(up[0], down[1], max_waiting_bytes=PIPE_BYTES)
         begun: list[int] = []
 
         async def serve(tasks: anyio.abc.TaskGroup) -> None:
@@ -221,7 +221,7 @@ async def test_who_asks_without_reading_is_not_heard_on_until_they_read() -> Non
 
 async def test_who_closes_stdin_and_never_reads_is_given_up() -> None:
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], most_waiting_bytes=PIPE_BYTES)
+        transport = StdioTransport(up[0], down[1], max_waiting_bytes=PIPE_BYTES)
         await anyio.to_thread.run_sync(os.write, up[1], b"[]\n" * 5000)
         os.close(up[1])
         up[1] = -1

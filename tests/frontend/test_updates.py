@@ -51,7 +51,7 @@ from crow.domain.events import (
 from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan
+from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan_updates
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
@@ -307,7 +307,7 @@ def test_a_plan_follows_its_result_complete() -> None:
         ),
         (
             stored(Mask(before=4, tokens_before=90_000, tokens_after=60_000)),
-            agent("mask_9", "(Older tool outputs put aside: 90k → 60k tokens.)\n\n"),
+            agent("mask_9", "(Older tool outputs elided: 90k → 60k tokens.)\n\n"),
         ),
         (
             NoticeShown(severity="warning", title="Slow.", description="Retrying."),
@@ -569,7 +569,7 @@ def test_a_large_file_shows_its_changed_regions_and_says_so() -> None:
         "".join(lines[29_997:30_004]),
         "".join(lines[29_997:30_000] + lines[30_001:30_004]),
     )
-    assert "shown are 2 of 2 changed regions, from lines 8, 29998" in note["content"]["text"]
+    assert "shown: 2 of 2 changed regions, from lines 8, 29998" in note["content"]["text"]
 
 
 texts = st.text(max_size=30)
@@ -613,6 +613,6 @@ def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps:
 
 @pytest.mark.parametrize("contents", [["x" * 2_000_000], ["é" * 200] * 20_000])
 def test_a_plan_of_any_size_fits_on_a_line(contents: list[str]) -> None:
-    (update,) = plan([PlanItem(content=content, status="pending", priority="high") for content in contents])
+    (update,) = plan_updates([PlanItem(content=content, status="pending", priority="high") for content in contents])
     check_update(update)
     assert len(json.dumps(update, ensure_ascii=False).encode()) < LINE_BYTES

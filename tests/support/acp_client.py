@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from crow.trace.check import Order
-from crow.trace.schema import Judge, SchemaViolation, Side
+from crow.trace.check import OrderChecker
+from crow.trace.schema import SchemaChecker, Side, Violation
 from tests.support.house_rules import HouseRules
 
 WAIT_S = 20.0
@@ -97,7 +97,7 @@ class CrowProcess:
         self.stderr_is_empty = True
         self._ids = itertools.count(1)
         self._pending: dict[Any, asyncio.Future[Any]] = {}
-        self._judge, self._order = Judge(), Order()
+        self._judge, self._order = SchemaChecker(), OrderChecker()
         self._house = HouseRules()
         self._faults: list[str] = []
         self._arrived = asyncio.Event()
@@ -138,11 +138,11 @@ class CrowProcess:
         return self._process.returncode
 
     def check(self) -> None:
-        """:raises WireFault: a line so far was not what the protocol allows, or there is something on stderr."""
+        """:raises Violation: a line so far was not what the protocol allows, or there is something on stderr."""
         if self._faults:
-            raise SchemaViolation("\n".join(self._faults))
+            raise Violation("\n".join(self._faults))
         if self.stderr_is_empty and self.stderr:
-            raise SchemaViolation(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
+            raise Violation(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
 
     async def initialize(self, **capabilities: Any) -> Any:
         """The handshake, with these client capabilities."""
@@ -312,15 +312,15 @@ class CrowProcess:
         try:
             message = json.loads(line)
             if not isinstance(message, dict):
-                raise SchemaViolation(f"No object: {line[:200]!r}")
-        except (ValueError, SchemaViolation) as error:
+                raise Violation(f"No object: {line[:200]!r}")
+        except (ValueError, Violation) as error:
             self._faults.append(f"Not the protocol on stdout ({error}): {line[:200]!r}")
             return
         self.log.append(Logged("agent", message))
         for rule in (self._judge, self._order, self._house):
             try:
                 rule.check("agent", message)
-            except SchemaViolation as error:
+            except Violation as error:
                 self._faults.append(str(error))
         if "method" not in message:
             self._settle(message)

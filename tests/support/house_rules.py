@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crow.trace.schema import Side, fault
+from crow.trace.schema import Side, violation
 
 __all__ = ["HouseRules"]
 
@@ -18,7 +18,7 @@ class HouseRules:
         self._over: dict[str, set[str]] = {}
 
     def check(self, sender: Side, message: dict[str, Any]) -> None:
-        """:raises WireFault: a promise is broken."""
+        """:raises Violation: a promise is broken."""
         if sender == "client" and message.get("method") == "session/load":
             session = str(message["params"].get("sessionId"))
             self._begun.pop(session, None)
@@ -33,9 +33,9 @@ class HouseRules:
             begun.clear()
         elif kind.endswith("_chunk") and kind != "compaction_summary_chunk":
             if update["messageId"] in over:
-                raise fault(message, "a message that goes on behind a tool call")
+                raise violation(message, "a message that goes on behind a tool call")
             begun.add(update["messageId"])
         if kind in ("tool_call", "tool_call_update") and update.get("status") is None:
-            raise fault(message, "a tool update without a status")
+            raise violation(message, "a tool update without a status")
         if kind.endswith("_message_chunk") and not update.get("messageId"):
-            raise fault(message, "a piece of a message without its id")
+            raise violation(message, "a piece of a message without its id")

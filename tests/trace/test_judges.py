@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from crow.trace.check import Order
-from crow.trace.schema import Judge, SchemaViolation, check_update
+from crow.trace.check import OrderChecker
+from crow.trace.schema import SchemaChecker, Violation, check_update
 from tests.support.house_rules import HouseRules
 
 TEXT = {"type": "text", "text": "hi"}
@@ -27,7 +27,7 @@ def answered(number: int, **result: Any) -> dict[str, Any]:
 
 
 def judged(*messages: tuple[str, dict[str, Any]]) -> None:
-    judge, order = Judge(), Order()
+    judge, order = SchemaChecker(), OrderChecker()
     for sender, message in messages:
         judge.check(sender, message)  # type: ignore[arg-type]
         order.check(sender, message)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for
         *replayed,
         ("agent", answered(9)),
     )
-    with pytest.raises(SchemaViolation, match="outside any turn"):
+    with pytest.raises(Violation, match="outside any turn"):
         judged(*OPEN, load(8), load(9), ("agent", answered(8)), ("agent", answered(9)), *replayed)
 
 
@@ -111,7 +111,7 @@ def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for
     ],
 )
 def test_an_update_that_is_not_its_kind_is_caught(wrong: Any) -> None:
-    with pytest.raises(SchemaViolation):
+    with pytest.raises(Violation):
         check_update(wrong)
 
 
@@ -139,7 +139,7 @@ def test_an_update_that_is_not_its_kind_is_caught(wrong: Any) -> None:
 )
 def test_a_message_out_of_form_or_order_is_caught(messages: list[tuple[str, dict[str, Any]]]) -> None:
     judged(*messages[:-1])
-    with pytest.raises(SchemaViolation):
+    with pytest.raises(Violation):
         judged(*messages)
 
 
@@ -197,7 +197,7 @@ def test_a_busy_recording_passes() -> None:
     ],
 )
 def test_each_rule_finds_its_fault_in_a_doctored_recording(doctored: list[tuple[str, dict[str, Any]]]) -> None:
-    with pytest.raises(SchemaViolation):
+    with pytest.raises(Violation):
         judged(*doctored)
 
 
@@ -205,7 +205,7 @@ def test_a_message_that_goes_on_behind_a_tool_call_breaks_a_promise() -> None:
     house = HouseRules()
     house.check("agent", CHUNK)
     house.check("agent", update(**CALL))
-    with pytest.raises(SchemaViolation):
+    with pytest.raises(Violation):
         house.check("agent", CHUNK)
     house.check("client", asked(3, "session/load", sessionId="s"))
     house.check("agent", CHUNK)

@@ -73,7 +73,7 @@ def test_any_agents_bare_messages_are_judged(tmp_path: Path, capsys: pytest.Capt
     file = written(tmp_path / "bare.jsonl", BARE)
     verdict = check(read_recording(file))
     assert [fault.partition("\n")[0] for fault in verdict.faults] == [
-        "line 8: the turn ends, but these calls do not: ['c']"
+        "line 8: the turn ends, but these tool calls have not ended: ['c']"
     ]
     assert verdict.unanswered == ("fs/read_text_file (2)",)
     assert main(["trace", "check", str(file)]) == 1

@@ -90,7 +90,7 @@ async def test_what_could_not_be_tidied_is_tried_after_the_next_turn(caplog: pyt
     async with idling(room) as idle:
         idle.tidy_soon()
         await settled(1, room)
-        assert "Nothing was tidied: crow.db is locked." in caplog.text
+        assert "Tidying failed: crow.db is locked." in caplog.text
         room.error = None
         room.gate.set()
         with idle.turn():
