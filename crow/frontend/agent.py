@@ -19,7 +19,7 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSessio
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestId
-from crow.frontend.options import mode_named, option_chosen
+from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
     client_capabilities,
@@ -108,7 +108,7 @@ class AcpAgent:
     ) -> None:
         self._dependencies = dependencies
         self._sessions = OpenSessions(dependencies, connection, tasks)
-        self._idle = IdleTimer(self._sessions.tidy)
+        self.idle = IdleTimer(self._sessions.tidy)
         self._is_logged_out = False
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
@@ -157,10 +157,6 @@ class AcpAgent:
             logger.exception("%s failed", method)
             raise _error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
-    async def tidy_when_idle(self) -> None:
-        """Tidies the store whenever no turn has run for a while, until cancelled."""
-        await self._idle.run()
-
     async def warm_when_quiet(self) -> None:
         """Prepares the first prompt, once no message has come for a moment: imports would delay answers."""
         while True:
@@ -172,7 +168,7 @@ class AcpAgent:
 
     async def close(self) -> None:
         """Closes every session and the store. Open prompts are answered `cancelled`, slow requests with an error."""
-        self._idle.stop()
+        self.idle.stop()
         self._sessions.hurry()
         if self._running:
             await asyncio.wait(self._running, timeout=DRAIN_S)
@@ -289,7 +285,7 @@ class AcpAgent:
 
     async def _delete(self, params: dict[str, Any]) -> dict[str, Any]:
         await self._sessions.delete(params["sessionId"])
-        self._idle.tidy_soon()
+        self.idle.tidy_soon()
         return {}
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +296,7 @@ class AcpAgent:
         request_id = params.request_id if isinstance(params, RequestParams) else None
         self._cancel_by_id[request_id] = lambda: session.withdraw(prompt)
         try:
-            with self._idle.turn():
+            with self.idle.turn():
                 return {"stopReason": await session.answer(prompt)}
         finally:
             del self._cancel_by_id[request_id]
@@ -319,16 +315,15 @@ class AcpAgent:
 
     async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
         async with self._sessions.locked(params["sessionId"]) as session:
-            choice = option_chosen(
-                params["configId"], params["value"], model=session.branch.row.model, models=self._sessions.models
-            )
-            match choice.option:
+            branch, option = session.branch, params["configId"]
+            value = option_value(option, params["value"], model=branch.row.model, models=self._sessions.models)
+            match option:
                 case "mode":
-                    await set_mode(session.branch, str(choice.value))
+                    await set_mode(branch, str(value))
                 case "model":
-                    await set_model(session.branch, str(choice.value))
+                    await set_model(branch, str(value))
                 case _:
-                    await set_option(session.branch, choice.option, choice.value)
+                    await set_option(branch, option, value)
             return {"configOptions": self._sessions.options(session)}
 
     def _check_logged_in(self) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from crow.agent.permissions import MODES, Mode
 from crow.domain.errors import ArgumentError
 from crow.frontend.frames import describe
 
-__all__ = ["OptionChoice", "config_options", "mode_named", "mode_state", "option_chosen"]
+__all__ = ["config_options", "mode_named", "mode_state", "option_value"]
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reading is free; writing, commands, fetching and other servers' tools ask"),
@@ -25,14 +24,6 @@ _THOUGHT_LEVELS = {"default": "As the endpoint decides", "off": "Off", "low": "L
 
 _NO_MODEL = "none"
 """Stands in the menu until a model is chosen, since a menu needs a current value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionChoice:
-    """A validated value of `session/set_config_option`. `option` is also its key in the session's configuration."""
-
-    option: Literal["mode", "model", "thought_level", "auto_compact"]
-    value: str | bool
 
 
 def mode_state(current: str) -> dict[str, Any]:
@@ -83,17 +74,20 @@ def mode_named(value: object) -> Mode:
     raise ArgumentError(f"No mode {describe(value)}; choose one of {', '.join(MODES)}.")
 
 
-def option_chosen(option: object, value: object, *, model: str, models: Sequence[str]) -> OptionChoice:
-    """Validates the parameters of `session/set_config_option`. :raises ArgumentError: unknown option or value."""
+def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
+    """The value to store for the parameters of `session/set_config_option`.
+
+    :raises ArgumentError: unknown option or value.
+    """
     match option:
         case "mode":
-            return OptionChoice(option="mode", value=mode_named(value))
+            return mode_named(value)
         case "model":
             names = _offered(model, models)
             if isinstance(value, str) and value in names:
-                return OptionChoice(option="model", value=value)
+                return value
             if value == _NO_MODEL and not model:
-                return OptionChoice(option="model", value="")
+                return ""
             remedy = (
                 f"choose one of {', '.join(names)}"
                 if names
@@ -102,11 +96,11 @@ def option_chosen(option: object, value: object, *, model: str, models: Sequence
             raise ArgumentError(f"No model {describe(value)}; {remedy}.")
         case "thought_level":
             if isinstance(value, str) and value in _THOUGHT_LEVELS:
-                return OptionChoice(option="thought_level", value="" if value == "default" else value)
+                return "" if value == "default" else value
             raise ArgumentError(f"No thought level {describe(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}.")
         case "auto_compact":
             if isinstance(value, bool):
-                return OptionChoice(option="auto_compact", value=value)
+                return value
             raise ArgumentError(f"auto_compact is {describe(value)}; expected true or false.")
         case _:
             known = "mode, model, thought_level and auto_compact"

@@ -30,7 +30,7 @@ async def serve(transport: Transport, dependencies: ServerDependencies) -> None:
                 loop.add_signal_handler(getattr(signal, name), connection.stop)
     async with anyio.create_task_group() as tasks:
         agent = AcpAgent(dependencies, connection, tasks)
-        tasks.start_soon(agent.tidy_when_idle)
+        tasks.start_soon(agent.idle.run)
         tasks.start_soon(agent.warm_when_quiet)
         try:
             await connection.run(agent.handle)

@@ -18,7 +18,7 @@ import anyio.to_thread
 from crow.agent import Adapters, new_session_id
 from crow.agent.commands import COMMANDS
 from crow.agent.session import Session
-from crow.agent.templates import Template, hint_of
+from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
 from crow.frontend.client import ClientConnection, EditorTimeouts, SessionClient
@@ -27,7 +27,7 @@ from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
-from crow.tools import McpServer, ServerPrompt, StdioServer, Workspace
+from crow.tools import McpServer, StdioServer, Workspace
 
 __all__ = ["IdleTimer", "OpenSession", "OpenSessions", "ServerDependencies", "session_info"]
 
@@ -351,8 +351,17 @@ class OpenSessions:
             session.warm()
 
     def _commands(self, session: Session) -> list[dict[str, Any]]:
+        """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
         assert self._adapters is not None, "the store is open"
-        return _command_list(self._adapters.templates(), session.prompts)
+        commands = [
+            *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
+            *((template.name, template.description, template.hint) for template in self._adapters.templates()),
+            *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
+        ]
+        return [
+            {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
+            for name, description, hint in commands
+        ]
 
     async def _add_models(self) -> None:
         more = await self._dependencies.more_models()
@@ -441,19 +450,6 @@ def session_info(row: SessionRow) -> dict[str, Any]:
 def _iso_time(ms: int) -> str:
     time = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _command_list(templates: Sequence[Template], prompts: Sequence[ServerPrompt]) -> list[dict[str, Any]]:
-    """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
-    commands = [
-        *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
-        *((template.name, template.description, template.hint) for template in templates),
-        *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in prompts),
-    ]
-    return [
-        {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
-        for name, description, hint in commands
-    ]
 
 
 def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:

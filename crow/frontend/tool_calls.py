@@ -18,13 +18,10 @@ from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
 from crow.domain.rendering import in_title
 
 __all__ = [
-    "DIFF_BYTES",
-    "INPUT_BYTES",
     "LINE_BYTES",
     "OUTPUT_BYTES",
     "PART_BYTES",
     "PIECE_BYTES",
-    "TEXT_BYTES",
     "DiffHunk",
     "Fields",
     "announcement_from",
@@ -49,10 +46,10 @@ Fields: TypeAlias = dict[str, Any]
 LINE_BYTES = 1_000_000
 """No line that crow sends is longer: the parts of any update add up to less. Sizes are bytes of JSON on the wire."""
 
-TEXT_BYTES = 50_000
+_TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
-INPUT_BYTES = 150_000
-DIFF_BYTES = 400_000
+_INPUT_BYTES = 150_000
+_DIFF_BYTES = 400_000
 PIECE_BYTES = 400_000
 
 PART_BYTES = 900_000
@@ -91,7 +88,7 @@ def raw_input(arguments: str) -> object:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         value = None
-    return limit_json(value if isinstance(value, dict) else {"arguments": arguments}, INPUT_BYTES)
+    return limit_json(value if isinstance(value, dict) else {"arguments": arguments}, _INPUT_BYTES)
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
@@ -125,12 +122,12 @@ def output_text(result: ToolResult) -> str:
     return output if isinstance(output, str) and output else result.text
 
 
-def raw_output(result: ToolResult, *, with_text: bool = True) -> object | None:
-    """The call's `rawOutput`; None if there is none. Without text, what a terminal already shows is left out."""
+def raw_output(result: ToolResult, *, with_text: bool = True) -> Fields:
+    """The field `rawOutput`, if there is any. Without text, what a terminal already shows is left out."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
-    return limit_json(value, OUTPUT_BYTES) if value else None
+    return {"rawOutput": limit_json(value, OUTPUT_BYTES)} if value else {}
 
 
 def text_content(text: str) -> Fields:
@@ -195,16 +192,16 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
 def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
     """Diffs with whole texts; if these are too large together, the changed regions and a line that says so."""
     diffs = tuple(diffs)
-    if sum(json_bytes(diff.old_text or "") + json_bytes(diff.new_text) for diff in diffs) <= DIFF_BYTES:
+    if sum(json_bytes(diff.old_text or "") + json_bytes(diff.new_text) for diff in diffs) <= _DIFF_BYTES:
         return [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
-    contents, room = [], DIFF_BYTES
+    contents, room = [], _DIFF_BYTES
     for diff in diffs:
         regions = changed_regions(diff.old_text or "", diff.new_text)
         lines: list[str] = []
         for region in regions:
             content = _diff(diff.path, region.old_text, region.new_text)
             if json_bytes(content) > room:
-                if lines or room <= DIFF_BYTES // 2:
+                if lines or room <= _DIFF_BYTES // 2:
                     continue
                 # A single change that is larger than the limit: both sides are cut.
                 content = _diff(
@@ -230,7 +227,7 @@ def json_bytes(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def limit_text(text: str, limit: int = TEXT_BYTES) -> str:
+def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
     """`text`, or its beginning and end around a marker if it is larger than `limit` bytes of JSON."""
     if _fits(text, limit):
         return text

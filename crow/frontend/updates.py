@@ -209,21 +209,17 @@ class LiveUpdates:
         return (update | {"_meta": {"terminal_output": _terminal_output(event.call, added)}},) if added else ()
 
     def _finished(self, result: ToolResult) -> tuple[Update, ...]:
-        status = "failed" if result.is_error else "completed"
         opened = self._calls.pop(result.call, None)
         if opened is None:
-            fields = call_fields(result.call.call_id, result.announcement, name=result.name)
-            update = _update("tool_call", status=status) | fields | {"content": result_contents(result)}
-        else:
-            update = _call_update(result.call, status) | _changed_fields(result.call, opened, result.announcement)
-            if opened.in_terminal is not None:
-                update["_meta"] = _terminal_end(result, opened.in_terminal)
-            elif (content := result_contents(result)) != opened.content:  # some clients would show it twice
-                update["content"] = content
-        output = raw_output(result, with_text=opened is None or opened.in_terminal is None)
-        if output is not None:
-            update["rawOutput"] = output
-        return (update, *plan_updates(result.plan))
+            return _finished_call(result)
+        update = _call_update(result.call, _final_status(result))
+        update |= _changed_fields(result.call, opened, result.announcement)
+        if opened.in_terminal is not None:
+            update["_meta"] = _terminal_end(result, opened.in_terminal)
+        elif (content := result_contents(result)) != opened.content:  # some clients would show it twice
+            update["content"] = content
+        output = raw_output(result, with_text=opened.in_terminal is None)
+        return (update | output, *plan_updates(result.plan))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         opened = self._calls.pop(event.call, None)
@@ -285,7 +281,8 @@ class ReplayUpdates:
             case entries.User(parts=parts, message_id=message_id):
                 return tuple(_message_chunk("user", message_id, block) for part in parts for block in blocks(part))
             case ToolResult() as result:
-                return self._finished(result)
+                announced = self._announced.pop(result.call, None)
+                return _finished_call(result, arguments=None if announced is None else announced.arguments)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
@@ -299,17 +296,6 @@ class ReplayUpdates:
                 return self._turn_end(f"turn_end_{entry.id}", stop, detail)
             case _:
                 return ()
-
-    def _finished(self, result: ToolResult) -> tuple[Update, ...]:
-        announced = self._announced.pop(result.call, None)
-        arguments = None if announced is None else announced.arguments
-        update = _update("tool_call", status="failed" if result.is_error else "completed")
-        update |= call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-        update["content"] = result_contents(result)
-        output = raw_output(result)
-        if output is not None:
-            update["rawOutput"] = output
-        return (update, *plan_updates(result.plan))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         announced = self._announced.pop(event.call, None)
@@ -412,6 +398,17 @@ def _token_change(body: entries.Checkpoint | entries.Mask) -> str:
 
 def _call_update(call: CallRef, status: str) -> Update:
     return _update("tool_call_update", toolCallId=call.call_id, status=status)
+
+
+def _final_status(result: ToolResult) -> str:
+    return "failed" if result.is_error else "completed"
+
+
+def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
+    """A call that the client does not know yet, with its result."""
+    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
+    update = _update("tool_call", status=_final_status(result)) | fields | {"content": result_contents(result)}
+    return (update | raw_output(result), *plan_updates(result.plan))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:

@@ -10,7 +10,7 @@ from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.errors import ArgumentError
 from crow.frontend.client import permission_answer, permission_params
-from crow.frontend.options import OptionChoice, config_options, mode_named, mode_state, option_chosen
+from crow.frontend.options import config_options, mode_named, mode_state, option_value
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
 from crow.tools import HttpServer, PlannedCall, StdioServer
 from crow.trace.schema import validate
@@ -57,16 +57,12 @@ def test_without_any_model_there_is_no_option_for_it() -> None:
 
 def test_choices_are_checked() -> None:
     assert mode_named("auto") == "auto"
-    assert option_chosen("mode", "plan", model="a", models=[]) == OptionChoice(option="mode", value="plan")
-    assert option_chosen("model", "b", model="a", models=["b"]) == OptionChoice(option="model", value="b")
-    assert option_chosen("model", "none", model="", models=["b"]) == OptionChoice(option="model", value="")
-    assert option_chosen("thought_level", "high", model="", models=[]) == OptionChoice(
-        option="thought_level", value="high"
-    )
-    assert option_chosen("thought_level", "default", model="", models=[]) == OptionChoice(
-        option="thought_level", value=""
-    )
-    assert option_chosen("auto_compact", False, model="", models=[]) == OptionChoice(option="auto_compact", value=False)
+    assert option_value("mode", "plan", model="a", models=[]) == "plan"
+    assert option_value("model", "b", model="a", models=["b"]) == "b"
+    assert option_value("model", "none", model="", models=["b"]) == ""
+    assert option_value("thought_level", "high", model="", models=[]) == "high"
+    assert option_value("thought_level", "default", model="", models=[]) == ""
+    assert option_value("auto_compact", False, model="", models=[]) is False
 
 
 @pytest.mark.parametrize(
@@ -86,7 +82,7 @@ def test_choices_are_checked() -> None:
 )
 def test_a_wrong_choice_names_the_value_and_what_can_be_chosen(option: str, value: Any, words: str) -> None:
     with pytest.raises(ArgumentError) as raised:
-        option_chosen(option, value, model="a", models=["b"])
+        option_value(option, value, model="a", models=["b"])
     assert str(raised.value) == words
 
 

@@ -24,7 +24,7 @@ from crow.domain.errors import CrowError
 from crow.frontend.client import elicitation_answer, permission_answer
 from crow.frontend.content import parts_from
 from crow.frontend.frames import FrameError, LineSplitter, encode, parse
-from crow.frontend.options import option_chosen
+from crow.frontend.options import option_value
 from crow.frontend.params import client_capabilities, client_name, open_request_from
 from tests.support.hostile import Besieged, batches
 
@@ -101,7 +101,7 @@ def read(data: bytes) -> None:
             client_name,
             open_request_from,
             lambda given: parts_from(given.get("prompt")),
-            lambda given: option_chosen(given.get("configId"), given.get("value"), model="a", models=["b"]),
+            lambda given: option_value(given.get("configId"), given.get("value"), model="a", models=["b"]),
         )
         params = message.get("params")
         for reader in readers if isinstance(params, dict) else ():
