@@ -1,4 +1,4 @@
-"""Prompts as parts and back."""
+"""Content blocks as parts and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_kind_of_block_becomes_a_part() -> None:
     )
 
 
-def test_what_cannot_be_used_becomes_words() -> None:
+def test_unusable_blocks_become_sentences() -> None:
     blob = base64.b64encode(bytes(300)).decode()
     prompt = [
         {"type": "audio", "data": blob, "mimeType": "audio/wav"},
@@ -48,7 +48,7 @@ def test_what_cannot_be_used_becomes_words() -> None:
     )
 
 
-def test_blobs_become_the_image_or_text_that_they_are() -> None:
+def test_blobs_become_images_or_text_by_their_content() -> None:
     source = base64.b64encode(b"x = 1").decode()
     prompt = [
         {"type": "resource", "resource": {"uri": "a.png", "blob": PNG, "mimeType": "image/png"}},
@@ -70,18 +70,18 @@ def test_blobs_become_the_image_or_text_that_they_are() -> None:
         (f"data:image/png;base64,{PNG}", "application/octet-stream"),
     ],
 )
-def test_sloppy_base64_is_made_clean_before_it_is_stored(data: str, mime_type: str) -> None:
+def test_sloppy_base64_is_normalised(data: str, mime_type: str) -> None:
     assert parts_from([{"type": "image", "data": data, "mimeType": mime_type}]) == (
         Image(data=PNG, mime_type="image/png"),
     )
 
 
-def test_an_image_that_is_only_named_is_a_link() -> None:
+def test_an_image_without_data_becomes_a_link() -> None:
     block = {"type": "image", "data": "", "mimeType": "image/png", "uri": "file:///w/shot%201.png"}
     assert parts_from([block]) == (Link(uri="file:///w/shot%201.png", name="shot 1.png", mime_type="image/png"),)
 
 
-def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
+def test_unknown_members_and_invalid_annotations_are_ignored() -> None:
     block = {"type": "text", "text": "hi", "annotations": 5, "_meta": {"text": "forged"}, "x": 1}
     assert parts_from([block]) == (Text(text="hi"),)
 
@@ -112,18 +112,18 @@ def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
         ([text(""), text(" \n")], "The prompt is empty; send at least one content block with some text."),
     ],
 )
-def test_what_breaks_the_types_is_refused_with_its_place(prompt: Any, words: str) -> None:
+def test_an_invalid_block_is_refused_with_its_position(prompt: Any, words: str) -> None:
     with pytest.raises(ArgumentError) as raised:
         parts_from(prompt)
     assert str(raised.value) == words
 
 
-def test_broken_base64_is_refused_with_its_place() -> None:
+def test_invalid_base64_is_refused_with_its_position() -> None:
     with pytest.raises(ArgumentError, match=r"^prompt\[0\]\.data is not base64: "):
         parts_from([{"type": "image", "data": "no!", "mimeType": "image/png"}])
 
 
-def test_parts_go_back_as_the_blocks_they_came_from() -> None:
+def test_parts_convert_back_to_the_same_blocks() -> None:
     prompt = [
         text("look at"),
         {"type": "image", "data": PNG, "mimeType": "image/png", "uri": "file:///w/a.png"},
@@ -133,7 +133,7 @@ def test_parts_go_back_as_the_blocks_they_came_from() -> None:
     assert [block for part in parts_from(prompt) for block in blocks(part)] == prompt
 
 
-def test_links_that_hold_their_data_are_what_they_hold() -> None:
+def test_data_uris_become_the_image_that_they_contain() -> None:
     prompt = [
         {"type": "resource_link", "uri": f"data:image/png;base64,{PNG}", "name": "a"},
         {"type": "image", "data": "", "mimeType": "image/png", "uri": f"data:image/png;base64,{PNG}"},
@@ -141,7 +141,7 @@ def test_links_that_hold_their_data_are_what_they_hold() -> None:
     assert parts_from(prompt) == (Image(data=PNG, mime_type="image/png"), Image(data=PNG, mime_type="image/png"))
 
 
-def test_a_name_of_any_length_fits_on_a_line() -> None:
+def test_names_of_any_length_fit_on_a_line() -> None:
     long = "x" * 2_000_000
     for part in (
         Link(uri=long, name=long, mime_type=long),
@@ -161,7 +161,7 @@ def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
     )
 
 
-def test_earlier_prompts_that_come_again_are_left_out() -> None:
+def test_repeated_earlier_prompts_are_removed() -> None:
     link = Link(uri="file:///w/a.py", name="a.py")
     assert without_repeated_prompts(repeating("third\nline", "second", "first"), is_first=False) == (
         link,
@@ -170,7 +170,7 @@ def test_earlier_prompts_that_come_again_are_left_out() -> None:
     assert without_repeated_prompts(repeating("only"), is_first=True) == (link, Text(text="only"))
 
 
-def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> None:
+def test_earlier_prompts_stay_in_the_first_prompt_of_a_session_oldest_first() -> None:
     link, third, second, first, _ = repeating("third", "second", "first")
     assert without_repeated_prompts((link, third, second, first, _), is_first=True) == (
         link,
@@ -190,5 +190,5 @@ def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> N
         repeating(),
     ],
 )
-def test_what_only_looks_like_a_repeated_prompt_is_left_as_it_is(parts: tuple[Part, ...]) -> None:
+def test_prompts_that_only_resemble_repeated_ones_are_unchanged(parts: tuple[Part, ...]) -> None:
     assert without_repeated_prompts(parts, is_first=False) == parts
