@@ -60,14 +60,16 @@ class Turn:
 class Agent:
     """A running agent. `spawned` is when it was started."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, *, stderr: int = subprocess.DEVNULL
+    ) -> None:
         self.cwd = cwd
         self.spawned = time.monotonic()
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             env=env,
             cwd=cwd,
             bufsize=0,
@@ -83,14 +85,20 @@ class Agent:
 
     def initialize(self) -> float:
         """Seconds from the start of the process to the answer."""
-        number = self._request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
+        number = self.send_request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
         return self._answer(number)[0] - self.spawned
 
     def ask(self, method: str, params: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         """Seconds until the answer, and the answer. :raises RuntimeError: it is an error."""
         since = time.monotonic()
-        at, result = self._answer(self._request(method, params))
+        at, result = self._answer(self.send_request(method, params))
         return at - since, result
+
+    def send_request(self, method: str, params: Mapping[str, Any]) -> int:
+        """Sends a request without waiting; its id."""
+        self._next += 1
+        self._send({"id": self._next, "method": method, "params": params})
+        return self._next
 
     def new_session(self, **more: object) -> tuple[float, str]:
         """Seconds, and the session's id."""
@@ -101,7 +109,7 @@ class Agent:
         """Send a prompt. Updates of the session are its updates until the next one."""
         params = {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
         self._turns[session] = turn = Turn(session, self._next + 1, time.monotonic())
-        self._request("session/prompt", params)
+        self.send_request("session/prompt", params)
         return turn
 
     def end(self, turn: Turn) -> Turn:
@@ -179,11 +187,6 @@ class Agent:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
         raise RuntimeError(f"No {name} is known of the process.")
-
-    def _request(self, method: str, params: Mapping[str, Any]) -> int:
-        self._next += 1
-        self._send({"id": self._next, "method": method, "params": params})
-        return self._next
 
     def _send(self, message: Mapping[str, Any]) -> None:
         os.write(self._in, json.dumps({"jsonrpc": "2.0"} | dict(message)).encode() + b"\n")

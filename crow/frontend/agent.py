@@ -29,7 +29,7 @@ from crow.frontend.params import (
     session_alias,
     wants_archived,
 )
-from crow.frontend.sessions import IdleTimer, OpenSession, OpenSessions, ServerDependencies, session_info
+from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 
 __all__ = ["AcpAgent"]
@@ -63,17 +63,6 @@ CANCELLABLE = frozenset({"session/new", "session/fork", "session/load", "session
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 """Parameters for which null means the default, which the SDK's models refuse."""
-
-PROBLEMS = {
-    "missing": "it is missing",
-    "string_type": "expected a string",
-    "int_type": "expected a whole number",
-    "bool_type": "expected true or false",
-    "list_type": "expected a list",
-    "model_type": "expected an object",
-    "dict_type": "expected an object",
-}
-"""The commonest validation errors in JSON's terms; pydantic's own words are used for the rest."""
 
 Method = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -240,13 +229,13 @@ class AcpAgent:
     async def _new(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
         opened = await self._sessions.create(open_request_from(params), alias=session_alias(params))
-        return {"sessionId": opened.session.id, **self._introduce(opened)}
+        return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _fork(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
         request, entry = open_request_from(params), fork_entry(params)
         opened = await self._sessions.fork(params["sessionId"], request, entry=entry)
-        return {"sessionId": opened.session.id, **self._introduce(opened)}
+        return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
@@ -254,16 +243,12 @@ class AcpAgent:
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
             session = opened.session
             await opened.client.replay(store.history(session.id), is_running=session.busy or session.owes)
-            return self._introduce(opened)
+            return self._sessions.introduce(opened)
 
     async def _resume(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
-            return self._introduce(opened)
-
-    def _introduce(self, opened: OpenSession) -> dict[str, Any]:
-        self._sessions.introduce(opened)
-        return self._sessions.state(opened.session)
+            return self._sessions.introduce(opened)
 
     async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
         store = await self._sessions.store()
@@ -360,7 +345,7 @@ def _invalid_params(method: str, error: ValidationError) -> RequestError:
     """Names the first invalid parameter, without its value, which may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(step) for step in first["loc"]) or "params"
-    problem = PROBLEMS.get(first["type"], "its type is unknown" if "tag" in first["type"] else first["msg"])
+    problem = "unknown type" if "tag" in first["type"] else first["msg"]
     return _error(INVALID_PARAMS, f"{method}: {place}: {problem}.")
 
 

@@ -177,15 +177,11 @@ def _reject_constant(name: str) -> Any:
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        containers = [item.values() if isinstance(item, dict) else item for item in level if _is_container(item)]
-        level = [item for container in containers for item in container]
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [item for parent in containers for item in (parent.values() if isinstance(parent, dict) else parent)]
         if not level:
             return False
     return True
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:

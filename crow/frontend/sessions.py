@@ -245,12 +245,13 @@ class OpenSessions:
             if self._is_warm:
                 self._tasks.start_soon(self._add_models)
 
-    def introduce(self, opened: OpenSession) -> None:
-        """Right after the response to the current request: sends commands, usage and title, then lets updates pass."""
-        self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
+    def introduce(self, opened: OpenSession) -> dict[str, Any]:
+        """Modes and config options for the response to the current request, which opens a session.
 
-    def state(self, session: Session) -> dict[str, Any]:
-        """Modes and config options: part of every response that opens a session."""
+        Right after it come commands, usage and title, then all other updates.
+        """
+        self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
+        session = opened.session
         return {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
 
     def options(self, session: Session) -> list[dict[str, Any]]:
