@@ -12,14 +12,14 @@ from crow.frontend.frames import describe
 __all__ = ["config_options", "mode_named", "mode_state", "option_value"]
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
-    "ask": ("Ask", "Reading is free; writing, commands, fetching and other servers' tools ask"),
-    "accept-edits": ("Accept edits", "Like Ask, but files inside the workspace are written without asking"),
-    "plan": ("Plan", "Look and plan only: nothing is written, run or fetched"),
-    "auto": ("Auto", "Nothing asks, except what lies outside the workspace"),
+    "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
+    "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),
+    "plan": ("Plan", "Reads and plans only; writes, runs and fetches nothing"),
+    "auto": ("Auto", "Asks only outside the workspace"),
 }
 """Name and description of each mode."""
 
-_THOUGHT_LEVELS = {"default": "As the endpoint decides", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
+_THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
 """How hard a reasoning model thinks: value and name. "default" is stored as an empty string: nothing is sent."""
 
 _NO_MODEL = "none"
@@ -47,11 +47,11 @@ def config_options(
         choices = [{"value": name, "name": name} for name in names]
         if not model:
             choices.insert(0, {"value": _NO_MODEL, "name": "None chosen yet"})
-        text = "The model that answers from the next prompt on"
+        text = "The model for the next prompt and later ones"
         options.append(_select("model", "Model", text, model or _NO_MODEL, choices))
     level = config.get("thought_level")
     levels = [{"value": value, "name": name} for value, name in _THOUGHT_LEVELS.items()]
-    text = "How hard the model thinks, where its endpoint lets crow choose"
+    text = "How hard the model thinks, if the endpoint supports it"
     current = str(level) if level in _THOUGHT_LEVELS else "default"
     options.append(_select("thought_level", "Thought level", text, current, levels))
     if booleans:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import stat
 import sys
 import threading
@@ -104,7 +103,7 @@ class StdioTransport:
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         observe: Observer | None = None,
     ) -> None:
-        self._source = Source(source)
+        self._source = _open_source(source)
         self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
         self._observe = observe
         self._splitter = LineSplitter(limit=max_line_bytes)
@@ -374,11 +373,61 @@ class Sink:
         self.release_waiters()
 
 
-class Source:
-    """Reads a descriptor of any kind in a daemon thread, one chunk per request.
+def _open_source(fd: int) -> WatchedSource | ThreadSource:
+    """A source of bytes for any kind of descriptor."""
+    if stat.S_ISREG(os.fstat(fd).st_mode):  # some loops watch files without error, but never report their end
+        return ThreadSource(fd)
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_reader(fd, lambda: None)
+        loop.remove_reader(fd)
+    except (NotImplementedError, OSError):  # Windows, or a device that is always ready
+        return ThreadSource(fd)
+    return WatchedSource(fd)
 
-    The event loop cannot watch files and some devices. The descriptor stays blocking, as other processes may share it.
+
+class WatchedSource:
+    """Reads a pipe, socket or terminal when the loop reports it ready.
+
+    The descriptor need not be non-blocking: that flag would affect every process that shares it.
     """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] | None = None
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end. Only one task may read."""
+        while not self._ended:
+            self._ready = self._loop.create_future()
+            self._loop.add_reader(self._fd, self._wake)
+            try:
+                await self._ready
+            finally:
+                self._loop.remove_reader(self._fd)
+                self._ready = None
+            try:
+                return b"" if self._ended else os.read(self._fd, CHUNK_BYTES)
+            except BlockingIOError:
+                continue  # the parent process made the descriptor non-blocking
+            except OSError:
+                break  # a reset socket, or a terminal that hung up
+        return b""
+
+    def end(self) -> None:
+        """Acts as if the end had been reached; wakes the reading task."""
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._ready is not None:
+            _complete(self._ready)
+
+
+class ThreadSource:
+    """Reads a descriptor that the loop cannot watch in a daemon thread, one chunk per request."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -389,7 +438,7 @@ class Source:
         threading.Thread(target=self._run, name="crow-stdin", daemon=True).start()
 
     async def read(self) -> bytes:
-        """The next bytes; empty at the end. Only one task may read."""
+        """See `WatchedSource.read`."""
         if self._ended:
             return b""
         self._chunk = self._loop.create_future()
@@ -397,7 +446,7 @@ class Source:
         return await self._chunk
 
     def end(self) -> None:
-        """Acts as if the end had been reached; wakes the reading task."""
+        """See `WatchedSource.end`."""
         self._ended = True
         self._deliver(b"")
         self._wanted.release()
@@ -408,21 +457,14 @@ class Source:
             if self._ended:
                 return
             try:
-                data = self._read_chunk()
-            except OSError:  # a reset socket, or a terminal that hung up
+                data = os.read(self._fd, CHUNK_BYTES)
+            except OSError:
                 data = b""
             # The loop may have closed while this thread was blocked.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, data)
             if not data:
                 return
-
-    def _read_chunk(self) -> bytes:
-        while True:
-            try:
-                return os.read(self._fd, CHUNK_BYTES)
-            except BlockingIOError:  # the parent process made the descriptor non-blocking
-                select.select([self._fd], [], [])
 
     def _deliver(self, data: bytes) -> None:
         if self._chunk is not None and not self._chunk.done():

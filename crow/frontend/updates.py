@@ -365,7 +365,7 @@ def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
-    """The next part of a summary; an empty one clears what was shown."""
+    """The next part of a summary; an empty one removes the parts sent before."""
     if not text:
         return (_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
     return tuple(

@@ -242,7 +242,7 @@ def _in_format_of(saved: str, buffer: str) -> str:
 
 
 def _make_directories(directory: Path) -> list[Path]:
-    """Creates what is missing of `directory`; returns what was created, outermost first."""
+    """Creates `directory` and its missing parents; returns the new ones, outermost first."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()][::-1]
     for path in missing:
         path.mkdir(exist_ok=True)
