@@ -18,11 +18,14 @@ class Room:
 
     def __init__(self) -> None:
         self.begun, self.ended = 0, 0
+        self.has_begun = anyio.Event()
         self.gate = anyio.Event()
         self.error: StoreUnavailable | None = None
 
     async def tidy(self) -> None:
         self.begun += 1
+        self.has_begun.set()
+        self.has_begun = anyio.Event()
         if self.error is not None:
             raise self.error
         await self.gate.wait()
@@ -40,8 +43,8 @@ async def idling(room: Room, *, after_s: float = 0.0) -> AsyncIterator[IdleTimer
 
 
 async def settled(wanted: int, room: Room) -> None:
-    while room.begun < wanted:  # noqa: ASYNC110
-        await anyio.sleep(0.001)
+    while room.begun < wanted:
+        await room.has_begun.wait()
     await anyio.wait_all_tasks_blocked()
 
 
