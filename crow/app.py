@@ -89,14 +89,12 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
         # What opens a session, too: the request behind `initialize` does, and here the collector rests.
         import crow.store.sqlite.store
         import crow.tools.workspace  # noqa: F401
-        from crow.frontend.agent import AcpAgent
         from crow.frontend.server import serve as serve_connection
         from crow.frontend.transport import StdioTransport, claim_stdio
 
     with claim_stdio() as (source, sink), recorder(loaded) as observe:
         wiring = Wiring(loaded, reload=reload, observe=observe)
-        agent = AcpAgent(wiring.kit())
-        await serve_connection(StdioTransport(source, sink, observe=observe), agent, agent.warm)
+        await serve_connection(StdioTransport(source, sink, observe=observe), wiring.kit())
         await wiring.close()
     gc.freeze()  # else the interpreter's last collection walks all that was imported: 250 ms of an exit
     return 0

@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
 
-__all__ = ["start_logging"]
+__all__ = ["MASK", "SecretMask", "start_logging"]
+
+MASK = "…"
 
 _MAX_BYTES = 2_000_000
 _OLD_FILES = 2
@@ -83,11 +85,21 @@ class MaskingFormatter(logging.Formatter):
 
     def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+        self._mask = SecretMask(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         """The text as it is written."""
-        text = super().format(record)
+        return self._mask(super().format(record))
+
+
+class SecretMask:
+    """Replaces secrets in a text: the given ones, and whatever looks like one."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """The text with `MASK` in place of every secret."""
         for secret in self._secrets:
-            text = text.replace(secret, "…")
-        return _LOOKS_SECRET.sub("…", text)
+            text = text.replace(secret, MASK)
+        return _LOOKS_SECRET.sub(MASK, text)

@@ -1,7 +1,7 @@
-"""An agent's process, driven line by line, with the time of every line.
+"""An ACP client that measures time: drives a process and notes when each line arrives.
 
-One thread and no SDK: what it costs here is a `select`, a `read` and a `json.loads` of the lines that are no update;
-updates are only looked at when the clock has stopped.
+It has one thread, reads only while it waits for something, and parses updates only after the measurement: its own cost
+must not show. `tests/support/acp_client.py` checks every line instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Turn:
-    """One prompt: written at `sent`, its answer read at `answered`; `lines` are its updates with their times."""
+    """One prompt, with the times when it was sent and answered. `lines` are its updates with their times."""
 
     session: str
     request: int
@@ -40,7 +40,7 @@ class Turn:
         return [(at, json.loads(line)["params"]["update"]) for at, line in self.lines]
 
     def chunks(self) -> list[tuple[float, str]]:
-        """The text of the answer, as it came."""
+        """The chunks of text with their times."""
         return [
             (at, update["content"]["text"])
             for at, update in self.updates()
@@ -52,7 +52,7 @@ class Turn:
         return "".join(text for _, text in self.chunks())
 
     def largest_gap(self) -> float:
-        """Seconds between two chunks of text."""
+        """The longest time between two chunks of text, in seconds."""
         times = [at for at, _ in self.chunks()]
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
@@ -60,14 +60,16 @@ class Turn:
 class Agent:
     """A running agent. `spawned` is when it was started."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, *, stderr: int = subprocess.DEVNULL
+    ) -> None:
         self.cwd = cwd
         self.spawned = time.monotonic()
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             env=env,
             cwd=cwd,
             bufsize=0,
@@ -82,66 +84,72 @@ class Agent:
         self._turns: dict[str, Turn] = {}
 
     def initialize(self) -> float:
-        """Seconds from the start of the process to the answer."""
-        number = self._request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
+        """Seconds from the start of the process to the response."""
+        number = self.send_request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
         return self._answer(number)[0] - self.spawned
 
     def ask(self, method: str, params: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-        """Seconds until the answer, and the answer. :raises RuntimeError: it is an error."""
+        """Seconds until the response, and its result. :raises RuntimeError: it is an error."""
         since = time.monotonic()
-        at, result = self._answer(self._request(method, params))
+        at, result = self._answer(self.send_request(method, params))
         return at - since, result
 
+    def send_request(self, method: str, params: Mapping[str, Any]) -> int:
+        """Sends a request without waiting; its id."""
+        self._next += 1
+        self._send({"id": self._next, "method": method, "params": params})
+        return self._next
+
     def new_session(self, **more: object) -> tuple[float, str]:
-        """Seconds, and the session's id."""
+        """Opens a session; seconds and its id."""
         took, result = self.ask("session/new", {"cwd": str(self.cwd), "mcpServers": [], **more})
         return took, result["sessionId"]
 
     def begin(self, session: str, text: str) -> Turn:
-        """Send a prompt. Updates of the session are its updates until the next one."""
+        """Sends a prompt. Updates of the session belong to it until the next one."""
         params = {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
         self._turns[session] = turn = Turn(session, self._next + 1, time.monotonic())
-        self._request("session/prompt", params)
+        self.send_request("session/prompt", params)
         return turn
 
     def end(self, turn: Turn) -> Turn:
-        """Wait for the answer. :raises RuntimeError: it is an error."""
+        """Waits for the response. :raises RuntimeError: it is an error."""
         turn.answered, result = self._answer(turn.request)
         turn.stop = result["stopReason"]
         return turn
 
     def prompt(self, session: str, text: str) -> Turn:
-        """A whole turn. :raises RuntimeError: the answer is an error, or no `end_turn`."""
+        """Runs a whole turn. :raises RuntimeError: the response is an error or not `end_turn`."""
         turn = self.end(self.begin(session, text))
         if turn.stop != "end_turn":
             raise RuntimeError(f"The turn ended with {turn.stop}.")
         return turn
 
     def notify(self, method: str, params: Mapping[str, Any]) -> float:
-        """Send a notification; when."""
+        """Sends a notification; the time when it was sent."""
         now = time.monotonic()
         self._send({"method": method, "params": params})
         return now
 
     def listen(self, session: str) -> Turn:
-        """Take the session's updates from here on as those of a turn that nobody asked for."""
+        """Collects the session's updates from now on, without a prompt."""
         self._turns[session] = turn = Turn(session, 0, time.monotonic())
         return turn
 
     def until(self, holds: Callable[[], bool], timeout_s: float = 60) -> None:
-        """Read until `holds`."""
+        """Reads until `holds` returns true."""
         end = time.monotonic() + timeout_s
         while not holds():
             self._read(end - time.monotonic())
 
     def settle(self, seconds: float) -> None:
-        """Read what comes, as a person who pauses."""
+        """Reads for this long."""
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             self.until(lambda: False, end - time.monotonic())
 
     def cpu_s(self) -> float:
-        """What the process and the children it waited for have computed."""
+        """CPU time of the process and of the children that it waited for."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) * TICK_S
 
@@ -150,12 +158,12 @@ class Agent:
         return self._status("VmRSS") / 1024
 
     def wakeups(self) -> int:
-        """How often any of its threads has waited so far."""
+        """How often its threads have waited so far."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return sum(self._status("voluntary_ctxt_switches", f"task/{task.name}/status") for task in tasks)
 
     def close(self) -> float:
-        """Close stdin; seconds until the process has ended."""
+        """Closes stdin; seconds until the process has ended."""
         assert self.process.stdin is not None
         since = time.monotonic()
         self.process.stdin.close()
@@ -178,12 +186,7 @@ class Agent:
         for line in Path(f"/proc/{self.process.pid}/{file}").read_text().splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
-        raise RuntimeError(f"No {name} is known of the process.")
-
-    def _request(self, method: str, params: Mapping[str, Any]) -> int:
-        self._next += 1
-        self._send({"id": self._next, "method": method, "params": params})
-        return self._next
+        raise RuntimeError(f"{file} has no {name}.")
 
     def _send(self, message: Mapping[str, Any]) -> None:
         os.write(self._in, json.dumps({"jsonrpc": "2.0"} | dict(message)).encode() + b"\n")
@@ -197,7 +200,7 @@ class Agent:
 
     def _read(self, timeout_s: float) -> None:
         if timeout_s <= 0 or not select.select([self._out], [], [], timeout_s)[0]:
-            raise TimeoutError("The agent said nothing more.")
+            raise TimeoutError("The agent wrote nothing in time.")
         data = os.read(self._out, 1 << 20)
         now = time.monotonic()
         if not data:

@@ -1,8 +1,4 @@
-"""What crow says of itself at `initialize`: capabilities, and the ways to authenticate.
-
-Strategy: constant but for what the client's own gates decide. The first authentication method is answered here at once;
-the second is a program for the client's terminal, offered only where the client runs such programs. Pure.
-"""
+"""The method table: what each ACP method does, and how errors are answered."""
 
 from __future__ import annotations
 
@@ -10,200 +6,69 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import anyio.abc
 from acp import PROTOCOL_VERSION, RequestError, schema
-from acp.connection import Connection
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crow.agent.session import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
-from crow.frontend.content import own_parts, parts_from
-from crow.frontend.frames import RequestId
-from crow.frontend.options import mode_named, option_chosen
-from crow.frontend.params import ClientCapabilities, client_capabilities, client_name
-from crow.frontend.server import ClientConnection, RequestParams, ServerDependencies
-from crow.frontend.sessions import (
-    NULLABLE,
-    IdleTimer,
-    OpenSessions,
-    alias_named,
-    entry_named,
-    opening_from,
-    session_info,
+from crow.frontend.client import ClientConnection, RequestParams
+from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestId
+from crow.frontend.options import mode_named, option_value
+from crow.frontend.params import (
+    ClientCapabilities,
+    client_capabilities,
+    client_name,
+    fork_entry,
+    open_request_from,
+    session_alias,
     wants_archived,
 )
-from crow.frontend.tool_calls import PART_BYTES, head_and_tail, weight
+from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
+from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 
-__all__ = [
-    "CONFIGURED",
-    "REQUEST_CANCELLED",
-    "AcpAgent",
-    "cancelled_request",
-    "ended_request",
-    "initialize_answer",
-    "internal_error",
-    "invalid_params",
-    "request_error",
-    "unknown_method",
-]
-
-CONFIGURED = "configured"
-"""The id of the authentication method that needs nothing but a configuration."""
-
-
-def initialize_answer(version: str, caps: ClientCapabilities) -> dict[str, Any]:
-    """The result of `initialize`. What is not supported is left out: some clients look for keys, not values."""
-    return {
-        "protocolVersion": PROTOCOL_VERSION,
-        "agentInfo": {"name": "crow", "title": "Crow", "version": version},
-        "agentCapabilities": {
-            "loadSession": True,
-            "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
-            "mcpCapabilities": {"http": True, "sse": True},
-            "sessionCapabilities": {
-                "list": {},
-                "resume": {},
-                "close": {},
-                "delete": {},
-                "fork": {},
-                "additionalDirectories": {},
-            },
-            "auth": {"logout": {}},
-        },
-        "authMethods": auth_methods(caps),
-        "_meta": {"steering": {"supported": True}},
-    }
-
-
-def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
-    """The ways in, the one that needs no user first."""
-    methods: list[dict[str, Any]] = [
-        {
-            "id": CONFIGURED,
-            "name": "Endpoint from the configuration",
-            "description": "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml.",
-        }
-    ]
-    if caps.terminal_auth:
-        login: dict[str, Any] = {
-            "id": "login",
-            "name": "Set up endpoint, key and model",
-            "description": "Asks for them in a terminal, tries them, and writes them to config.toml.",
-            "type": "terminal",
-            "args": ["--setup"],
-        }
-        if caps.terminal_auth_by_meta:
-            # -P: the terminal stands in a workspace, from which nothing may be imported.
-            start = ["-P", "-m", "crow", "login"]
-            command = {"label": "crow login", "command": sys.executable, "args": start, "env": {}}
-            login["_meta"] = {"terminal-auth": command}
-        methods.append(login)
-    return methods
-
-
-# FROM frontend.failures: What went wrong as a JSON-RPC error: one place, so that every client gets the sentence a
-# person can act on.
-#
-# Strategy: the code says whose turn it is (the client's parameters, a login, a session that is not there, or anything
-# else); the message and `data.details` are both the sentence, since clients show one or the other. Values of
-# parameters
-# are never repeated: they may hold secrets. What is repeated is cut, as a line has a bound. Pure.
-
-
-REQUEST_CANCELLED = -32800
-
-WORDS_BYTES = 8_000
-ID_BYTES = 1_000
-
-EXPECTED = {
-    "missing": "it is missing",
-    "string_type": "expected a string",
-    "int_type": "expected a whole number",
-    "bool_type": "expected true or false",
-    "list_type": "expected a list",
-    "model_type": "expected an object",
-    "dict_type": "expected an object",
-}
-"""What the commonest faults mean in the protocol's own words; others say it well enough."""
-
-
-def invalid_params(method: str, error: ValidationError) -> RequestError:
-    """-32602 with the first fault's place and reason."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(step) for step in first["loc"]) or "params"
-    reason = "it is of a type that is not known" if "tag" in first["type"] else first["msg"]
-    return _failed(-32602, f"{method}: {place}: {EXPECTED.get(first['type'], reason)}.")
-
-
-def request_error(error: CrowError) -> RequestError:
-    """The JSON-RPC error for one of ours."""
-    words = str(error)
-    match error:
-        case NoSuchSession():
-            return _failed(-32002, words, sessionId=head_and_tail(error.session_id, ID_BYTES))
-        case ArgumentError():
-            return _failed(-32602, words)
-        case AuthError():
-            return _failed(-32000, words, authRequired=True)
-        case _:
-            return internal_error(words)
-
-
-def internal_error(words: str) -> RequestError:
-    """-32603."""
-    return _failed(-32603, words)
-
-
-def unknown_method(method: str) -> RequestError:
-    """-32601."""
-    return RequestError(-32601, "Method not found", {"method": head_and_tail(method, ID_BYTES)})
-
-
-def cancelled_request(method: str) -> RequestError:
-    """-32800: the client took the request back."""
-    return _failed(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
-
-
-def ended_request(method: str) -> RequestError:
-    """-32603: the connection ended before the request was done."""
-    return internal_error(f"The connection was closed before {method} was done. Start crow again and repeat it.")
-
-
-def _failed(code: int, words: str, **data: object) -> RequestError:
-    words = head_and_tail(words, WORDS_BYTES)
-    return RequestError(code, words, {**data, "details": words})
-
-
-# FROM frontend.agent: The method table: what each ACP method does.
-#
-# Strategy: parameters are checked by the SDK's models, but read from the raw object, since the models drop what they
-# do
-# not know; `_meta` is data and can override nothing. Every failure becomes a JSON-RPC error in one place, with the
-# sentence a person can act on. A request that the client takes back is answered all the same. Knows the protocol and
-# sessions; not models, SQL or tools.
-
+__all__ = ["AcpAgent"]
 
 logger = logging.getLogger(__name__)
 
+METHOD_NOT_FOUND = -32601
+AUTH_REQUIRED = -32000
+RESOURCE_NOT_FOUND = -32002
+REQUEST_CANCELLED = -32800
+
+MESSAGE_BYTES = 8_000
+ID_BYTES = 1_000
+
 WARM_AFTER_S = 0.2
-LIST_PAGE = 50
 DRAIN_S = 0.5
+"""How long open requests may take after the end of stdin."""
+
+PAGE_SIZE = 50
+
+CONFIGURED = "configured"
+"""The authentication method that uses the configuration as it is."""
+
 LOGGED_OUT = (
     f'You have logged out of crow. Authenticate with "{CONFIGURED}" to use the configured endpoint again, or run '
     '"crow login" to set up another.'
 )
 
-Method = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
+CANCELLABLE = frozenset({"session/new", "session/fork", "session/load", "session/resume", "session/list"})
+"""What `$/cancel_request` cancels besides prompts; other requests end before such a notification can be read."""
 
-WITHDRAWABLE = frozenset({"session/new", "session/fork", "session/load", "session/resume", "session/list"})
-"""What `$/cancel_request` stops, besides prompts; the rest is done before such a notification can be read."""
+DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
+"""Parameters for which null means the default, which the SDK's models refuse."""
+
+Method = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class ConfigOptionRequest(BaseModel):
-    """`session/set_config_option`, of either type of option."""
+    """`session/set_config_option` with either type of option."""
 
     model_config = ConfigDict(strict=True, defer_build=True)
 
@@ -213,7 +78,7 @@ class ConfigOptionRequest(BaseModel):
 
 
 class PromptRequest(BaseModel):
-    """`session/prompt` and `_session/steering`; the blocks are checked as they become parts."""
+    """`session/prompt` and `_session/steering`; content blocks are checked later."""
 
     model_config = ConfigDict(strict=True, defer_build=True)
 
@@ -222,19 +87,23 @@ class PromptRequest(BaseModel):
 
 
 class AcpAgent:
-    """Serves one connection."""
+    """Answers the requests of one connection.
 
-    def __init__(self, kit: ServerDependencies) -> None:
-        self._kit = kit
-        self._sessions = OpenSessions(kit)
-        self._idle = IdleTimer(self._sessions.tidy)
-        self._logged_out = False
-        self._answering: set[asyncio.Task[Any]] = set()
-        self._unanswered: set[anyio.CancelScope] = set()
-        self._is_ending = False
-        self._withdraw: dict[RequestId, Callable[[], None]] = {}
-        self._quiet_since = asyncio.get_running_loop().time()
-        self._requests: dict[str, tuple[type[BaseModel], Method]] = {
+    Parameters are validated by the SDK's models but read from the raw object, since the models drop unknown members.
+    """
+
+    def __init__(
+        self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        self._dependencies = dependencies
+        self._sessions = OpenSessions(dependencies, connection, tasks)
+        self.idle = IdleTimer(self._sessions.tidy)
+        self._is_logged_out = False
+        self._is_closing = False
+        self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
+        self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
+        self._last_message_at = asyncio.get_running_loop().time()
+        self._methods: dict[str, tuple[type[BaseModel], Method]] = {
             "initialize": (schema.InitializeRequest, self._initialize),
             "authenticate": (schema.AuthenticateRequest, self._authenticate),
             "logout": (schema.LogoutRequest, self._logout),
@@ -251,131 +120,139 @@ class AcpAgent:
             "_session/steering": (PromptRequest, self._steer),
         }
 
-    def attach(self, connection: Connection, wire: ClientConnection, tasks: anyio.abc.TaskGroup) -> None:
-        """See :class:`crow.frontend.server.Handler`."""
-        self._sessions.attach(connection, wire, tasks)
-        tasks.start_soon(self._idle.run)
-
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """See :class:`crow.frontend.server.Handler`."""
-        self._quiet_since = asyncio.get_running_loop().time()
+        """Answers a request or acts on a notification. :raises RequestError: the error response."""
+        self._last_message_at = asyncio.get_running_loop().time()
         raw = params if isinstance(params, dict) else {}
         if is_notification:
             match method:
                 case "session/cancel":
-                    self._cancel(raw)
+                    with suppress(NoSuchSession):
+                        self._sessions.get(raw.get("sessionId")).cancel()
                 case "$/cancel_request":
                     self._cancel_request(raw.get("requestId"))
             return None
-        if method not in self._requests:
-            raise unknown_method(method)
+        if method not in self._methods:
+            raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
         try:
             return await self._answer(method, raw)
         except ValidationError as error:
-            raise invalid_params(method, error) from None
+            raise _invalid_params(method, error) from None
         except CrowError as error:
-            raise request_error(error) from error
+            raise _request_error(error) from error
         except RequestError:
             raise
         except Exception as error:
             logger.exception("%s failed", method)
-            raise internal_error(f"Internal error in {method}. {self._kit.log_hint}") from error
+            raise _error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
-    async def warm(self) -> None:
-        """Import what the first prompt needs, once nobody has asked anything for a while; then ask for more models."""
+    async def warm_when_quiet(self) -> None:
+        """Prepares the first prompt, once no message has come for a moment: imports would delay answers."""
         while True:
-            quiet = asyncio.get_running_loop().time() - self._quiet_since
-            if quiet >= WARM_AFTER_S:
+            quiet_s = asyncio.get_running_loop().time() - self._last_message_at
+            if quiet_s >= WARM_AFTER_S:
                 break
-            await anyio.sleep(WARM_AFTER_S - quiet)
-        await self._kit.warm_up()
-        self._sessions.warm()
-        await self._sessions.offer_more_models()
+            await anyio.sleep(WARM_AFTER_S - quiet_s)
+        await self._sessions.warm()
 
     async def close(self) -> None:
-        """See :class:`crow.frontend.server.Handler`. What was asked before the end is still answered: prompts by
-        `cancelled`, what takes longer than half a second by an error."""
-        self._idle.stop()
+        """Closes every session and the store. Open prompts are answered `cancelled`, slow requests with an error."""
+        self.idle.stop()
         self._sessions.hurry()
-        if self._answering:
-            await asyncio.wait(self._answering, timeout=DRAIN_S)
-        self._is_ending = True
-        for scope in tuple(self._unanswered):
+        if self._running:
+            await asyncio.wait(self._running, timeout=DRAIN_S)
+        self._is_closing = True
+        for scope in tuple(self._running.values()):
             scope.cancel()
         await self._sessions.close_all()
 
-    async def _answer(self, method: str, raw: dict[str, Any]) -> dict[str, Any] | None:
-        model, answer = self._requests[method]
-        self._sessions.renew()
-        model.model_validate({key: NULLABLE.get(key) if value is None else value for key, value in raw.items()})
+    async def _answer(self, method: str, raw: dict[str, Any]) -> dict[str, Any]:
+        model, answer = self._methods[method]
+        self._sessions.reload_settings()
+        model.model_validate({key: DEFAULTS.get(key) if value is None else value for key, value in raw.items()})
         if method == "session/prompt":
             return await answer(raw)
         task = asyncio.current_task()
         assert task is not None
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
         request_id = raw.request_id if isinstance(raw, RequestParams) else None
-        is_withdrawable = method in WITHDRAWABLE and request_id is not None
+        is_cancellable = method in CANCELLABLE and request_id is not None
         with anyio.CancelScope() as scope:
-            self._unanswered.add(scope)
-            if is_withdrawable:
-                self._withdraw[request_id] = scope.cancel
+            self._running[task] = scope
+            task.add_done_callback(self._running.pop)  # when the response has been sent, too
+            if is_cancellable:
+                self._cancel_by_id[request_id] = scope.cancel
             try:
                 return await answer(raw)
             finally:
-                self._unanswered.discard(scope)
-                if is_withdrawable:
-                    del self._withdraw[request_id]
-        raise ended_request(method) if self._is_ending else cancelled_request(method)
+                if is_cancellable:
+                    del self._cancel_by_id[request_id]
+        if self._is_closing:
+            problem = f"The connection was closed before {method} was done. Start crow again and repeat it."
+            raise _error(INTERNAL_ERROR, problem)
+        raise _error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
+
+    def _cancel_request(self, request_id: object) -> None:
+        if isinstance(request_id, int | str) and not isinstance(request_id, bool):
+            self._cancel_by_id.get(request_id, lambda: None)()
 
     async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         self._sessions.caps = client_capabilities(params)
-        logger.info("Client: %s", client_name(params) or "not named")
-        return initialize_answer(self._kit.version, self._sessions.caps)
+        logger.info("Client: %s", client_name(params) or "no name")
+        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories")
+        # Unsupported features are left out: some clients check keys instead of values.
+        return {
+            "protocolVersion": PROTOCOL_VERSION,
+            "agentInfo": {"name": "crow", "title": "Crow", "version": self._dependencies.version},
+            "agentCapabilities": {
+                "loadSession": True,
+                "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+                "mcpCapabilities": {"http": True, "sse": True},
+                "sessionCapabilities": {feature: {} for feature in features},
+                "auth": {"logout": {}},
+            },
+            "authMethods": _auth_methods(self._sessions.caps),
+            "_meta": {"steering": {"supported": True}},
+        }
 
     async def _authenticate(self, params: dict[str, Any]) -> dict[str, Any]:
         if params["methodId"] != CONFIGURED:
-            raise ArgumentError(f'No authentication method "{params["methodId"]}" here; there is only "{CONFIGURED}".')
-        self._kit.check()
-        self._logged_out = False
+            raise ArgumentError(f'No authentication method "{params["methodId"]}"; the only one is "{CONFIGURED}".')
+        self._dependencies.check()
+        self._is_logged_out = False
         return {}
 
     async def _logout(self, _params: dict[str, Any]) -> dict[str, Any]:
-        """Open no more sessions until somebody authenticates; those that are open go on. Keys stay where they are."""
-        self._logged_out = True
+        """No session can be opened until the client authenticates; open ones continue, and keys are kept."""
+        self._is_logged_out = True
         return {}
 
     async def _new(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
-        opening, alias = opening_from(params), alias_named(params)
-        opened = await (self._sessions.create(opening) if alias is None else self._sessions.aliased(alias, opening))
-        self._sessions.introduce(opened)
-        return {"sessionId": opened.session.id, **self._sessions.state(opened.session)}
+        opened = await self._sessions.create(open_request_from(params), alias=session_alias(params))
+        return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _fork(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
-        opened = await self._sessions.fork(params["sessionId"], opening_from(params), entry=entry_named(params))
-        self._sessions.introduce(opened)
-        return {"sessionId": opened.session.id, **self._sessions.state(opened.session)}
+        request, entry = open_request_from(params), fork_entry(params)
+        opened = await self._sessions.fork(params["sessionId"], request, entry=entry)
+        return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
         store = await self._sessions.store()
-        async with self._sessions.reopened(params["sessionId"], opening_from(params)) as opened:
+        async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
             session = opened.session
-            await opened.client.replay(store.history(session.id), goes_on=session.busy or session.owes)
-            self._sessions.introduce(opened)
-            return self._sessions.state(session)
+            await opened.client.replay(store.history(session.id), is_running=session.busy or session.owes)
+            return self._sessions.introduce(opened)
 
     async def _resume(self, params: dict[str, Any]) -> dict[str, Any]:
         self._check_logged_in()
-        async with self._sessions.reopened(params["sessionId"], opening_from(params)) as opened:
-            self._sessions.introduce(opened)
-            return self._sessions.state(opened.session)
+        async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
+            return self._sessions.introduce(opened)
 
     async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
         store = await self._sessions.store()
-        limit = LIST_PAGE
+        limit = PAGE_SIZE
         while True:
             page = await store.sessions(
                 cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)
@@ -383,7 +260,7 @@ class AcpAgent:
             answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
             if page.cursor is not None:
                 answer["nextCursor"] = page.cursor
-            if limit == 1 or weight(answer) < PART_BYTES:
+            if limit == 1 or json_bytes(answer) < PART_BYTES:
                 return answer
             limit = max(1, limit // 8)
 
@@ -393,59 +270,98 @@ class AcpAgent:
 
     async def _delete(self, params: dict[str, Any]) -> dict[str, Any]:
         await self._sessions.delete(params["sessionId"])
-        self._idle.tidy_soon()
+        self.idle.tidy_soon()
         return {}
 
     async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
-        session = self._sessions.named(params["sessionId"])
-        parts = own_parts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
-        waiter = session.submit(parts)
+        session = self._sessions.get(params["sessionId"])
+        is_first = session.branch.prompt is None
+        # Submitted before anything is awaited, so that a cancel right behind it finds it.
+        prompt = session.submit(without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first))
         request_id = params.request_id if isinstance(params, RequestParams) else None
-        self._withdraw[request_id] = lambda: session.withdraw(waiter)
+        self._cancel_by_id[request_id] = lambda: session.withdraw(prompt)
         try:
-            with self._idle.turn():
-                return {"stopReason": await session.answer(waiter)}
+            with self.idle.turn():
+                return {"stopReason": await session.answer(prompt)}
         finally:
-            del self._withdraw[request_id]
+            del self._cancel_by_id[request_id]
 
     async def _steer(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Never starts a turn: what belongs to a turn may only be shown while a prompt waits for its answer."""
-        session = self._sessions.named(params["sessionId"])
-        if await session.steer(parts_from(params["prompt"])):
+        """Never starts a turn: its updates may only be sent while a prompt waits for its response."""
+        if await self._sessions.get(params["sessionId"]).steer(parts_from(params["prompt"])):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 
-    def _cancel(self, params: dict[str, Any]) -> None:
-        opened = self._sessions.find(params.get("sessionId"))
-        if opened is not None:
-            opened.session.cancel()
-
-    def _cancel_request(self, request_id: object) -> None:
-        if isinstance(request_id, int | str) and not isinstance(request_id, bool):
-            withdraw = self._withdraw.get(request_id)
-            if withdraw is not None:
-                withdraw()
-
     async def _set_mode(self, params: dict[str, Any]) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
-        async with self._sessions.settled(params["sessionId"]) as session:
+        async with self._sessions.locked(params["sessionId"]) as session:
             await set_mode(session.branch, mode)
         return {}
 
     async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
-        async with self._sessions.settled(params["sessionId"]) as session:
-            choice = option_chosen(
-                params["configId"], params["value"], model=session.branch.row.model, models=self._sessions.models
-            )
-            match choice.option:
+        async with self._sessions.locked(params["sessionId"]) as session:
+            branch, option = session.branch, params["configId"]
+            value = option_value(option, params["value"], model=branch.row.model, models=self._sessions.models)
+            match option:
                 case "mode":
-                    await set_mode(session.branch, str(choice.value))
+                    await set_mode(branch, str(value))
                 case "model":
-                    await set_model(session.branch, str(choice.value))
+                    await set_model(branch, str(value))
                 case _:
-                    await set_option(session.branch, choice.option, choice.value)
+                    await set_option(branch, option, value)
             return {"configOptions": self._sessions.options(session)}
 
     def _check_logged_in(self) -> None:
-        if self._logged_out:
+        if self._is_logged_out:
             raise AuthError(LOGGED_OUT)
+
+
+def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+    methods: list[dict[str, Any]] = [
+        {
+            "id": CONFIGURED,
+            "name": "Endpoint from the configuration",
+            "description": "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml.",
+        }
+    ]
+    if caps.terminal_auth:
+        login: dict[str, Any] = {
+            "id": "login",
+            "name": "Set up endpoint, key and model",
+            "description": "Asks for them in a terminal, tests them, and writes them to config.toml.",
+            "type": "terminal",
+            "args": ["--setup"],
+        }
+        if caps.terminal_auth_by_meta:
+            # -P: the terminal's directory is a workspace, and nothing may be imported from there.
+            arguments = ["-P", "-m", "crow", "login"]
+            command = {"label": "crow login", "command": sys.executable, "args": arguments, "env": {}}
+            login["_meta"] = {"terminal-auth": command}
+        methods.append(login)
+    return methods
+
+
+def _invalid_params(method: str, error: ValidationError) -> RequestError:
+    """Names the first invalid parameter, without its value, which may be a secret."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(step) for step in first["loc"]) or "params"
+    problem = "unknown type" if "tag" in first["type"] else first["msg"]
+    return _error(INVALID_PARAMS, f"{method}: {place}: {problem}.")
+
+
+def _request_error(error: CrowError) -> RequestError:
+    match error:
+        case NoSuchSession():
+            return _error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
+        case ArgumentError():
+            return _error(INVALID_PARAMS, str(error))
+        case AuthError():
+            return _error(AUTH_REQUIRED, str(error), authRequired=True)
+        case _:
+            return _error(INTERNAL_ERROR, str(error))
+
+
+def _error(code: int, message: str, **data: object) -> RequestError:
+    """The text is in `message` and in `data.details`, since clients show one or the other."""
+    message = limit_text(message, MESSAGE_BYTES)
+    return RequestError(code, message, {**data, "details": message})

@@ -1,16 +1,12 @@
-"""The editor as one session sees it: updates out, questions out and answers back.
-
-Strategy: updates are plain dicts sent through the connection, never before the response that made the session known.
-A question is raced against cancellation by whoever asks; when it is dropped, the editor is told to close its dialog.
-Knows the protocol; not why anything is shown or asked.
-"""
+"""The editor: its connection, and one session's view of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, assert_never
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
 import anyio
 from acp import RequestError
@@ -23,6 +19,7 @@ from crow.domain.events import (
     CommandsChanged,
     Elicitation,
     ElicitationAnswer,
+    ElicitationKind,
     EntryStored,
     Event,
     FormQuestion,
@@ -30,89 +27,207 @@ from crow.domain.events import (
     OptionsChanged,
     UrlQuestion,
 )
+from crow.frontend.frames import INVALID_REQUEST, FrameError, Message, RequestId
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.server import ClientConnection, EditorTimeouts
-from crow.frontend.tool_calls import PART_BYTES, call_fields, diff_contents, fenced, head_and_tail, text_content, weight
-from crow.frontend.updates import LiveUpdates, ReplayUpdates
-
-if TYPE_CHECKING:
-    from crow.agent import PermissionQuestion
-    from crow.domain.events import Elicitation, ElicitationKind
+from crow.frontend.tool_calls import (
+    PART_BYTES,
+    call_fields,
+    diff_contents,
+    fenced,
+    json_bytes,
+    limit_text,
+    text_content,
+)
+from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
 
 __all__ = [
+    "ClientConnection",
+    "EditorTimeouts",
     "PermissionAnswer",
+    "RequestParams",
+    "SendRequest",
     "SessionClient",
     "elicitation_answer",
     "elicitation_params",
     "permission_answer",
     "permission_params",
+    "refusal_text",
 ]
 
 logger = logging.getLogger(__name__)
 
+SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Sends a request to the editor and returns its result. Raises RequestError, or ConnectionError if it is gone."""
+
+PermissionAnswer: TypeAlias = Literal[
+    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
+]
+PERMISSION_KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditorTimeouts:
+    """How long an answer may take, in seconds: from the editor itself, and from its user."""
+
+    editor_s: float = 30.0
+    user_s: float = 24 * 3600.0
+
+
+class Transport(Protocol):
+    """What :class:`ClientConnection` reads from and writes to."""
+
+    async def receive(self) -> Message | None: ...
+    async def send(self, message: Message) -> None: ...
+    async def close(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class RequestParams(dict[str, Any]):
+    """The parameters of a request with its id, which the SDK's connection does not pass to handlers."""
+
+    __slots__ = ("request_id",)
+
+    def __init__(self, params: dict[str, Any], request_id: RequestId) -> None:
+        super().__init__(params)
+        self.request_id = request_id
+
+
+class ClientConnection:
+    """The JSON-RPC connection to the editor. Also the transport of the SDK's connection, to see every message.
+
+    The SDK handles each request and sends its response in one task: that task identifies the request here.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._unanswered: set[RequestId] = set()
+        self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
+        self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
+
+    async def run(self, handle: Callable[[str, Any, bool], Awaitable[Any]]) -> None:
+        """Handles messages until stdin ends: `handle(method, params, is_notification)`."""
+        self._rpc = Connection(handle, self, listening=False)
+        await self._rpc.main_loop()
+
+    async def end(self) -> None:
+        """Closes the transport and cancels the remaining handlers."""
+        await self._rpc.close()
+
+    def stop(self) -> None:
+        """Acts as if stdin had ended."""
+        self._transport.stop()
+
+    def after_response(self, action: Callable[[], object]) -> None:
+        """Calls `action` right after the response to the current task's request has been written."""
+        self._after_response.setdefault(asyncio.current_task(), []).append(action)
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """See `SendRequest`. If cancelled, the request is withdrawn with `$/cancel_request`."""
+        task = asyncio.current_task()
+        try:
+            return await self._rpc.send_request(method, params)
+        except asyncio.CancelledError:
+            if task in self._sent_ids:
+                with anyio.move_on_after(1, shield=True):
+                    await self.notify("$/cancel_request", {"requestId": self._sent_ids[task]})
+            raise
+        finally:
+            self._sent_ids.pop(task, None)
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Sends a notification. The SDK's connection sends none after stdin ended, but running turns still report."""
+        await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def receive(self) -> Message | None:
+        """See the SDK's `Transport`. A request with the id of an unanswered one is refused here."""
+        while True:
+            message = await self._transport.receive()
+            if message is None or "method" not in message or "id" not in message:
+                return message
+            request_id = message["id"]
+            if request_id not in self._unanswered:
+                self._unanswered.add(request_id)
+                return message | {"params": RequestParams(message["params"], request_id)}
+            # With id null: two answers to one id could not be told apart.
+            problem = "Another request with this id is not answered yet; give each request its own id."
+            await self._transport.send(FrameError(INVALID_REQUEST, problem).response())
+
+    async def send(self, message: Message) -> None:
+        """See the SDK's `Transport`."""
+        task = asyncio.current_task()
+        if "method" in message:
+            if "id" in message:
+                self._sent_ids[task] = message["id"]
+            await self._transport.send(message)
+            return
+        self._unanswered.discard(message["id"])
+        await self._transport.send(message)
+        for action in self._after_response.pop(task, ()):
+            action()
+
+    async def close(self) -> None:
+        """See the SDK's `Transport`."""
+        await self._transport.close()
+
 
 class SessionClient:
-    """See :class:`crow.agent.Client`. `options` and `commands` give the complete lists of what there is."""
+    """See :class:`crow.agent.Client`. `options` and `commands` return the session's current lists of each."""
 
     def __init__(
         self,
         session_id: str,
-        connection: Connection,
-        wire: ClientConnection,
+        connection: ClientConnection,
         caps: ClientCapabilities,
+        *,
         cwd: str,
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
-        timeouts: EditorTimeouts,
+        user_timeout_s: float,
     ) -> None:
         self._session_id = session_id
         self._connection = connection
-        self._wire = wire
         self._caps = caps
         self._live = LiveUpdates(caps, cwd=cwd)
         self._options = options
         self._commands = commands
-        self._user_s = timeouts.user_s
-        self._known = asyncio.Event()
-        self._gate = asyncio.Lock()
-        self._told = 0
-        self._over = False
+        self._user_timeout_s = user_timeout_s
+        self._is_known = asyncio.Event()
+        self._updating = asyncio.Lock()
+        self._replayed_to = 0
+        self._is_closed = False
 
     def open(self) -> None:
-        """The editor knows the session's id from here on."""
-        self._known.set()
+        """The editor knows the session's id: from now on updates are sent."""
+        self._is_known.set()
 
-    def end(self) -> None:
-        """The session is closed here: the editor may have let go of it, and hears no more."""
-        self._over = True
-        self._known.set()
+    def close(self) -> None:
+        """The session is closed: no more updates are sent."""
+        self._is_closed = True
+        self._is_known.set()
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits while a history is replayed, and says nothing that it has told."""
-        await self._known.wait()
-        async with self._gate:
-            if isinstance(event, EntryStored) and event.entry.id <= self._told and not is_passing(event.entry):
-                return
-            for update in self._live.updates(event):
+        """See :class:`crow.agent.Client`. Waits during a replay, and skips entries that it has replayed."""
+        await self._is_known.wait()
+        async with self._updating:
+            match event:
+                # Replay does not show that a call started, so that is never skipped.
+                case EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(entry.body, Started):
+                    return
+                case ModeChanged() | OptionsChanged():
+                    extra = [{"sessionUpdate": "config_option_update", "configOptions": self._options()}]
+                case CommandsChanged():
+                    extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
+                case _:
+                    extra = []
+            for update in (*self._live.updates(event), *extra):
                 await self.send(update)
-            if isinstance(event, ModeChanged | OptionsChanged):
-                await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
-            if isinstance(event, CommandsChanged):
-                await self.send({"sessionUpdate": "available_commands_update", "availableCommands": self._commands()})
 
-    async def replay(self, history: AsyncIterator[Sequence[Entry]], *, goes_on: bool) -> None:
-        """Tell a stored history. Where a turn `goes_on` its events wait meanwhile; then what it has shown so far of its
-        answer and its open calls is told again, and the rest comes live."""
-        async with self._gate:
-            replay, replayed = Replay(), ReplayUpdates(self._caps)
+    async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
+        """Sends a stored history. If a turn is running, its events wait; then its open message and calls follow."""
+        async with self._updating:
+            replay, updates = Replay(), ReplayUpdates(self._caps)
             ended: set[CallRef] = set()
             message_id = ""
-
-            async def tell(events: Sequence[Event]) -> None:
-                for event in events:
-                    for update in replayed.updates(event):
-                        await self.send(update)
-
             async for batch in history:
                 for entry in batch:
                     match entry.body:
@@ -122,32 +237,33 @@ class SessionClient:
                             ended.add(call)
                         case _:
                             pass
-                    await tell(replay.feed(entry))
-                    self._told = max(self._told, entry.id)
-            await tell(replay.pause() if goes_on else replay.end())
-            if goes_on:
-                for update in self._live.again(ended=ended, message_id=message_id):
-                    await self.send(update)
+                    for event in replay.feed(entry):
+                        await self._send_all(updates.updates(event))
+                    self._replayed_to = max(self._replayed_to, entry.id)
+            for event in replay.pause() if is_running else replay.end():
+                await self._send_all(updates.updates(event))
+            if is_running:
+                await self._send_all(self._live.catch_up(ended=ended, message_id=message_id))
 
-    async def send(self, update: dict[str, Any]) -> None:
-        """One update; into the void once the editor is gone, or the session closed."""
-        if not self._over:
-            await self._notify("session/update", {"sessionId": self._session_id, "update": update})
+    async def send(self, update: Update) -> None:
+        """Sends one update; does nothing once the editor is gone or the session closed."""
+        if not self._is_closed:
+            await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
-        await self._known.wait()
+        await self._is_known.wait()
+        params = permission_params(self._session_id, question)
         try:
-            with anyio.fail_after(self._user_s):
-                answer = await self.request("session/request_permission", permission_params(self._session_id, question))
+            with anyio.fail_after(self._user_timeout_s):
+                return permission_answer(await self._connection.request("session/request_permission", params))
         except TimeoutError:
             return "unanswered"
-        except ConnectionError:  # nobody is there to answer: the turn ends with the process
+        except ConnectionError:
             return "cancelled"
         except RequestError as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "cannot_ask"
-        return permission_answer(answer)
 
     @property
     def takes_notices(self) -> bool:
@@ -158,100 +274,61 @@ class SessionClient:
     def elicits(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
         kinds: dict[ElicitationKind, bool] = {"form": self._caps.elicits_by_form, "url": self._caps.elicits_by_url}
-        return frozenset(kind for kind, offered in kinds.items() if offered)
+        return frozenset(kind for kind, is_supported in kinds.items() if is_supported)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
-        from crow.domain.events import ElicitationAnswer
-
         params = elicitation_params(self._session_id, question)
-        if params["mode"] not in self.elicits or weight(params) > PART_BYTES:
+        if params["mode"] not in self.elicits or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
-        await self._known.wait()
+        await self._is_known.wait()
         try:
-            with anyio.fail_after(self._user_s):
-                return elicitation_answer(await self.request("elicitation/create", params))
+            with anyio.fail_after(self._user_timeout_s):
+                return elicitation_answer(await self._connection.request("elicitation/create", params))
         except (RequestError, ConnectionError, TimeoutError) as error:
-            logger.warning("The editor could not put a question to the user: %s", error)
+            logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
 
     async def elicited(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
         if self._caps.elicits_by_url:
-            await self._notify("elicitation/complete", {"elicitationId": question_id})
+            await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
 
-    async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """A request to the editor. Cancelled, it is withdrawn with `$/cancel_request`."""
-        try:
-            answer = await self._connection.send_request(method, params)
-        except asyncio.CancelledError:
-            request_id = self._wire.asked()
-            if request_id is not None:
-                with anyio.move_on_after(1, shield=True):
-                    await self._notify("$/cancel_request", {"requestId": request_id})
-            raise
-        self._wire.asked()
-        return answer
-
-    async def _notify(self, method: str, params: dict[str, Any]) -> None:
-        """Not through the connection, which says nothing more once stdin has ended: what runs then is still to be told
-        how it ended, before its prompt is answered."""
-        await self._wire.send({"jsonrpc": "2.0", "method": method, "params": params})
-
-
-def is_passing(entry: Entry) -> bool:
-    """Whether a history does not tell of the entry, though it changes what is shown live."""
-    return isinstance(entry.body, Started)
-
-
-# FROM frontend.permissions: The question that a permission request asks, and its answer.
-#
-# Strategy: the request repeats all that was announced of the call, as many clients draw their dialog from it alone.
-# The ids of the options are their kinds. Whatever is no clear yes is a no. Knows nothing of rules.
-
-
-PermissionAnswer: TypeAlias = Literal[
-    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
-]
-KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
+    async def _send_all(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            await self.send(update)
 
 
 def permission_params(session_id: str, question: PermissionQuestion) -> dict[str, Any]:
-    """The parameters of `session/request_permission`."""
+    """The parameters of `session/request_permission`.
+
+    They repeat everything about the call: many clients draw their dialog from them alone.
+    """
     announcement = question.offer.announcement
     call = call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
     content = diff_contents(announcement.diffs)
     if question.offer.shown:
-        content.append(text_content(fenced(head_and_tail(question.offer.shown))))
+        content.append(text_content(fenced(limit_text(question.offer.shown))))
     if content:
         call["content"] = content
+    labels = ("Allow", f"Always allow {question.always}", "Reject", f"Always reject {question.always}")
     options = [
-        {"optionId": "allow_once", "kind": "allow_once", "name": "Allow"},
-        {"optionId": "allow_always", "kind": "allow_always", "name": f"Always allow {question.always}"},
-        {"optionId": "reject_once", "kind": "reject_once", "name": "Reject"},
-        {"optionId": "reject_always", "kind": "reject_always", "name": f"Always reject {question.always}"},
+        {"optionId": kind, "kind": kind, "name": label}
+        for kind, label in zip(PERMISSION_KINDS, labels, strict=True)
+        if question.always or kind.endswith("once")
     ]
-    if not question.always:
-        options = options[::2]
     return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
 
 
 def permission_answer(result: object) -> PermissionAnswer:
-    """What the client's answer means."""
+    """The answer in the response to `session/request_permission`; anything unclear is a rejection."""
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
             return "cancelled"
         case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            return next((kind for kind in KINDS if kind == chosen), "reject_once")
+            return next((kind for kind in PERMISSION_KINDS if kind == chosen), "reject_once")
         case _:
             return "reject_once"
-
-
-# FROM frontend.elicitation: The request that puts a question to the user, and its answer.
-#
-# Strategy: as for permissions, both directions are pure functions. Whatever is no clear answer counts as dismissed;
-# of
-# an accepted form only values that a form can hold are taken. Knows no capability.
 
 
 def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
@@ -269,19 +346,30 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 
 
 def elicitation_answer(result: object) -> ElicitationAnswer:
-    """What the client's answer means."""
+    """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
+
+    Of an accepted form, only values that a form can contain are taken.
+    """
     match result:
         case {"action": "accept", "content": dict(content)}:
-            return ElicitationAnswer(action="accept", content={k: v for k, v in content.items() if _is_value(v)})
-        case {"action": "accept"}:
-            return ElicitationAnswer(action="accept")
-        case {"action": "decline"}:
-            return ElicitationAnswer(action="decline")
+            values = {key: value for key, value in content.items() if _is_form_value(value)}
+            return ElicitationAnswer(action="accept", content=values)
+        case {"action": "accept" | "decline" as action}:
+            return ElicitationAnswer(action=action)
         case _:
             return ElicitationAnswer(action="cancel")
 
 
-def _is_value(value: object) -> bool:
+def refusal_text(error: RequestError) -> str:
+    """The editor's explanation: some put it into `data`, with a message that says nothing."""
+    match error.data:
+        case {"details": str(text)} | {"error": str(text)} | str(text) if text:
+            return text
+        case _:
+            return str(error)
+
+
+def _is_form_value(value: object) -> bool:
     if isinstance(value, list):
         return all(isinstance(item, str) for item in value)
     return isinstance(value, str | int | float)

@@ -1,9 +1,4 @@
-"""Content blocks of a prompt as parts, and parts as content blocks for replay.
-
-Strategy: every block becomes a part; what cannot be used as it is becomes a sentence that says so, in the prompt
-itself, so that neither the user nor the model wonders. Only what breaks the protocol's own types is refused, before
-anything is stored. Reads no file: a link stays a link.
-"""
+"""Content blocks of a prompt as parts, and parts as content blocks."""
 
 from __future__ import annotations
 
@@ -17,168 +12,155 @@ from urllib.parse import unquote
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.tool_calls import PIECE_BYTES, head_and_tail, pieces
+from crow.frontend.frames import describe
+from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
-__all__ = ["blocks", "own_parts", "parts_from"]
+__all__ = ["blocks", "parts_from", "without_repeated_prompts"]
 
 URI_BYTES = 20_000
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DATA_URI = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
-_KINDS = "text, image, audio, resource or resource_link"
-_REPEATED = re.compile(r"<previous_user_message>(.*)</previous_user_message>", re.DOTALL)
-_REPEATS = re.compile(
+_REPEATED_PROMPT = re.compile(r"<previous_user_message>(.*)</previous_user_message>", re.DOTALL)
+_REPEATED_COUNT = re.compile(
     r"<system_context>Continuing from previous session with (\d+) recent user messages</system_context>"
 )
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
-    """The parts of a prompt as `session/prompt` gives it: never empty, none of them empty.
+    """The parts of the `prompt` in `session/prompt`; at least one, and none of them empty.
 
-    :raises ArgumentError: not a list of content blocks, or nothing in it; the message names the block.
+    Content that crow cannot use becomes a sentence that says so. Links are not read here.
+
+    :raises ArgumentError: not a list of valid content blocks, or nothing in it; names the block.
     """
     if not isinstance(prompt, list):
-        raise ArgumentError(f"prompt is {_shown(prompt)}; expected a list of content blocks.")
+        raise ArgumentError(f"prompt is {describe(prompt)}; expected a list of content blocks.")
     parts = [part for index, block in enumerate(prompt) if (part := _part(f"prompt[{index}]", block)) is not None]
-    if not any(not isinstance(part, Text) or part.text.strip() for part in parts):
+    if all(isinstance(part, Text) and not part.text.strip() for part in parts):
         raise ArgumentError("The prompt is empty; send at least one content block with some text.")
     return tuple(parts)
 
 
-def own_parts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
-    """The parts without the earlier prompts that some clients (avante) send again with every one.
+def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
+    """Removes the earlier prompts that some clients (avante) repeat with every new one.
 
-    They put all of them into tags, the newest, which is meant, in front; and a sentence that counts them behind. What
-    this session has is left out; in its first prompt the earlier ones are news, and stay, the oldest first.
+    They put each into tags, the new one first, followed by a sentence with their number. In the first prompt of a
+    session the earlier ones are news: they stay, oldest first.
     """
     texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
-    told = {index: match for index, text in texts.items() if (match := _REPEATS.fullmatch(text))}
-    repeated = {index: match[1] for index, text in texts.items() if (match := _REPEATED.fullmatch(text))}
-    if not repeated or [int(match[1]) for match in told.values()] != [len(repeated)]:
+    counts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_COUNT.fullmatch(text))}
+    prompts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_PROMPT.fullmatch(text))}
+    if not prompts or [int(count) for count in counts.values()] != [len(prompts)]:
         return parts
-    newest, *earlier = repeated
-    rest = tuple(part for index, part in enumerate(parts) if index not in repeated and index not in told)
-    kept = tuple(parts[index] for index in reversed(earlier)) if is_first else ()
-    return (*rest, *kept, Text(text=repeated[newest])) if repeated[newest].strip() else parts
+    newest, *earlier = prompts
+    if not prompts[newest].strip():
+        return parts
+    rest = [part for index, part in enumerate(parts) if index not in prompts and index not in counts]
+    kept = [parts[index] for index in reversed(earlier)] if is_first else []
+    return (*rest, *kept, Text(text=prompts[newest]))
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """`part` as content blocks; a long text as several, and what no line can hold as a sentence."""
+    """`part` as content blocks: several for a long text, a sentence for an image that no line can hold."""
     match part:
         case Text(text=text):
-            return tuple(_text_block(piece) for piece in pieces(text))
+            return tuple({"type": "text", "text": piece} for piece in split_text(text))
         case Image(data=data, mime_type=mime_type, uri=uri):
             if len(data) > PIECE_BYTES:
-                return (_text_block(f"({_sized('an image', mime_type, data)}: too large to show again)"),)
-            block = {"type": "image", "data": data, "mimeType": mime_type}
-            return (block if uri is None else block | {"uri": head_and_tail(uri, URI_BYTES)},)
+                return ({"type": "text", "text": f"({_sized('an image', mime_type, data)}: too large to show again)"},)
+            return ({"type": "image", "data": data, "mimeType": mime_type} | _optional("uri", uri),)
         case Resource(uri=uri, text=text, mime_type=mime_type):
-            resource = {"uri": head_and_tail(uri, URI_BYTES), "text": head_and_tail(text, PIECE_BYTES)}
-            if mime_type is not None:
-                resource["mimeType"] = head_and_tail(mime_type, URI_BYTES)
-            return ({"type": "resource", "resource": resource},)
+            resource = {"uri": limit_text(uri, URI_BYTES), "text": limit_text(text, PIECE_BYTES)}
+            return ({"type": "resource", "resource": resource | _optional("mimeType", mime_type)},)
         case Link(uri=uri, name=name, mime_type=mime_type):
-            link = {
-                "type": "resource_link",
-                "uri": head_and_tail(uri, URI_BYTES),
-                "name": head_and_tail(name, URI_BYTES),
-            }
-            return (link if mime_type is None else link | {"mimeType": head_and_tail(mime_type, URI_BYTES)},)
+            link = {"uri": limit_text(uri, URI_BYTES), "name": limit_text(name, URI_BYTES)}
+            return ({"type": "resource_link"} | link | _optional("mimeType", mime_type),)
         case _:
             assert_never(part)
 
 
+def _optional(key: str, value: str | None) -> dict[str, str]:
+    return {} if value is None else {key: limit_text(value, URI_BYTES)}
+
+
 def _part(where: str, block: object) -> Part | None:
     if not isinstance(block, dict):
-        raise ArgumentError(f'{where} is {_shown(block)}; expected a content block, such as {{"type": "text"}}.')
+        raise ArgumentError(f'{where} is {describe(block)}; expected a content block, such as {{"type": "text"}}.')
     match block.get("type"):
         case "text":
             text = _string(where, block, "text")
             return Text(text=text) if text else None
         case "image":
-            return _image(where, block)
+            data, mime_type = _string(where, block, "data"), _string(where, block, "mimeType")
+            uri = _optional_string(block, "uri")
+            if not data and uri and _DATA_URI.match(uri):
+                data, uri = uri, None
+            if not data and uri:
+                return Link(uri=uri, name=_name(uri), mime_type=mime_type or None)
+            return _binary(f"{where}.data", data, mime_type, uri)
         case "audio":
             data, mime_type = _string(where, block, "data"), _string(where, block, "mimeType")
-            return Text(text=f"({_sized('An audio clip', mime_type, data)} came with the prompt; crow cannot hear it.)")
+            clip = _sized("An audio clip", mime_type, data)
+            return Text(text=f"({clip} is attached; crow cannot play audio.)")
         case "resource":
-            return _resource(where, block.get("resource"))
+            return _resource(f"{where}.resource", block.get("resource"))
         case "resource_link":
-            uri = _string(where, block, "uri")
+            uri, link_type = _string(where, block, "uri"), _optional_string(block, "mimeType")
             if _DATA_URI.match(uri):
-                return _binary(f"{where}.uri", uri, _mime(block) or "", None)
-            name = block.get("name")
-            return Link(uri=uri, name=name if isinstance(name, str) and name else _name(uri), mime_type=_mime(block))
+                return _binary(f"{where}.uri", uri, link_type or "", None)
+            return Link(uri=uri, name=_optional_string(block, "name") or _name(uri), mime_type=link_type)
         case kind:
-            raise ArgumentError(f"{where}.type is {_shown(kind)}; expected {_KINDS}.")
+            known = "text, image, audio, resource or resource_link"
+            raise ArgumentError(f"{where}.type is {describe(kind)}; expected {known}.")
 
 
-def _image(where: str, block: Mapping[str, Any]) -> Part:
-    data, mime_type = _string(where, block, "data"), _string(where, block, "mimeType")
-    uri = block.get("uri") if isinstance(block.get("uri"), str) else None
-    if not data and uri and _DATA_URI.match(uri):
-        data, uri = uri, None
-    if not data and uri:
-        return Link(uri=uri, name=_name(uri), mime_type=mime_type or None)
-    return _binary(f"{where}.data", data, mime_type, uri)
-
-
-def _resource(where: str, resource: object) -> Part | None:
-    where = f"{where}.resource"
+def _resource(where: str, resource: object) -> Part:
     if not isinstance(resource, dict):
-        raise ArgumentError(f"{where} is {_shown(resource)}; expected an object with uri and text or blob.")
-    uri = _string(where, resource, "uri")
-    if isinstance(resource.get("text"), str):
-        return Resource(uri=uri, text=resource["text"], mime_type=_mime(resource))
-    if isinstance(resource.get("blob"), str):
-        return _binary(f"{where}.blob", resource["blob"], _mime(resource) or "", uri)
-    raise ArgumentError(f"{where} has neither text nor blob; expected one of them as a string.")
+        raise ArgumentError(f"{where} is {describe(resource)}; expected an object with uri and text or blob.")
+    uri, mime_type = _string(where, resource, "uri"), _optional_string(resource, "mimeType")
+    match resource:
+        case {"text": str(text)}:
+            return Resource(uri=uri, text=text, mime_type=mime_type)
+        case {"blob": str(blob)}:
+            return _binary(f"{where}.blob", blob, mime_type or "", uri)
+        case _:
+            raise ArgumentError(f"{where} has neither text nor blob; expected one of them as a string.")
 
 
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
-    """An image that models take, else the text that the bytes are, else a sentence about them."""
-    embedded = _DATA_URI.match(data)
-    if embedded is not None:
-        data, mime_type = data[embedded.end() :], embedded[1] or mime_type
+    """Base64 or a data URI as an image that models accept, else as text if it is text, else as a sentence."""
+    data_uri = _DATA_URI.match(data)
+    if data_uri is not None:
+        data, mime_type = data[data_uri.end() :], data_uri[1] or mime_type
     mime_type = mime_type.strip().lower()
-    raw = _decoded(where, data)
-    kind = "image/jpeg" if mime_type == "image/jpg" else mime_type
-    if kind in _IMAGE_TYPES and raw:
-        # Encoded anew: what is stored goes into every later request, and providers refuse sloppy base64.
-        return Image(data=base64.b64encode(raw).decode(), mime_type=kind, uri=uri)
-    text = _as_text(raw)
-    if text is not None:
-        return Resource(uri=uri or "attachment", text=text, mime_type=mime_type or None)
-    named = f"The file {head_and_tail(uri, URI_BYTES)}" if uri else "A file"
-    what = _sized(named, mime_type or "type unknown", data)
-    return Text(text=f"({what} came with the prompt; crow cannot read it.)")
-
-
-def _decoded(where: str, data: str) -> bytes:
     packed = "".join(data.split())
     try:
-        return base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
+        raw = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ArgumentError(f"{where} is not base64: {error}.") from error
-
-
-def _as_text(raw: bytes) -> str | None:
-    if b"\0" in raw:
-        return None
+    image_type = "image/jpeg" if mime_type == "image/jpg" else mime_type
+    if image_type in _IMAGE_TYPES and raw:
+        # Encoded again, since it is sent with every later request and providers reject sloppy base64.
+        return Image(data=base64.b64encode(raw).decode(), mime_type=image_type, uri=uri)
     try:
-        return raw.decode()
+        if b"\0" not in raw:
+            return Resource(uri=uri or "attachment", text=raw.decode(), mime_type=mime_type or None)
     except UnicodeDecodeError:
-        return None
+        pass
+    file = _sized(f"The file {limit_text(uri, URI_BYTES)}" if uri else "A file", mime_type or "unknown type", data)
+    return Text(text=f"({file} is attached; crow cannot read it.)")
 
 
 def _string(where: str, block: Mapping[str, Any], key: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise ArgumentError(f"{where}.{key} is {_shown(value)}; expected a string.")
+        raise ArgumentError(f"{where}.{key} is {describe(value)}; expected a string.")
     return value
 
 
-def _mime(block: Mapping[str, Any]) -> str | None:
-    value = block.get("mimeType")
+def _optional_string(block: Mapping[str, Any], key: str) -> str | None:
+    value = block.get(key)
     return value if isinstance(value, str) and value else None
 
 
@@ -189,19 +171,3 @@ def _name(uri: str) -> str:
 
 def _sized(what: str, mime_type: str, data: str) -> str:
     return f"{what} ({mime_type[:100]}, {len(data) * 3 // 4:,} bytes)"
-
-
-def _text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def _shown(value: object) -> str:
-    match value:
-        case None:
-            return "missing"
-        case str():
-            return f'"{value[:60]}"'
-        case bool() | int() | float():
-            return str(value).lower()
-        case _:
-            return "an object" if isinstance(value, dict) else "a list"

@@ -1,29 +1,27 @@
-"""JSON-RPC lines, without I/O: bytes to messages, messages to bytes.
-
-Strategy: a splitter cuts the stream into bounded lines; `parse` turns a line into a message that the SDK's connection
-can take without harm, or into the fault to answer, or into nothing. Whatever `parse` lets through is an object with a
-string method, a usable id and object parameters, or a response whose error is an object. Knows no method and no
-descriptor.
-"""
+"""JSON-RPC lines without I/O: bytes to messages and messages to bytes."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 __all__ = [
+    "INTERNAL_ERROR",
+    "INVALID_PARAMS",
     "INVALID_REQUEST",
     "MAX_DEPTH",
     "MAX_LINE_BYTES",
     "FrameError",
     "LineSplitter",
     "Message",
-    "Oversized",
     "RequestId",
+    "describe",
     "encode",
+    "line_too_long",
     "parse",
 ]
 
@@ -32,14 +30,15 @@ RequestId: TypeAlias = int | str | None
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 MAX_DEPTH = 200
-"""How deep objects and arrays may nest: far above any real message, far below what a recursive walk can bear."""
+"""How deep objects and arrays may nest: far above any real message, far below Python's recursion limit."""
 
 MAX_ID_CHARS = 1000
-"""An id goes into the answer, and into whatever else speaks of the request."""
+"""Ids are repeated in answers and error messages."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
 
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -47,239 +46,206 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FrameError:
-    """A line that is no message: the JSON-RPC error to answer it with. `id` is None where it cannot be known."""
+    """The JSON-RPC error for a line that is not a valid message. `id` is None if the request's id is unknown."""
 
     code: int
-    words: str
+    message: str
     id: RequestId = None
 
     def response(self) -> Message:
-        """The whole response."""
-        error = {"code": self.code, "message": self.words, "data": {"details": self.words}}
+        """The complete error response."""
+        error = {"code": self.code, "message": self.message, "data": {"details": self.message}}
         return {"jsonrpc": "2.0", "id": self.id, "error": error}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oversized:
-    """A line longer than the bound, dropped while it came; `size` in bytes."""
-
-    size: int
-    limit: int
-
-    def fault(self) -> FrameError:
-        """Its answer."""
-        words = (
-            f"The line is {self.size} bytes long; crow reads at most {self.limit} bytes ({_mebibytes(self.limit)}) "
-            "in one message. Send less at once, or name large files by resource_link."
-        )
-        return FrameError(code=INVALID_REQUEST, words=words)
+def line_too_long(size: int, limit: int) -> FrameError:
+    """The error for a line of `size` bytes."""
+    message = (
+        f"The line is {size} bytes long; crow reads at most {limit} bytes ({limit / 1024 / 1024:g} MiB) in one "
+        "message. Send less at once, or refer to large files with resource_link."
+    )
+    return FrameError(INVALID_REQUEST, message)
 
 
 @dataclass(slots=True)
 class LineSplitter:
-    """Cuts a byte stream at newlines; holds at most `limit` bytes of an unfinished line."""
+    """Splits a byte stream at newlines. Holds at most `limit` bytes of an unfinished line."""
 
     limit: int = MAX_LINE_BYTES
     _parts: list[bytes] = field(default_factory=list)
     _size: int = 0
 
-    def feed(self, data: bytes) -> list[bytes | Oversized]:
-        """The lines that `data` completes, without their newline."""
+    def feed(self, data: bytes) -> list[bytes | FrameError]:
+        """The lines that `data` completes, without newlines; an error in place of each line over the limit."""
         head, *rest = data.split(b"\n")
-        if not rest:
-            self._keep(head)
-            return []
-        *whole, tail = rest
-        self._keep(head)
-        lines = [self._take()]
-        lines += [line if len(line) <= self.limit else Oversized(size=len(line), limit=self.limit) for line in whole]
-        self._keep(tail)
+        self._add(head)
+        lines: list[bytes | FrameError] = []
+        for part in rest:
+            lines.append(self._take())
+            self._add(part)
         return lines
 
-    def finish(self) -> list[bytes | Oversized]:
-        """What is left at the end of the stream: a last line without a newline."""
+    def finish(self) -> list[bytes | FrameError]:
+        """The last line, if the stream ended without a newline."""
         return [self._take()] if self._size else []
 
-    def _keep(self, piece: bytes) -> None:
-        self._size += len(piece)
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
         if self._size > self.limit:
             self._parts.clear()
-        elif piece:
-            self._parts.append(piece)
+        elif part:
+            self._parts.append(part)
 
-    def _take(self) -> bytes | Oversized:
+    def _take(self) -> bytes | FrameError:
         size, parts = self._size, self._parts
         self._size, self._parts = 0, []
-        if size > self.limit:
-            return Oversized(size=size, limit=self.limit)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts) if size <= self.limit else line_too_long(size, self.limit)
 
 
 def parse(line: bytes) -> Message | FrameError | None:
-    """A message fit for the connection, the fault to answer, or None for what needs neither."""
+    """The message in `line`, safe for the SDK's connection; the error to answer; or None if the line is ignored.
+
+    A message has a string method, a valid id and object parameters, or is a response whose error is an object.
+    """
     line = line.strip().removeprefix(_BOM).strip()
     if not line:
         return None
     try:
         value = _decode(line)
     except UnicodeDecodeError as error:
-        return FrameError(code=PARSE_ERROR, words=f"The line is not UTF-8 (byte {error.start}): {error.reason}.")
+        return FrameError(PARSE_ERROR, f"The line is not UTF-8 (byte {error.start}): {error.reason}.")
     except RecursionError:
-        return FrameError(code=PARSE_ERROR, words=f"The line nests deeper than {MAX_DEPTH} levels.")
+        return FrameError(PARSE_ERROR, f"The line is nested deeper than {MAX_DEPTH} levels.")
     except json.JSONDecodeError as error:
-        return FrameError(code=PARSE_ERROR, words=f"The line is not JSON: {error.msg} at character {error.pos}.")
-    except ValueError:
-        # Python refuses to read whole numbers of thousands of digits, and names its own setting for that.
-        return FrameError(code=PARSE_ERROR, words="The line holds a number that is too long.")
-    match value:
-        case dict():
-            return _message(value)
-        case list():
-            return FrameError(code=INVALID_REQUEST, words="Batches are no part of ACP; send one object per line.")
-        case _:
-            name = "null" if value is None else type(value).__name__
-            return FrameError(
-                code=INVALID_REQUEST, words=f"A message is a JSON object, not {_JSON_NAMES.get(name, name)}."
-            )
+        return FrameError(PARSE_ERROR, f"The line is not JSON: {error.msg} at character {error.pos}.")
+    except ValueError:  # Python refuses to parse integers of thousands of digits
+        return FrameError(PARSE_ERROR, "The line contains a number that is too long.")
+    if isinstance(value, list):
+        return FrameError(INVALID_REQUEST, "ACP has no batches; send one object per line.")
+    if not isinstance(value, dict):
+        return FrameError(INVALID_REQUEST, f"A message must be a JSON object, not {describe(value)}.")
+    is_response = value.get("method") is None and (
+        "result" in value or "error" in value or ("id" in value and "method" not in value)
+    )
+    return _response(value) if is_response else _call(value)
 
 
 def encode(message: Message) -> bytes:
-    """One line with its newline: UTF-8 unescaped, lone surrogates as U+FFFD, NaN and infinities as null.
+    """`message` as a line of UTF-8 with its newline. Lone surrogates become U+FFFD, NaN and infinities null.
 
-    :raises TypeError: a value that has no JSON.
+    :raises TypeError: a value cannot be represented in JSON.
     """
     try:
         text = _encoder.encode(message)
     except ValueError:
-        text = _encoder.encode(_finite(message))
+        text = _encoder.encode(_map_leaves(message, _finite))
     try:
         return (text + "\n").encode()
     except UnicodeEncodeError:
         return (_SURROGATE.sub("\ufffd", text) + "\n").encode()
 
 
-_JSON_NAMES = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean"}
+def describe(value: object, max_chars: int = 80) -> str:
+    """`value` for an error message: as JSON, or only its kind if it is large."""
+    match value:
+        case None:
+            return "missing or null"
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case _:
+            text = json.dumps(value, ensure_ascii=False, default=str)
+            return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def _decode(line: bytes) -> Any:
-    text = line.decode()
-    value = json.loads(text, parse_constant=_refuse_constant)
-    # Only a line with that many brackets can be so deep: nearly all are spared the walk.
+    value = json.loads(line.decode(), parse_constant=_reject_constant)
+    # Counting brackets is cheap and spares nearly all lines the walk.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(value):
         raise RecursionError
-    return _whole_text(value) if _SURROGATE_ESCAPE.search(line) else value
+    # Lone surrogates have no UTF-8: neither the store nor a request to a model could take them.
+    return _map_leaves(value, _without_surrogates) if _SURROGATE_ESCAPE.search(line) else value
 
 
-def _refuse_constant(name: str) -> Any:
-    raise json.JSONDecodeError(f"{name} is no value", name, 0)
+def _reject_constant(name: str) -> Any:
+    raise json.JSONDecodeError(f"{name} is not a JSON value", name, 0)
 
 
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        if not below:
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [item for parent in containers for item in (parent.values() if isinstance(parent, dict) else parent)]
+        if not level:
             return False
-        level = below
     return True
 
 
-def _whole_text(value: Any) -> Any:
-    """`value` with lone surrogates replaced: they have no UTF-8, so neither the store nor a request could take them."""
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a JSON value with `change` applied to each key, string, number and constant."""
     match value:
-        case str():
-            return _SURROGATE.sub("\ufffd", value)
-        case list():
-            return [_whole_text(item) for item in value]
+        case list() | tuple():
+            return [_map_leaves(item, change) for item in value]
         case dict():
-            return {_whole_text(key): _whole_text(item) for key, item in value.items()}
+            return {change(key): _map_leaves(item, change) for key, item in value.items()}
         case _:
-            return value
+            return change(value)
+
+
+def _without_surrogates(value: Any) -> Any:
+    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else value
 
 
 def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case list() | tuple():
-            return [_finite(item) for item in value]
-        case dict():
-            return {key: _finite(item) for key, item in value.items()}
-        case _:
-            return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _message(value: Message) -> Message | FrameError | None:
-    method = value.get("method")
-    if method is None and ("result" in value or "error" in value or ("id" in value and "method" not in value)):
-        return _response(value)
-    given = value.get("id")
-    usable = _is_id(given) and given is not None
-    request_id = given if usable else None
-    if "id" in value and not usable:
-        words = f"A request's id is a whole number or a short string, not {_shown(given)}."
-        return FrameError(code=INVALID_REQUEST, words=words)
+def _call(value: Message) -> Message | FrameError | None:
+    """A request or notification."""
+    request_id, method, params = value.get("id"), value.get("method"), value.get("params")
+    if "id" in value and not _is_id(request_id):
+        problem = f"A request's id is {describe(request_id)}; expected a whole number or a short string."
+        return FrameError(INVALID_REQUEST, problem)
     if not isinstance(method, str):
-        words = f"method is {_shown(method)}; expected a string." if "method" in value else "The object has no method."
-        return FrameError(code=INVALID_REQUEST, words=words, id=request_id)
+        return FrameError(INVALID_REQUEST, f"method is {describe(method)}; expected a string.", request_id)
     if value.get("jsonrpc") != "2.0":
-        words = f'jsonrpc is {_shown(value.get("jsonrpc"))}; expected "2.0".'
-        return FrameError(code=INVALID_REQUEST, words=words, id=request_id)
-    params = value.get("params")
+        problem = f'jsonrpc is {describe(value.get("jsonrpc"))}; expected "2.0".'
+        return FrameError(INVALID_REQUEST, problem, request_id)
     if params is not None and not isinstance(params, dict):
         if "id" not in value:
-            return None  # a notification is never answered
-        return FrameError(code=INVALID_PARAMS, words=f"params is {_shown(params)}; expected an object.", id=request_id)
+            return None  # notifications are never answered
+        return FrameError(INVALID_PARAMS, f"params is {describe(params)}; expected an object.", request_id)
     message: Message = {"jsonrpc": "2.0", "method": method, "params": {} if params is None else params}
-    if "id" in value:
-        message["id"] = request_id
-    return message
+    return message | {"id": request_id} if "id" in value else message
 
 
 def _response(value: Message) -> Message | FrameError | None:
-    given = value.get("id")
-    if given is None and len(value.keys() & {"result", "error"}) > 0:
-        return None  # it answers a line of ours that the client could not take; there is nobody to tell
-    if given is None or not _is_id(given):
-        return FrameError(code=INVALID_REQUEST, words=f"A response's id is a number or a string, not {_shown(given)}.")
-    error = value.get("error")
+    response_id, error = value.get("id"), value.get("error")
+    if response_id is None and ("result" in value or "error" in value):
+        return None  # the client could not read a line of ours; nobody waits for this
+    if not _is_id(response_id):
+        problem = f"A response's id is {describe(response_id)}; expected a whole number or a short string."
+        return FrameError(INVALID_REQUEST, problem)
+    response: Message = {"jsonrpc": "2.0", "id": response_id}
     if error is None:
-        answer: Message = {"jsonrpc": "2.0", "id": given}
-        # Without either member it may be a null result (clients that drop nulls) or no message at all: the
-        # transport knows whether this id was asked.
-        return answer | {"result": value["result"]} if "result" in value else answer
+        # With neither result nor error it is a null result from a client that drops nulls, or not a message at all:
+        # the transport knows whether a request with this id is open.
+        return response | {"result": value["result"]} if "result" in value else response
     if not isinstance(error, dict):
         error = {"message": error if isinstance(error, str) else json.dumps(error)}
     code, text = error.get("code"), error.get("message")
-    whole = {
-        "code": code if isinstance(code, int) and not isinstance(code, bool) else -32603,
+    complete = {
+        "code": code if isinstance(code, int) and not isinstance(code, bool) else INTERNAL_ERROR,
         "message": text if isinstance(text, str) else "Error",
         "data": error.get("data"),
     }
-    return {"jsonrpc": "2.0", "id": given, "error": whole}
+    return response | {"error": complete}
 
 
 def _is_id(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARS
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _shown(value: Any, limit: int = 80) -> str:
-    text = json.dumps(value, ensure_ascii=False) if _is_small(value) else f"{type(value).__name__}"
-    return text if len(text) <= limit else text[:limit] + "…"
-
-
-def _is_small(value: Any) -> bool:
-    return not isinstance(value, dict | list) or not value
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / 1024 / 1024:g} MiB"
+    return isinstance(value, int) and not isinstance(value, bool)

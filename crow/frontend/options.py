@@ -1,178 +1,123 @@
-"""Permission modes and config options, as the client chooses among them.
-
-Strategy: an option's id is the name under which the session keeps it. The mode is shown twice, as `modes` and as an
-option of category "mode", since clients read one or the other; every answer carries the complete list. Values come
-back as text and are checked here. Knows what can be chosen, not what it does.
-"""
+"""The permission modes and config options that a client can choose from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from crow.agent.permissions import MODES as MODE_IDS
-from crow.agent.permissions import Mode as ModeId
+from crow.agent.permissions import MODES, Mode
 from crow.domain.errors import ArgumentError
+from crow.frontend.frames import describe
 
-__all__ = [
-    "MODES",
-    "Choice",
-    "Mode",
-    "config_options",
-    "mode_named",
-    "mode_state",
-    "option_chosen",
-]
+__all__ = ["config_options", "mode_named", "mode_state", "option_value"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """A permission mode as it is offered."""
-
-    id: ModeId
-    name: str
-    description: str
-
-
-MODES: tuple[Mode, ...] = (
-    Mode(id="ask", name="Ask", description="Reading is free; writing, commands, fetching and other servers' tools ask"),
-    Mode(
-        id="accept-edits",
-        name="Accept edits",
-        description="Like Ask, but files inside the workspace are written without asking",
-    ),
-    Mode(id="plan", name="Plan", description="Look and plan only: nothing is written, run or fetched"),
-    Mode(id="auto", name="Auto", description="Nothing asks, except what lies outside the workspace"),
-)
-
-
-THOUGHT_LEVELS: Mapping[str, str] = {
-    "": "As the endpoint decides",
-    "off": "Off",
-    "low": "Low",
-    "medium": "Medium",
-    "high": "High",
+_MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
+    "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
+    "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),
+    "plan": ("Plan", "Reads and plans only; writes, runs and fetches nothing"),
+    "auto": ("Auto", "Asks only outside the workspace"),
 }
-"""How hard a reasoning model thinks: the value that endpoints know, and its name; empty sends none."""
+"""Name and description of each mode."""
 
-DEFAULT_LEVEL = "default"
+_THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
+"""How hard a reasoning model thinks: value and name. "default" is stored as an empty string: nothing is sent."""
 
-NO_MODEL = {"value": "none", "name": "None chosen yet"}
-"""Stands in the menu until a model is chosen: a menu needs a current value."""
-
-NO_MODEL_HELP = "run `crow login`, or set CROW_MODEL or model.name in config.toml"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A checked value of `session/set_config_option`."""
-
-    option: Literal["mode", "model", "thought_level", "auto_compact"]
-    value: str | bool
+_NO_MODEL = "none"
+"""Stands in the menu until a model is chosen, since a menu needs a current value."""
 
 
 def mode_state(current: str) -> dict[str, Any]:
-    """The `modes` of a session's answers."""
-    return {
-        "currentModeId": current,
-        "availableModes": [{"id": mode.id, "name": mode.name, "description": mode.description} for mode in MODES],
-    }
+    """The `modes` of a response that opens a session."""
+    modes = [{"id": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
+    return {"currentModeId": current, "availableModes": modes}
 
 
 def config_options(
     *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
 ) -> list[dict[str, Any]]:
-    """The complete `configOptions`; `config` is the session's, `booleans` whether the client takes such options. The
-    current model is offered also where `models` does not name it; without any model there is no option for it, and
-    while none of them is chosen the option says so."""
-    options: list[dict[str, Any]] = [
-        {
-            "id": "mode",
-            "name": "Mode",
-            "description": "What crow may do without asking",
-            "category": "mode",
-            "type": "select",
-            "currentValue": mode,
-            "options": [{"value": one.id, "name": one.name, "description": one.description} for one in MODES],
-        }
-    ]
+    """All config options of a session with the configuration `config`; boolean ones only if the client takes them.
+
+    The mode is offered here as well as in `modes`, since clients read one or the other. The current model is offered
+    even if `models` does not contain it. Without any model there is no option for it.
+    """
+    modes = [{"value": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
+    options = [_select("mode", "Mode", "What crow may do without asking", mode, modes)]
     names = _offered(model, models)
     if names:
-        options.append(
-            {
-                "id": "model",
-                "name": "Model",
-                "description": "The model that answers from the next prompt on",
-                "category": "model",
-                "type": "select",
-                "currentValue": model or NO_MODEL["value"],
-                "options": [*([] if model else [NO_MODEL]), *({"value": name, "name": name} for name in names)],
-            }
-        )
+        choices = [{"value": name, "name": name} for name in names]
+        if not model:
+            choices.insert(0, {"value": _NO_MODEL, "name": "None chosen yet"})
+        text = "The model for the next prompt and later ones"
+        options.append(_select("model", "Model", text, model or _NO_MODEL, choices))
     level = config.get("thought_level")
-    options.append(
-        {
-            "id": "thought_level",
-            "name": "Thought level",
-            "description": "How hard the model thinks, where its endpoint lets crow choose",
-            "category": "thought_level",
-            "type": "select",
-            "currentValue": level if level and level in THOUGHT_LEVELS else DEFAULT_LEVEL,
-            "options": [{"value": one or DEFAULT_LEVEL, "name": name} for one, name in THOUGHT_LEVELS.items()],
-        }
-    )
+    levels = [{"value": value, "name": name} for value, name in _THOUGHT_LEVELS.items()]
+    text = "How hard the model thinks, if the endpoint supports it"
+    current = str(level) if level in _THOUGHT_LEVELS else "default"
+    options.append(_select("thought_level", "Thought level", text, current, levels))
     if booleans:
-        options.append(
-            {
-                "id": "auto_compact",
-                "name": "Compact by itself",
-                "description": "Summarise older messages when the context window fills up; nothing is deleted",
-                "type": "boolean",
-                "currentValue": config.get("auto_compact") is not False,
-            }
-        )
+        auto_compact = {
+            "id": "auto_compact",
+            "name": "Automatic compaction",
+            "description": "Summarise older messages when the context window fills up; nothing is deleted",
+            "type": "boolean",
+            "currentValue": config.get("auto_compact") is not False,
+        }
+        options.append(auto_compact)
     return options
 
 
-def mode_named(value: object) -> ModeId:
+def mode_named(value: object) -> Mode:
     """The mode with this id. :raises ArgumentError: there is none."""
-    for mode in MODE_IDS:
+    for mode in MODES:
         if value == mode:
             return mode
-    raise ArgumentError(f"No mode {_shown(value)}; choose one of {', '.join(MODE_IDS)}.")
+    raise ArgumentError(f"No mode {describe(value)}; choose one of {', '.join(MODES)}.")
 
 
-def option_chosen(option: object, value: object, *, model: str, models: Sequence[str]) -> Choice:
-    """What `session/set_config_option` chose. :raises ArgumentError: no such option, or no such value."""
+def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
+    """The value to store for the parameters of `session/set_config_option`.
+
+    :raises ArgumentError: unknown option or value.
+    """
     match option:
         case "mode":
-            return Choice(option="mode", value=mode_named(value))
+            return mode_named(value)
         case "model":
             names = _offered(model, models)
             if isinstance(value, str) and value in names:
-                return Choice(option="model", value=value)
-            if value == NO_MODEL["value"] and not model:
-                return Choice(option="model", value="")
-            choices = f"choose one of {', '.join(names)}" if names else f"none is offered; {NO_MODEL_HELP}"
-            raise ArgumentError(f"No model {_shown(value)}; {choices}.")
+                return value
+            if value == _NO_MODEL and not model:
+                return ""
+            remedy = (
+                f"choose one of {', '.join(names)}"
+                if names
+                else "none is offered; run `crow login`, or set CROW_MODEL or model.name in config.toml"
+            )
+            raise ArgumentError(f"No model {describe(value)}; {remedy}.")
         case "thought_level":
-            levels = [level or DEFAULT_LEVEL for level in THOUGHT_LEVELS]
-            if value in levels:
-                return Choice(option="thought_level", value="" if value == DEFAULT_LEVEL else str(value))
-            raise ArgumentError(f"No thought level {_shown(value)}; choose one of {', '.join(levels)}.")
+            if isinstance(value, str) and value in _THOUGHT_LEVELS:
+                return "" if value == "default" else value
+            raise ArgumentError(f"No thought level {describe(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}.")
         case "auto_compact":
-            if not isinstance(value, bool):
-                raise ArgumentError(f"auto_compact is {_shown(value)}; expected true or false.")
-            return Choice(option="auto_compact", value=value)
+            if isinstance(value, bool):
+                return value
+            raise ArgumentError(f"auto_compact is {describe(value)}; expected true or false.")
         case _:
-            options = "mode, model, thought_level and auto_compact"
-            raise ArgumentError(f"No config option {_shown(option)}; there are {options}.")
+            known = "mode, model, thought_level and auto_compact"
+            raise ArgumentError(f"No config option {describe(option)}; the options are {known}.")
+
+
+def _select(option_id: str, name: str, text: str, current: str, choices: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "id": option_id,
+        "name": name,
+        "description": text,
+        "category": option_id,
+        "type": "select",
+        "currentValue": current,
+        "options": choices,
+    }
 
 
 def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in (*models, model) if name))
-
-
-def _shown(value: object) -> str:
-    return f'"{value[:80]}"' if isinstance(value, str) else repr(value)[:80]

@@ -1,27 +1,39 @@
-"""What a client says of itself at `initialize`, and the MCP servers it gives, read from the raw parameters.
+"""Reads the parameters of `initialize` and of requests that open or list sessions.
 
-Strategy: the SDK's models drop what they do not know, and list items that they do not understand; so each gate and
-each server is looked up in the raw object. A gate that is absent, null or of the wrong type counts as not offered; a
-server that cannot be understood is an error. Decides nothing.
+They are read from the raw objects: the SDK's models drop members and list items that they do not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject
+from crow.frontend.frames import describe
+from crow.tools import HttpServer, McpServer, StdioServer
 
-if TYPE_CHECKING:
-    from crow.tools import McpServer
+__all__ = [
+    "ClientCapabilities",
+    "OpenRequest",
+    "client_capabilities",
+    "client_name",
+    "fork_entry",
+    "mcp_servers_from",
+    "open_request_from",
+    "session_alias",
+    "wants_archived",
+]
 
-__all__ = ["ClientCapabilities", "client_capabilities", "client_name", "mcp_servers_from"]
+MAX_DIRECTORIES = 100
+MAX_NAME_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """The gates: what crow may send to or ask of this client."""
+    """What crow may send to this client or ask of it."""
 
     reads_files: bool = False
     writes_files: bool = False
@@ -37,16 +49,16 @@ class ClientCapabilities:
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
-    """The gates that the parameters of `initialize` open."""
-    given = _object(params, "clientCapabilities")
-    files, session = _object(given, "fs"), _object(given, "session")
-    elicitation, meta = _object(given, "elicitation"), _object(given, "_meta")
+    """The capabilities in the parameters of `initialize`; absent, null or of the wrong type means not supported."""
+    offered = _object(params, "clientCapabilities")
+    files, session = _object(offered, "fs"), _object(offered, "session")
+    elicitation, meta = _object(offered, "elicitation"), _object(offered, "_meta")
     return ClientCapabilities(
         reads_files=files.get("readTextFile") is True,
         writes_files=files.get("writeTextFile") is True,
-        terminals=given.get("terminal") is True,
+        terminals=offered.get("terminal") is True,
         terminal_output=meta.get("terminal_output") is True,
-        terminal_auth=_object(given, "auth").get("terminal") is True or meta.get("terminal-auth") is True,
+        terminal_auth=_object(offered, "auth").get("terminal") is True or meta.get("terminal-auth") is True,
         terminal_auth_by_meta=meta.get("terminal-auth") is True,
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
@@ -57,46 +69,102 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
 
 
 def client_name(params: Mapping[str, Any]) -> str:
-    """`name version` as the client gives them, or an empty string; for the log."""
+    """The client's name and version for the log; may be empty."""
     info = _object(params, "clientInfo")
     return " ".join(str(info[key]) for key in ("name", "version") if isinstance(info.get(key), str))
 
 
-def mcp_servers_from(given: object) -> tuple[McpServer, ...]:
-    """The `mcpServers` of a request that opens a session; None is none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """A request that opens a session. `model` None: the configured one. `config` is stored with the session."""
 
-    :raises ArgumentError: an entry that names no server, or two of one name; the message says which.
+    cwd: str
+    directories: tuple[str, ...]
+    servers: tuple[McpServer, ...]
+    model: str | None = None
+    config: JsonObject = field(default_factory=dict)
+
+
+def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
+    """Reads the parameters of session/new, load, resume or fork. Unknown members of `_meta` are ignored.
+
+    :raises ArgumentError: names the parameter that cannot be used.
     """
-    if given is None:
+    directories = params.get("additionalDirectories") or ()
+    if not isinstance(directories, list | tuple) or len(directories) > MAX_DIRECTORIES:
+        raise ArgumentError(f"additionalDirectories: expected a list of at most {MAX_DIRECTORIES} absolute paths.")
+    meta = _object(params, "_meta")
+    options = _object(_object(meta, "claudeCode"), "options")
+    return OpenRequest(
+        cwd=_existing_directory("cwd", params["cwd"]),
+        directories=tuple(_existing_directory("additionalDirectories", path) for path in directories),
+        servers=mcp_servers_from(params.get("mcpServers")),
+        model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
+        config=_system_prompt(meta.get("systemPrompt")) | _max_turns(options.get("maxTurns")),
+    )
+
+
+def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
+    """Reads the `mcpServers` of a request that opens a session; None means none.
+
+    :raises ArgumentError: an entry is not a valid server, or two have the same name.
+    """
+    if servers is None:
         return ()
-    if not isinstance(given, list):
-        raise ArgumentError(f"mcpServers is {type(given).__name__}; expected a list of servers.")
-    servers = tuple(_server(f"mcpServers[{index}]", entry) for index, entry in enumerate(given))
-    names = [server.name for server in servers]
-    for name in names:
-        if names.count(name) > 1:
-            raise ArgumentError(f'mcpServers names "{name}" twice; give each server a name of its own.')
-    return servers
+    if not isinstance(servers, list):
+        raise ArgumentError(f"mcpServers is {describe(servers)}; expected a list of servers.")
+    found: dict[str, McpServer] = {}
+    for index, entry in enumerate(servers):
+        server = _server(f"mcpServers[{index}]", entry)
+        if server.name in found:
+            raise ArgumentError(f'mcpServers contains "{server.name}" twice; give each server its own name.')
+        found[server.name] = server
+    return tuple(found.values())
+
+
+def session_alias(params: Mapping[str, Any]) -> str | None:
+    """`_meta.crow.alias`: the name of the session to open or create. :raises ArgumentError: not a usable name."""
+    alias = _crow_meta(params).get("alias")
+    if alias is None:
+        return None
+    if not isinstance(alias, str) or not alias.strip() or len(alias) > MAX_NAME_CHARS or not alias.isprintable():
+        raise ArgumentError(
+            f'_meta.crow.alias: expected a name of 1 to {MAX_NAME_CHARS} characters, such as "cli:default".'
+        )
+    return alias
+
+
+def fork_entry(params: Mapping[str, Any]) -> int | None:
+    """`_meta.crow.entry`: the id of the entry to fork from. :raises ArgumentError: not a positive whole number."""
+    entry = _crow_meta(params).get("entry")
+    if entry is None:
+        return None
+    if not isinstance(entry, int) or isinstance(entry, bool) or not 0 < entry < 2**63:
+        raise ArgumentError(f"_meta.crow.entry is {describe(entry)}; expected the id of an entry, a positive number.")
+    return entry
+
+
+def wants_archived(params: Mapping[str, Any]) -> bool:
+    """`_meta.crow.archived`: whether to list the archived sessions instead of the others."""
+    return _crow_meta(params).get("archived") is True
 
 
 def _server(where: str, entry: object) -> McpServer:
     if not isinstance(entry, dict):
-        raise ArgumentError(f"{where} is {type(entry).__name__}; expected an object with name and command or url.")
-    from crow.tools import HttpServer, StdioServer
-
+        raise ArgumentError(f"{where} is {describe(entry)}; expected an object with name and command or url.")
     name = _text(where, entry, "name")
     match entry.get("type"):
         case None | "stdio":
-            args = entry.get("args")
-            if not isinstance(args, list | None) or not all(isinstance(arg, str) for arg in args or ()):
+            args = [] if entry.get("args") is None else entry["args"]
+            if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
                 raise ArgumentError(f"{where}.args ({name}): expected a list of strings.")
             command = _text(where, entry, "command")
-            return StdioServer(name=name, command=command, args=tuple(args or ()), env=_pairs(where, entry, "env"))
+            return StdioServer(name=name, command=command, args=tuple(args), env=_pairs(where, entry, "env"))
         case "http" | "sse" as transport:
             url, headers = _text(where, entry, "url"), _pairs(where, entry, "headers")
             return HttpServer(name=name, url=url, headers=headers, transport=transport)
         case kind:
-            raise ArgumentError(f'{where}.type ({name}) is "{kind}"; crow takes stdio, http and sse.')
+            raise ArgumentError(f"{where}.type ({name}) is {describe(kind)}; expected stdio, http or sse.")
 
 
 def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
@@ -107,10 +175,10 @@ def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    """`[{"name": …, "value": …}]` as pairs; values are never shown in errors, they may be secrets."""
-    given = entry.get(key)
+    """A list of `{"name": ..., "value": ...}` as pairs. Error messages omit the values, which may be secrets."""
+    items = entry.get(key)
     pairs = []
-    for item in [] if given is None else given if isinstance(given, list) else [given]:
+    for item in [] if items is None else items if isinstance(items, list) else [items]:
         match item:
             case {"name": str(name), "value": str(value)}:
                 pairs.append((name, value))
@@ -119,6 +187,52 @@ def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, s
     return tuple(pairs)
 
 
-def _object(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = given.get(key)
+def _existing_directory(name: str, path: object) -> str:
+    if not isinstance(path, str):
+        raise ArgumentError(f"{name}: expected an absolute path as a string.")
+    if not Path(path).is_absolute():
+        raise ArgumentError(f'{name} is "{path}"; expected an absolute path, such as "/home/me/project".')
+    try:
+        is_directory = Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or contains a NUL
+        is_directory = False
+    if not is_directory:
+        raise ArgumentError(f'{name} is "{path}", which is not an existing directory.')
+    return path
+
+
+def _system_prompt(prompt: object) -> dict[str, object]:
+    """A string replaces crow's role in the system prompt; `{"append": text}` is added at the end."""
+    match prompt:
+        case None:
+            return {}
+        case str():
+            return {"system_prompt": prompt} if prompt.strip() else {}
+        case {"append": str(text)}:
+            return {"system_prompt_append": text} if text.strip() else {}
+        case _:
+            raise ArgumentError('_meta.systemPrompt: expected a string, or an object such as {"append": "Be brief."}.')
+
+
+def _max_turns(count: object) -> dict[str, object]:
+    if count is None:
+        return {}
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError("_meta.claudeCode.options.maxTurns: expected a whole number above 0.")
+    return {"max_turns": count}
+
+
+def _model(name: str, options: Mapping[str, Any]) -> str | None:
+    value = options.get("model")
+    if value is not None and (not isinstance(value, str) or len(value) > MAX_NAME_CHARS):
+        raise ArgumentError(f"{name}: expected the name of a model, at most {MAX_NAME_CHARS} characters.")
+    return value or None
+
+
+def _crow_meta(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _object(_object(params, "_meta"), "crow")
+
+
+def _object(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = parent.get(key)
     return value if isinstance(value, dict) else {}

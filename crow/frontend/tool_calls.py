@@ -1,68 +1,78 @@
-"""A tool call as the client sees it: the fields of `tool_call`, `tool_call_update` and of a permission request.
+"""Tool calls as clients see them, and the size limits of everything that is sent to a client.
 
-Strategy: one function per part (title, input, content, output), all pure and all bounded, used by live updates,
-replay and permission requests alike, so that a call looks the same everywhere. Knows no state.
+Live updates, replay and permission requests use the same functions, so that a call looks the same everywhere.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import textwrap
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from crow.domain.entries import Announcement, Attachment, Diff, Location, ToolResult
-from crow.domain.messages import Image
+from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
 from crow.domain.rendering import in_title
 
 __all__ = [
-    "DIFF_BYTES",
-    "INPUT_BYTES",
     "LINE_BYTES",
     "OUTPUT_BYTES",
     "PART_BYTES",
     "PIECE_BYTES",
-    "TEXT_BYTES",
     "DiffHunk",
     "Fields",
-    "announcement_of",
-    "bounded",
+    "announcement_from",
     "call_fields",
     "changed_regions",
     "console_block",
     "diff_contents",
     "fenced",
-    "head_and_tail",
+    "json_bytes",
+    "limit_json",
+    "limit_text",
     "output_text",
-    "pieces",
     "raw_input",
     "raw_output",
     "result_contents",
+    "split_text",
     "text_content",
-    "weight",
 ]
 
 Fields: TypeAlias = dict[str, Any]
 
+LINE_BYTES = 1_000_000
+"""No line that crow sends is longer: the parts of any update add up to less. Sizes are bytes of JSON on the wire."""
+
+_TEXT_BYTES = 50_000
+OUTPUT_BYTES = 100_000
+_INPUT_BYTES = 150_000
+_DIFF_BYTES = 400_000
+PIECE_BYTES = 400_000
+
+PART_BYTES = 900_000
+"""The limit of a value that can be neither cut nor split, with room for what surrounds it."""
+
 _TITLE_CHARS = 200
-_MOST_LOCATIONS = 40
-_MOST_ATTACHMENTS = 40
+_MAX_LOCATIONS = 40
+_MAX_ATTACHMENTS = 40
 _URI_CHARS = 2_000
 _SUBJECTS = ("path", "pattern", "url", "query", "description")
+_CONTEXT_LINES = 3
 
 
 def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arguments: str | None = None) -> Fields:
-    """What a call is: id, title, kind, locations; name and input where they are known."""
+    """Id, title, kind and locations of a call; also its name and input if they are given."""
     fields: Fields = {
         "toolCallId": call_id,
         "title": _one_line(announcement.title) or name or "Tool call",
         "kind": announcement.kind,
-        "locations": [_location(location) for location in announcement.locations[:_MOST_LOCATIONS]],
+        "locations": [
+            {"path": location.path} | ({} if location.line is None else {"line": max(1, location.line)})
+            for location in announcement.locations[:_MAX_LOCATIONS]
+        ],
     }
     if name:
         fields["name"] = name
@@ -73,92 +83,84 @@ def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arg
 
 
 def raw_input(arguments: str) -> object:
-    """The arguments as an object, long texts in them cut."""
+    """The arguments as an object with long texts cut."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         value = None
-    return bounded(value if isinstance(value, dict) else {"arguments": arguments}, INPUT_BYTES)
+    return limit_json(value if isinstance(value, dict) else {"arguments": arguments}, _INPUT_BYTES)
 
 
-def announcement_of(name: str, arguments: str) -> Announcement:
-    """What to show of a call whose announcement is not stored: its command, or its name and what it is about."""
+def announcement_from(name: str, arguments: str) -> Announcement:
+    """An announcement for a call that was stored without one: its command, or its name and main argument."""
     value = raw_input(arguments)
-    told = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
-    if told.get("command"):
-        return Announcement(title=" ".join(told["command"].split()), kind="execute")
-    subject = next((told[key] for key in _SUBJECTS if told.get(key)), None)
+    texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
+    if texts.get("command"):
+        return Announcement(title=" ".join(texts["command"].split()), kind="execute")
+    subject = next((texts[key] for key in _SUBJECTS if texts.get(key)), None)
     return Announcement(title=name if subject is None else f"{name} {in_title(subject)}")
 
 
-def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
-    """Diff contents: whole texts, or where they are too heavy together, the changed regions and a line that says so."""
-    diffs = tuple(diffs)
-    if sum(weight(diff.old_text or "") + weight(diff.new_text) for diff in diffs) <= DIFF_BYTES:
-        return [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
-    contents, room = [], DIFF_BYTES
-    for diff in diffs:
-        shown, room = _regions(diff, room)
-        contents += shown
-    return contents
-
-
 def result_contents(result: ToolResult) -> list[Fields]:
-    """What a result shows: the diff of a change that was made, else its text; then its images."""
-    announcement = result.announcement
-    if announcement.diffs and not result.is_error:
-        return diff_contents(announcement.diffs)
-    text = output_text(result) if announcement.kind == "execute" else result.text
-    contents = [text_content(_drawn(text, result))] if text.strip() else []
-    room = PIECE_BYTES - sum(len(image.data) for image in result.images)
-    return contents + _images(result.images) + _attachments(result.attachments, room)
-
-
-def _drawn(text: str, result: ToolResult) -> str:
-    """A result's text for clients that render Markdown, which would eat characters of code.
-
-    What was read is indented, which is code too, as some clients put a fence of their own around it.
-    """
-    match result.announcement.kind:
-        case "execute":
-            return console_block(text)
-        case "search" if not result.is_error:
-            return fenced(head_and_tail(text))
-        case "read" if not result.is_error:
-            return textwrap.indent(head_and_tail(text), "    ")
-        case _:
-            return head_and_tail(text)
+    """The content of a finished call: the diff that was made or the result's text, then images and attachments."""
+    if result.announcement.diffs and not result.is_error:
+        return diff_contents(result.announcement.diffs)
+    images = [Attachment(name="image", mime_type=image.mime_type, data=image.data) for image in result.images]
+    room = PIECE_BYTES
+    contents = []
+    for attachment in (*images, *result.attachments[:_MAX_ATTACHMENTS]):
+        block = _attachment_block(attachment, room)
+        room -= len(attachment.data) if "data" in block or "resource" in block else 0
+        contents.append({"type": "content", "content": block})
+    text = _result_text(result)
+    return [text_content(text), *contents] if text else contents
 
 
 def output_text(result: ToolResult) -> str:
-    """What a command printed, where the tool gives it apart from its text for the model."""
+    """What a command printed, if the tool returns it apart from its text for the model."""
     output = result.raw_output.get("output")
     return output if isinstance(output, str) and output else result.text
 
 
-def raw_output(result: ToolResult, *, with_text: bool = True) -> object | None:
-    """The `rawOutput`; None for none. Without text, what a terminal shows already is left out."""
+def raw_output(result: ToolResult, *, with_text: bool = True) -> Fields:
+    """The field `rawOutput`, if there is any. Without text, what a terminal already shows is left out."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
-    return bounded(value, OUTPUT_BYTES) if value else None
-
-
-def console_block(text: str) -> str:
-    """Output fenced for clients that render Markdown."""
-    return fenced(head_and_tail(text), "console")
-
-
-def fenced(text: str, language: str = "") -> str:
-    """A text as a code block, whatever runs of backticks are in it."""
-    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+    return {"rawOutput": limit_json(value, OUTPUT_BYTES)} if value else {}
 
 
 def text_content(text: str) -> Fields:
     """A text as tool call content."""
     return {"type": "content", "content": {"type": "text", "text": text}}
+
+
+def console_block(text: str) -> str:
+    """Command output as a Markdown code block."""
+    return fenced(limit_text(text), "console")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A text as a Markdown code block; the fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _result_text(result: ToolResult) -> str:
+    """The result's text for clients that render Markdown, which would change characters of code."""
+    kind = result.announcement.kind
+    text = output_text(result) if kind == "execute" else result.text
+    if not text.strip():
+        return ""
+    if kind == "execute":
+        return console_block(text)
+    text = limit_text(text)
+    if kind == "search" and not result.is_error:
+        return fenced(text)
+    if kind == "read" and not result.is_error:
+        return textwrap.indent(text, "    ")  # a code block too; some clients add a fence of their own around files
+    return text
 
 
 def _one_line(title: str) -> str:
@@ -171,103 +173,128 @@ def _one_line(title: str) -> str:
     return f"{line} …" if len(lines) > 1 else line
 
 
-def _location(location: Location) -> Fields:
-    if location.line is None:
-        return {"path": location.path}
-    return {"path": location.path, "line": max(1, location.line)}
-
-
-def _diff(path: str, old_text: str, new_text: str) -> Fields:
-    # Some clients show no diff unless the key oldText is there, also for a new file.
-    return {"type": "diff", "path": path, "oldText": old_text, "newText": new_text}
-
-
-def _regions(diff: Diff, room: int) -> tuple[list[Fields], int]:
-    shown, lines = [], []
-    regions = changed_regions(diff.old_text or "", diff.new_text)
-    for region in regions:
-        content = _diff(diff.path, region.old_text, region.new_text)
-        size = weight(content)
-        if size <= room:
-            shown.append(content)
-            lines.append(str(region.new_line))
-            room -= size
-        elif not shown and room > DIFF_BYTES // 2:
-            # A single change larger than any line: its beginning and end on both sides.
-            half = room // 3
-            content = _diff(diff.path, head_and_tail(region.old_text, half), head_and_tail(region.new_text, half))
-            shown.append(content)
-            lines.append(str(region.new_line))
-            room -= weight(content)
-    size = len(diff.new_text.encode(errors="replace"))
-    note = f"{diff.path} is large ({size:,} bytes): shown are {len(shown)} of {len(regions)} changed regions"
-    where = f", from lines {', '.join(lines[:20])}" if lines else ""
-    return [*shown, text_content(f"{note}{where}.")], room
-
-
-def _attachments(attachments: Iterable[Attachment], room: int) -> list[Fields]:
-    contents = []
-    for attachment in itertools.islice(attachments, _MOST_ATTACHMENTS):
-        block = _block(attachment, room)
-        room -= len(attachment.data) if "data" in block or "resource" in block else 0
-        contents.append({"type": "content", "content": block})
-    return contents
-
-
-def _block(attachment: Attachment, room: int) -> Fields:
-    """The attachment as a content block; one that is too heavy, as a link or in words."""
+def _attachment_block(attachment: Attachment, room: int) -> Fields:
+    """The attachment as a content block; if its data takes more than `room` bytes, as a link or in words."""
     name, mime_type = attachment.name[:_TITLE_CHARS], (attachment.mime_type or "")[:_TITLE_CHARS]
+    mime_field = {"mimeType": mime_type} if mime_type else {}
     uri = attachment.uri if attachment.uri is not None and len(attachment.uri) <= _URI_CHARS else None
     if attachment.data and len(attachment.data) <= room:
         if mime_type.startswith(("audio/", "image/")):
             return {"type": mime_type[:5], "data": attachment.data, "mimeType": mime_type}
         if uri is not None:
-            resource = {"uri": uri, "blob": attachment.data} | ({"mimeType": mime_type} if mime_type else {})
-            return {"type": "resource", "resource": resource}
-    if uri is None:
-        size = f"{len(attachment.data) * 3 // 4:,} bytes"
-        return {"type": "text", "text": f"({name}, {mime_type or 'of unknown type'}, {size}: not shown)"}
-    link: Fields = {"type": "resource_link", "uri": uri, "name": name}
-    return link | ({"mimeType": mime_type} if mime_type else {})
+            return {"type": "resource", "resource": {"uri": uri, "blob": attachment.data} | mime_field}
+    if uri is not None:
+        return {"type": "resource_link", "uri": uri, "name": name} | mime_field
+    size = f"{len(attachment.data) * 3 // 4:,} bytes"
+    return {"type": "text", "text": f"({name}, {mime_type or 'unknown type'}, {size}: not shown)"}
 
 
-def _images(images: Iterable[Image]) -> list[Fields]:
-    contents, room = [], PIECE_BYTES
-    for image in images:
-        if len(image.data) > room:
-            contents.append(text_content(f"({image.mime_type}, {len(image.data) * 3 // 4:,} bytes: too large to show)"))
-            continue
-        room -= len(image.data)
-        block = {"type": "image", "data": image.data, "mimeType": image.mime_type}
-        contents.append({"type": "content", "content": block})
+def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
+    """Diffs with whole texts; if these are too large together, the changed regions and a line that says so."""
+    diffs = tuple(diffs)
+    if sum(json_bytes(diff.old_text or "") + json_bytes(diff.new_text) for diff in diffs) <= _DIFF_BYTES:
+        return [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
+    contents, room = [], _DIFF_BYTES
+    for diff in diffs:
+        regions = changed_regions(diff.old_text or "", diff.new_text)
+        lines: list[str] = []
+        for region in regions:
+            content = _diff(diff.path, region.old_text, region.new_text)
+            if json_bytes(content) > room:
+                if lines or room <= _DIFF_BYTES // 2:
+                    continue
+                # A single change that is larger than the limit: both sides are cut.
+                content = _diff(
+                    diff.path, limit_text(region.old_text, room // 3), limit_text(region.new_text, room // 3)
+                )
+            room -= json_bytes(content)
+            contents.append(content)
+            lines.append(str(region.new_line))
+        size = len(diff.new_text.encode(errors="replace"))
+        note = f"{diff.path} is large ({size:,} bytes); shown: {len(lines)} of {len(regions)} changed regions"
+        where = f", from lines {', '.join(lines[:20])}" if lines else ""
+        contents.append(text_content(f"{note}{where}."))
     return contents
 
 
-# FROM frontend.bounds: How much of a thing is put on one line to the client.
-#
-# Strategy: sizes are bytes as JSON on the wire, escapes included. What is too long is shown head and tail with a
-# marker
-# that says so; the whole stays in the session's log. Large changes of files become their changed regions. Pure.
+def _diff(path: str, old_text: str, new_text: str) -> Fields:
+    # Some clients show no diff without the key oldText, even for a new file.
+    return {"type": "diff", "path": path, "oldText": old_text, "newText": new_text}
 
 
-LINE_BYTES = 1_000_000
-"""No line of ours is longer: the sum of the parts of any update stays below."""
+def json_bytes(value: object) -> int:
+    """The size of `value` as JSON on the wire, in bytes."""
+    return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
-TEXT_BYTES = 50_000
-OUTPUT_BYTES = 100_000
-INPUT_BYTES = 150_000
-DIFF_BYTES = 400_000
-PIECE_BYTES = 400_000
 
-PART_BYTES = 900_000
-"""What one value that can be neither cut nor divided may weigh, with room for what goes around it."""
+def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
+    """`text`, or its beginning and end around a marker if it is larger than `limit` bytes of JSON."""
+    if _fits(text, limit):
+        return text
+    keep = min(limit, len(text))
+    while True:
+        head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
+        omitted = len(text) - len(head) - len(tail)
+        shown = f"{head}\n[… {omitted:,} characters are not shown here …]\n{tail}"
+        if keep < 2 or json_bytes(shown) <= limit:
+            return shown
+        keep = keep * 3 // 4
 
-_CONTEXT_LINES = 3
+
+def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
+    """`text` in pieces of at most `limit` bytes of JSON each; none for an empty text."""
+    if _fits(text, limit):
+        return [text] if text else []
+    step = max(1, (limit - 2) // 6)  # a character takes at most six bytes
+    return [text[at : at + step] for at in range(0, len(text), step)]
+
+
+def limit_json(value: object, limit: int) -> object:
+    """A JSON value with long strings and lists cut until it takes at most `limit` bytes."""
+    max_items = 10_000
+    for max_bytes in (limit // 2, 20_000, 5_000, 1_000, 200):
+        if _fits(value, limit):
+            return value
+        value = _shorten(value, max_bytes, max_items)
+        max_items //= 4
+    return value if _fits(value, limit) else {"note": "too large to show here"}
+
+
+def _fits(value: object, limit: int) -> bool:
+    """Whether `value` takes at most `limit` bytes. Encodes it only if its length alone does not tell."""
+    if isinstance(value, str) and 6 * len(value) + 2 <= limit:
+        return True
+    return _chars(value) <= limit and json_bytes(value) <= limit
+
+
+def _chars(value: object) -> int:
+    """Characters of all strings in `value`, without its keys: a lower bound of its size."""
+    match value:
+        case str():
+            return len(value)
+        case dict():
+            return sum(map(_chars, value.values()))
+        case list() | tuple():
+            return sum(map(_chars, value))
+        case _:
+            return 0
+
+
+def _shorten(value: object, max_bytes: int, max_items: int) -> object:
+    match value:
+        case str():
+            return limit_text(value, max_bytes)
+        case dict():
+            return {key: _shorten(item, max_bytes, max_items) for key, item in list(value.items())[:max_items]}
+        case list() | tuple():
+            return [_shorten(item, max_bytes, max_items) for item in value[:max_items]]
+        case _:
+            return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffHunk:
-    """A changed stretch of a file with its surroundings: first lines (from 1) and texts, before and after."""
+    """A changed region of a file with its context: first lines (from 1) and texts, before and after."""
 
     old_line: int
     new_line: int
@@ -275,56 +302,24 @@ class DiffHunk:
     new_text: str
 
 
-def weight(value: object) -> int:
-    """Bytes of `value` as JSON on the wire."""
-    return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-
-
-def head_and_tail(text: str, limit: int = TEXT_BYTES) -> str:
-    """`text`, or its beginning and end around a marker when it is heavier than `limit` bytes."""
-    if _fits(text, limit):
-        return text
-    keep = min(limit, len(text))
-    while True:
-        head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
-        left_out = len(text) - len(head) - len(tail)
-        shown = f"{head}\n[… {left_out:,} characters are not shown here …]\n{tail}"
-        if weight(shown) <= limit or keep < 2:
-            return shown
-        keep = keep * 3 // 4
-
-
-def pieces(text: str, limit: int = PIECE_BYTES) -> list[str]:
-    """`text` in parts of at most `limit` bytes each; together they are the text."""
-    if _fits(text, limit):
-        return [text] if text else []
-    step = max(1, (limit - 2) // 6)
-    return [text[at : at + step] for at in range(0, len(text), step)]
-
-
-def bounded(value: object, limit: int) -> object:
-    """JSON `value`, its long strings cut head and tail and its long lists shortened until it weighs at most `limit`."""
-    most_items = 10_000
-    for longest in (limit // 2, 20_000, 5_000, 1_000, 200):
-        if _fits(value, limit):
-            return value
-        value = _shortened(value, longest, most_items)
-        most_items //= 4
-    return value if _fits(value, limit) else {"note": "too large to show here"}
-
-
 def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
-    """Where `new` differs from `old`, each with three lines around it; linear in their length."""
+    """Where `new` differs from `old`, each region with three lines of context.
+
+    A patience diff: difflib takes quadratic time, too long for the large files that this is for.
+    """
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     spans: list[tuple[int, int, int, int]] = []
-    for start, end, new_start, new_end in _changes(before, after):
-        lead = min(_CONTEXT_LINES, start, new_start)
-        trail = min(_CONTEXT_LINES, len(before) - end, len(after) - new_end)
-        span = (start - lead, end + trail, new_start - lead, new_end + trail)
-        if spans and (span[0] <= spans[-1][1] or span[2] <= spans[-1][3]):
-            span = (spans[-1][0], span[1], spans[-1][2], span[3])
-            spans.pop()
-        spans.append(span)
+    i = k = 0
+    for at, new_at, size in [*_equal_runs(before, after), (len(before), len(after), 0)]:
+        if i < at or k < new_at:
+            lead = min(_CONTEXT_LINES, i, k)
+            trail = min(_CONTEXT_LINES, len(before) - at, len(after) - new_at)
+            span = (i - lead, at + trail, k - lead, new_at + trail)
+            if spans and (span[0] <= spans[-1][1] or span[2] <= spans[-1][3]):
+                last = spans.pop()
+                span = (last[0], span[1], last[2], span[3])
+            spans.append(span)
+        i, k = at + size, new_at + size
     return tuple(
         DiffHunk(
             old_line=start + 1,
@@ -336,96 +331,47 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
     )
 
 
-def _fits(value: object, limit: int) -> bool:
-    """Whether `value` weighs at most `limit`; the exact count, which costs, is made only where it can matter."""
-    if isinstance(value, str) and 6 * len(value) + 2 <= limit:
-        return True
-    return _least(value, limit) <= limit and weight(value) <= limit
+def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Runs of equal lines (start in a, start in b, length) in order.
 
-
-def _least(value: object, enough: int) -> int:
-    """Bytes that `value` weighs at the very least; counting stops above `enough`."""
-    match value:
-        case str():
-            return len(value)
-        case dict() | list() | tuple():
-            least = 0
-            for item in value.values() if isinstance(value, dict) else value:
-                least += 2 + _least(item, enough)
-                if least > enough:
-                    break
-            return least
-        case _:
-            return 0
-
-
-def _shortened(value: object, longest: int, most_items: int) -> object:
-    match value:
-        case str():
-            return head_and_tail(value, longest)
-        case dict():
-            return {key: _shortened(item, longest, most_items) for key, item in list(value.items())[:most_items]}
-        case list() | tuple():
-            return [_shortened(item, longest, most_items) for item in value[:most_items]]
-        case _:
-            return value
-
-
-def _changes(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int, int, int]]:
-    """The stretches `a[i:j]` that became `b[k:l]`, in order."""
-    changes = []
-    i = k = 0
-    for at, new_at, size in [*_matches(a, b), (len(a), len(b), 0)]:
-        if i < at or k < new_at:
-            changes.append((i, at, k, new_at))
-        i, k = at + size, new_at + size
-    return changes
-
-
-def _matches(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Runs of equal lines (start in a, start in b, length), in order: the common head and tail, and between them
-    those around lines that stand exactly once on either side."""
+    These are the common head and tail, and between them the surroundings of lines that occur once on either side.
+    """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
     tail = next((n for n in range(shorter - head) if a[-1 - n] != b[-1 - n]), shorter - head)
     a_end, b_end = len(a) - tail, len(b) - tail
-    runs = [(0, 0, head)] if head else []
+    yield 0, 0, head
     i = k = head
-    for at, new_at in _anchors(a, b, head, a_end, b_end):
-        if at < i or new_at < k:
+    for at, new_at in _anchors(a[head:a_end], b[head:b_end]):
+        start, new_start = at + head, new_at + head
+        if start < i or new_start < k:
             continue
-        start, new_start = at, new_at
         while start > i and new_start > k and a[start - 1] == b[new_start - 1]:
             start, new_start = start - 1, new_start - 1
-        end, new_end = at + 1, new_at + 1
-        while end < a_end and new_end < b_end and a[end] == b[new_end]:
-            end, new_end = end + 1, new_end + 1
-        runs.append((start, new_start, end - start))
-        i, k = end, new_end
-    return [*runs, (a_end, b_end, tail)] if tail else runs
+        size = 1
+        while start + size < a_end and new_start + size < b_end and a[start + size] == b[new_start + size]:
+            size += 1
+        yield start, new_start, size
+        i, k = start + size, new_start + size
+    yield a_end, b_end, tail
 
 
-def _anchors(a: Sequence[str], b: Sequence[str], start: int, a_end: int, b_end: int) -> list[tuple[int, int]]:
-    """Pairs of equal lines that are unique in both, the longest choice of them that rises on both sides."""
-    once_in_a = Counter(a[start:a_end])
-    once_in_b = Counter(b[start:b_end])
-    place = {line: n for n, line in enumerate(b[start:b_end], start) if once_in_b[line] == 1}
-    pairs = [(n, place[a[n]]) for n in range(start, a_end) if once_in_a[a[n]] == 1 and a[n] in place]
-    # Patience: each pile's top is the smallest end of a rising sequence of that length.
-    tops: list[int] = []
-    piles: list[int] = []
-    before: list[int] = []
+def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
+    """Places (in a, in b) of lines that are unique on both sides: the longest sequence that rises in both."""
+    in_a, in_b = Counter(a), Counter(b)
+    place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
+    pairs = [(n, place[line]) for n, line in enumerate(a) if in_a[line] == 1 and line in place]
+    ends: list[int] = []  # the smallest place in b at which a sequence of each length can end
+    last_pairs: list[int] = []
+    previous: list[int] = []
     for index, (_, new_at) in enumerate(pairs):
-        pile = bisect_left(tops, new_at)
-        before.append(piles[pile - 1] if pile else -1)
-        if pile == len(tops):
-            tops.append(new_at)
-            piles.append(index)
-        else:
-            tops[pile], piles[pile] = new_at, index
-    chosen: list[tuple[int, int]] = []
-    index = piles[-1] if piles else -1
+        length = bisect_left(ends, new_at)
+        previous.append(last_pairs[length - 1] if length else -1)
+        ends[length : length + 1] = [new_at]
+        last_pairs[length : length + 1] = [index]
+    chosen = []
+    index = last_pairs[-1] if last_pairs else -1
     while index >= 0:
         chosen.append(pairs[index])
-        index = before[index]
+        index = previous[index]
     return chosen[::-1]

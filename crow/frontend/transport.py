@@ -1,9 +1,4 @@
-"""Bytes in and out of file descriptors of any kind, for one event loop.
-
-Strategy: where the loop can watch a descriptor it does, else a thread or a plain call takes its place. A source gives
-a chunk when one is asked for. A sink writes with one system call while the reader keeps up; what does not go waits in
-order. Knows nothing of lines.
-"""
+"""The SDK's transport over stdin and stdout: messages in, messages out."""
 
 from __future__ import annotations
 
@@ -18,352 +13,72 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from crow.domain.errors import EditorError
-from crow.frontend.frames import MAX_LINE_BYTES, FrameError, LineSplitter, Message, Oversized, encode, parse
+from crow.frontend.frames import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    MAX_LINE_BYTES,
+    FrameError,
+    LineSplitter,
+    Message,
+    encode,
+    parse,
+)
 
-__all__ = ["MOST_WAITING_BYTES", "Observer", "Sink", "Source", "StdioTransport", "claim_stdio", "source_of"]
+__all__ = ["Observer", "StdioTransport", "claim_stdio"]
+
+Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
+"""Called with every line of either direction, without its newline, before it is handled. Must not raise."""
 
 CHUNK_BYTES = 256 * 1024
 
-MOST_WAITING_BYTES = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""While more than this waits for the editor to read, no further request is handled."""
+
 LINE_OVERHEAD_BYTES = 4096
-"""A line that waits costs this much beside its bytes: who sends it waits too."""
+"""What a waiting line costs beside its bytes: the task that sends it waits too."""
 
-
-class Source(Protocol):
-    """Where bytes come from. Read by one task."""
-
-    async def read(self) -> bytes:
-        """The next bytes, at least one; none at the end."""
-        ...
-
-    def end(self) -> None:
-        """Act as if the end had come; wakes who reads."""
-        ...
-
-
-def source_of(fd: int) -> Source:
-    """The source that suits what `fd` is. To be called inside the running loop."""
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return FileSource(fd)
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_reader(fd, lambda: None)
-        loop.remove_reader(fd)
-    except (NotImplementedError, OSError):
-        # The loop cannot watch it: Windows, or a device that is always ready.
-        return ThreadSource(fd)
-    return WatchedSource(fd)
-
-
-@dataclass(slots=True)
-class FileSource:
-    """A regular file: always ready."""
-
-    fd: int
-    ended: bool = False
-
-    async def read(self) -> bytes:
-        return b"" if self.ended else os.read(self.fd, CHUNK_BYTES)
-
-    def end(self) -> None:
-        self.ended = True
-
-
-class WatchedSource:
-    """A pipe, socket or terminal. Read when it is ready, so it never has to be made non-blocking: that flag would
-    show in every process that shares it."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] | None = None
-        self._ended = False
-
-    async def read(self) -> bytes:
-        if self._ended:
-            return b""
-        self._ready = self._loop.create_future()
-        self._loop.add_reader(self._fd, self._wake)
-        try:
-            await self._ready
-        finally:
-            self._loop.remove_reader(self._fd)
-            self._ready = None
-        if self._ended:
-            return b""
-        try:
-            return os.read(self._fd, CHUNK_BYTES)
-        except BlockingIOError:
-            return await self.read()  # whoever gave us the descriptor had made it non-blocking
-        except OSError:
-            return b""  # a reset socket or a terminal that hung up: nothing more will come
-
-    def end(self) -> None:
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(None)
-
-
-class ThreadSource:
-    """What the loop cannot watch: a daemon thread blocks in `read`, one chunk for each that is asked."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop = asyncio.get_running_loop()
-        self._wanted = threading.Semaphore(0)
-        self._chunk: asyncio.Future[bytes] | None = None
-        self._ended = False
-        threading.Thread(target=self._run, name="crow-stdin", daemon=True).start()
-
-    async def read(self) -> bytes:
-        if self._ended:
-            return b""
-        self._chunk = self._loop.create_future()
-        self._wanted.release()
-        return await self._chunk
-
-    def end(self) -> None:
-        self._ended = True
-        self._give(b"")
-        self._wanted.release()
-
-    def _run(self) -> None:
-        while True:
-            self._wanted.acquire()
-            if self._ended:
-                return
-            try:
-                data = os.read(self._fd, CHUNK_BYTES)
-            except OSError:
-                data = b""
-            # The loop may have closed while this thread was blocked.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._give, data)
-            if not data:
-                return
-
-    def _give(self, data: bytes) -> None:
-        if self._chunk is not None and not self._chunk.done():
-            self._chunk.set_result(data)
-
-
-@dataclass(slots=True)
-class WaitingLine:
-    """A line that has not left yet, or the rest of one. `left` is done when it has."""
-
-    rest: memoryview
-    left: asyncio.Future[None]
-    is_begun: bool
-    is_needed: bool
-
-
-class Sink:
-    """Lines out, whole and in order."""
-
-    def __init__(self, fd: int, *, on_gone: Callable[[], None], most_waiting_bytes: int = MOST_WAITING_BYTES) -> None:
-        self._fd = fd
-        self._most_waiting_bytes = most_waiting_bytes
-        self._on_gone = on_gone
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[WaitingLine] = deque()
-        self._waiting_bytes = 0
-        self._taken_at = self._loop.time()
-        self._is_ending = False
-        self._relief: asyncio.Future[None] | None = None
-        self.is_gone = False
-        mode = os.fstat(fd).st_mode
-        # A terminal may share its state with the shell and a file never blocks: both are written to as they are.
-        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and _can_watch(self._loop, fd)
-        if self._was_blocking:
-            self._was_blocking = os.get_blocking(fd)
-            os.set_blocking(fd, False)
-        # The writing end of a pipe has nothing to read but the news that nobody reads at the other.
-        self._is_watched = stat.S_ISFIFO(mode) and _can_watch(self._loop, fd)
-        if self._is_watched:
-            self._loop.add_reader(fd, self._vanish)
-
-    def write(self, line: bytes, *, is_needed: bool = True) -> asyncio.Future[None] | None:
-        """Write `line` now (None), or take it and say when it has left. `close` may drop one that is not needed."""
-        if self.is_gone or (self._is_ending and not is_needed):
-            return None
-        rest = memoryview(line)
-        if not self._waiting:
-            self._taken_at = self._loop.time()
-            rest = self._push(rest)
-            if not rest:
-                return None
-            self._loop.add_writer(self._fd, self._drain)
-        left: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(WaitingLine(rest, left, len(rest) < len(line), is_needed))
-        self._waiting_bytes += len(rest) + LINE_OVERHEAD_BYTES
-        return left
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether so much waits for the reader that nothing should be asked of crow meanwhile."""
-        return self._waiting_bytes > self._most_waiting_bytes
-
-    def relief(self) -> asyncio.Future[None]:
-        """Done when it is no longer behind, or `relieve` was called."""
-        if self._relief is None or self._relief.done():
-            self._relief = self._loop.create_future()
-        return self._relief
-
-    def relieve(self) -> None:
-        """Let nobody wait for relief any longer."""
-        if self._relief is not None and not self._relief.done():
-            self._relief.set_result(None)
-
-    async def close(self, *, timeout_s: float, finish_s: float, stalled_s: float) -> None:
-        """Write what waits, for `timeout_s`. After that only the line that is begun and those that are needed are
-        written on, for `finish_s` in all, and only while the reader takes some of it every `stalled_s`."""
-        begun = self._loop.time()
-        if self._waiting:
-            await asyncio.wait([self._waiting[-1].left], timeout=timeout_s)
-            self._drop_unneeded()
-        while self._waiting and (left_s := begun + finish_s - self._loop.time()) > 0:
-            patience_s = self._taken_at + stalled_s - self._loop.time()
-            if patience_s <= 0:
-                break
-            await asyncio.wait([self._waiting[-1].left], timeout=min(left_s, patience_s))
-        self._give_up()
-        if self._was_blocking:
-            self._was_blocking = False
-            with contextlib.suppress(OSError):
-                os.set_blocking(self._fd, True)
-
-    def _drop_unneeded(self) -> None:
-        self._is_ending = True
-        kept = deque(line for line in self._waiting if line.is_begun or line.is_needed)
-        for line in self._waiting:
-            if not (line.is_begun or line.is_needed) and not line.left.done():
-                line.left.set_result(None)
-        self._waiting = kept
-        self._waiting_bytes = sum(len(line.rest) + LINE_OVERHEAD_BYTES for line in kept)
-        if not kept:
-            self._loop.remove_writer(self._fd)
-
-    def _push(self, rest: memoryview) -> memoryview:
-        """Write as much as goes; what is left of it."""
-        while rest:
-            try:
-                rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:
-                return rest
-            except OSError:
-                self._vanish()
-                return rest[len(rest) :]
-        return rest
-
-    def _vanish(self) -> None:
-        self._give_up()
-        self._on_gone()
-
-    def _drain(self) -> None:
-        while self._waiting:
-            line = self._waiting[0]
-            rest = self._push(line.rest)
-            if self.is_gone:
-                return
-            taken = len(line.rest) - len(rest)
-            self._waiting_bytes -= taken
-            if taken:
-                self._taken_at, line.is_begun = self._loop.time(), True
-            if rest:
-                line.rest = rest
-                break
-            self._waiting.popleft()
-            self._waiting_bytes -= LINE_OVERHEAD_BYTES
-            if not line.left.done():
-                line.left.set_result(None)
-        else:
-            self._loop.remove_writer(self._fd)
-        if not self.is_behind:
-            self.relieve()
-
-    def _give_up(self) -> None:
-        self.is_gone = True
-        if self._is_watched:
-            self._loop.remove_reader(self._fd)
-        if self._waiting:
-            self._loop.remove_writer(self._fd)
-        for line in self._waiting:
-            if not line.left.done():
-                line.left.set_result(None)
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        self.relieve()
-
-
-def _can_watch(loop: asyncio.AbstractEventLoop, fd: int) -> bool:
-    try:
-        loop.add_writer(fd, lambda: None)
-        loop.remove_writer(fd)
-    except (NotImplementedError, OSError):
-        return False
-    return True
-
-
-# FROM frontend.transport: The protocol's two file descriptors, as the SDK's connection wants them: messages in,
-# messages out.
-#
-# Strategy: stdin and stdout are moved to private descriptors first, so that neither a stray print nor a child process
-# can touch the protocol. Reading is on demand: a chunk when a message is asked for. A line that is no message is
-# answered
-# here and goes no further; behind a slow editor each sender waits for its own line, which slows the turn instead of
-# growing memory, and behind one that reads nothing more no further request is begun. Knows JSON-RPC ids, no method.
-
-
-Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
-"""Told every line of either direction, without its newline, before it is acted on; must not raise."""
-
-HELD_BYTES = 4 * 1024 * 1024
-"""What is read, and not looked at, of an editor that does not read itself."""
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+"""How much is read ahead, to see the end of stdin, while the editor itself does not read."""
 
 GIVE_UP_S = 0.3
-"""How long the rest of what was asked waits for an editor that has closed stdin and does not read."""
+"""How long unanswered requests wait for an editor that has closed stdin and does not read."""
 
 CLOSE_S = 0.2
-"""How long `close` waits for everything that was said to leave."""
+"""How long `close` waits for all lines to leave."""
 
 FINISH_S = 3.0
-"""How long in all `close` waits for a begun line and the last answers, while a slow editor goes on reading."""
+"""How long `close` waits altogether for a partly written line and the last responses, while the editor reads."""
 
 STALLED_S = 0.5
-"""An editor that took nothing for so long reads no more."""
+"""An editor that has read nothing for this long is taken to have stopped."""
 
 FAIR_S = 0.005
-"""A task that sends without ever waiting gives the others a turn this often."""
+"""How long a task may send without waiting before other tasks get a turn."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def claim_stdio(*, stray_output: int | None = None) -> Iterator[tuple[int, int]]:
-    """Move stdin and stdout to private descriptors, closed at the end and never inherited: (read, write).
+    """Moves stdin and stdout to private descriptors that children do not inherit, and closes these at the end.
 
-    From here on descriptor 0 is empty and descriptor 1 goes to `stray_output`, a descriptor such as the log file's, or
-    nowhere; so does `sys.stdout` with all that it still holds back.
+    Yields (read, write). Meanwhile descriptor 0 is empty, and descriptor 1 and `sys.stdout` write to `stray_output`,
+    such as the log file, or nowhere: no stray print can break the protocol.
 
     :raises EditorError: stdin or stdout is closed.
     """
     try:
         source, sink = os.dup(0), os.dup(1)
     except OSError as error:
-        raise EditorError(
-            "stdin or stdout is closed; crow acp is started by an editor, which talks to it there."
-        ) from error
+        raise EditorError("stdin or stdout is closed; an editor must start `crow acp` with pipes for both.") from error
     try:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing if stray_output is None else stray_output, 1)
-        os.close(nothing)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null if stray_output is None else stray_output, 1)
+        os.close(null)
         if sys.stdout is not None:
             sys.stdout.flush()
         yield source, sink
@@ -373,9 +88,10 @@ def claim_stdio(*, stray_output: int | None = None) -> Iterator[tuple[int, int]]
 
 
 class StdioTransport:
-    """The SDK's `Transport` over two descriptors: pipes, sockets, terminals and files alike.
+    """The SDK's `Transport` over two descriptors of any kind, which stay open. Create it inside the event loop.
 
-    Neither is closed here. To be made and used inside the running event loop.
+    A line that is not a valid message is answered here. Each sender waits until its line has left, so a slow editor
+    slows the turn and memory stays bounded.
     """
 
     def __init__(
@@ -384,26 +100,25 @@ class StdioTransport:
         sink: int,
         *,
         max_line_bytes: int = MAX_LINE_BYTES,
-        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
         observe: Observer | None = None,
     ) -> None:
-        self._source = source_of(source)
-        self._sink = Sink(sink, on_gone=self._source.end, most_waiting_bytes=most_waiting_bytes)
+        self._source = _open_source(source)
+        self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
         self._observe = observe
         self._splitter = LineSplitter(limit=max_line_bytes)
-        self._lines: deque[bytes | Oversized] = deque()
+        self._lines: deque[bytes | FrameError] = deque()
         self._reading: asyncio.Task[bytes] | None = None
         self._at_end = False
         self._stopped = False
-        self._asked: set[int | str] = set()
+        self._open_requests: set[int | str] = set()
         self._sending_since: float | None = None
 
     async def receive(self) -> Message | None:
-        """The next message; None when stdin has ended or the editor stopped reading. Malformed lines are answered on
-        the way and never raise."""
+        """The next message; None when stdin has ended or the editor stopped reading. Never raises for a bad line."""
         while True:
             while self._lines and not self._stopped and not self._sink.is_behind:
-                message = self._look_at(self._lines.popleft())
+                message = self._message(self._lines.popleft())
                 if message is not None:
                     return message
             if (self._at_end and not self._lines) or self._stopped or self._sink.is_gone:
@@ -417,15 +132,48 @@ class StdioTransport:
                 self._lines.extend(self._splitter.feed(data) if data else self._splitter.finish())
                 self._at_end = not data
 
+    async def send(self, message: Message) -> None:
+        """Writes one line and returns when it has left; cancelled meanwhile, the line is still written whole.
+
+        Once the editor is gone, notifications and responses are dropped.
+
+        :raises ConnectionError: a request to an editor that is gone.
+        """
+        if "method" in message and "id" in message:
+            if self._sink.is_gone:
+                raise ConnectionError("The editor has closed the connection.")
+            self._open_requests.add(message["id"])
+        waiting = self._write(message)
+        if waiting is not None:
+            await waiting
+        elif self._sending_since is None:
+            self._sending_since = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._reset_sending)
+        elif time.monotonic() - self._sending_since > FAIR_S:
+            await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """Acts as if stdin had ended; pending output still leaves. May be called from the loop's signal handlers."""
+        self._stopped = True
+        self._source.end()
+        self._sink.release_waiters()
+
+    async def close(self) -> None:
+        """Writes what is pending, within bounds, and makes the descriptors blocking again."""
+        self._source.end()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+        await self._sink.close()
+
     async def _read_while_behind(self) -> bytes | None:
-        """Wait until the editor reads again; meanwhile read on, within a bound, to see the end of stdin."""
-        relief = self._sink.relief()
+        """Waits until the editor reads again. Reads ahead meanwhile, within a bound, to notice the end of stdin."""
+        caught_up = self._sink.caught_up()
         if self._at_end:
-            await asyncio.wait([relief], timeout=GIVE_UP_S)
+            await asyncio.wait([caught_up], timeout=GIVE_UP_S)
             self._stopped = self._stopped or self._sink.is_behind
             return None
-        waiting: list[asyncio.Future[Any]] = [relief]
-        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= HELD_BYTES:
+        waiting: list[asyncio.Future[Any]] = [caught_up]
+        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= MAX_UNREAD_BYTES:
             self._reading = self._reading or asyncio.ensure_future(self._source.read())
             waiting.append(self._reading)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -434,85 +182,295 @@ class StdioTransport:
         data, self._reading = self._reading.result(), None
         return data
 
-    def stop(self) -> None:
-        """Read no more, as if stdin had ended; what is written still leaves. Callable from a signal handler of the
-        loop."""
-        self._stopped = True
-        self._source.end()
-        self._sink.relieve()
-
-    async def send(self, message: Message) -> None:
-        """Write one line; returns when it has left. After the editor vanished, notifications and responses go nowhere.
-
-        Cancelled while it waits, the line is still written whole.
-
-        :raises ConnectionError: a request to an editor that has vanished.
-        """
-        if "method" in message and "id" in message:
-            if self._sink.is_gone:
-                raise ConnectionError("The editor has closed the connection.")
-            self._asked.add(message["id"])
-        waiting = self._write(message)
-        if waiting is not None:
-            await waiting
-        elif self._sending_since is None:
-            self._sending_since = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._others_had_a_turn)
-        elif time.monotonic() - self._sending_since > FAIR_S:
-            await asyncio.sleep(0)
-
-    def _others_had_a_turn(self) -> None:
+    def _reset_sending(self) -> None:
         self._sending_since = None
 
     def _write(self, message: Message) -> asyncio.Future[None] | None:
-        line = _line(message)
+        try:
+            line = encode(message)
+        except (TypeError, RecursionError):
+            if "method" in message or "id" not in message:
+                raise
+            # Requests are always answered, even if our result has a bug.
+            logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
+            error = FrameError(INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
+            line = encode(error.response())
         if self._observe is not None:
             self._observe("out", line[:-1])
-        return self._sink.write(line, is_needed="method" not in message)
+        return self._sink.write(line, is_response="method" not in message)
 
-    async def close(self) -> None:
-        """Write what waits and let go of the descriptors; both are left open and blocking.
-
-        Behind a slow editor, updates that were not begun are dropped after 200 ms; a begun line and the responses have
-        3 s while it reads.
-        """
-        self._source.end()
-        if self._reading is not None:
-            await asyncio.wait([self._reading])
-        await self._sink.close(timeout_s=CLOSE_S, finish_s=FINISH_S, stalled_s=STALLED_S)
-
-    def _look_at(self, line: bytes | Oversized) -> Message | None:
-        if isinstance(line, Oversized):
-            self._write(line.fault().response())
-            return None
-        if self._observe is not None:
-            self._observe("in", line)
-        message = parse(line)
+    def _message(self, line: bytes | FrameError) -> Message | None:
+        """The message in `line`. An error is answered and gives None."""
+        message: Message | FrameError | None
+        if isinstance(line, FrameError):
+            message = line
+        else:
+            if self._observe is not None:
+                self._observe("in", line)
+            message = parse(line)
         if isinstance(message, dict) and "method" not in message:
-            message = self._expected(message)
+            message = self._match_response(message)
         if isinstance(message, FrameError):
             self._write(message.response())
             return None
         return message
 
-    def _expected(self, response: Message) -> Message | FrameError | None:
-        """The response under the id that was asked; some clients send numbers back as strings."""
+    def _match_response(self, response: Message) -> Message | FrameError | None:
+        """The response with the id of its request; some clients return numbers as strings."""
         given = response["id"]
-        for asked in (given, int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given):
-            if asked in self._asked:
-                self._asked.discard(asked)
-                return response | {"id": asked}
+        number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
+        for request_id in (given, number):
+            if request_id in self._open_requests:
+                self._open_requests.discard(request_id)
+                return response | {"id": request_id}
         if "result" in response or "error" in response:
             return None
-        return FrameError(code=-32600, words="The object has no method.", id=given)
+        return FrameError(INVALID_REQUEST, "The object has no method.", given)
 
 
-def _line(message: Message) -> bytes:
+@dataclass(slots=True, eq=False)
+class WaitingLine:
+    """A line, or the rest of one, that has not left yet."""
+
+    rest: memoryview
+    left: asyncio.Future[None]
+    is_begun: bool
+    is_response: bool
+
+
+class Sink:
+    """Writes lines to a descriptor, whole and in order: at once while the reader keeps up, else when it reads."""
+
+    def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
+        self._fd = fd
+        self._max_waiting_bytes = max_waiting_bytes
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[WaitingLine] = deque()
+        self._waiting_bytes = 0
+        self._last_read_at = self._loop.time()
+        self._is_ending = False
+        self._caught_up: asyncio.Future[None] | None = None
+        self.is_gone = False
+        mode = os.fstat(fd).st_mode
+        # A terminal may share its flags with the shell, and a file never blocks: both stay blocking.
+        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and self._can_watch() and os.get_blocking(fd)
+        if self._was_blocking:
+            os.set_blocking(fd, False)
+        # The writing end of a pipe becomes readable only when the reading end is closed.
+        self._is_watched = stat.S_ISFIFO(mode) and self._can_watch()
+        if self._is_watched:
+            self._loop.add_reader(fd, self._lose_reader)
+
+    def write(self, line: bytes, *, is_response: bool) -> asyncio.Future[None] | None:
+        """Writes `line` now and returns None, or returns a future that is done when it has left.
+
+        `close` may drop lines that are not responses.
+        """
+        if self.is_gone or (self._is_ending and not is_response):
+            return None
+        rest = memoryview(line)
+        if not self._waiting:
+            self._last_read_at = self._loop.time()
+            rest = self._write_some(rest)
+            if not rest:
+                return None
+            self._loop.add_writer(self._fd, self._drain)
+        left: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(WaitingLine(rest, left, len(rest) < len(line), is_response))
+        self._waiting_bytes += len(rest) + LINE_OVERHEAD_BYTES
+        return left
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether too much waits for the reader."""
+        return self._waiting_bytes > self._max_waiting_bytes
+
+    def caught_up(self) -> asyncio.Future[None]:
+        """A future that is done when the sink is no longer behind, or at `release_waiters`."""
+        if self._caught_up is None or self._caught_up.done():
+            self._caught_up = self._loop.create_future()
+        return self._caught_up
+
+    def release_waiters(self) -> None:
+        """Completes the future of `caught_up`."""
+        if self._caught_up is not None:
+            _complete(self._caught_up)
+
+    async def close(self) -> None:
+        """Writes what waits, for `CLOSE_S`. After that only begun lines and responses, while the reader reads."""
+        started = self._loop.time()
+        if self._waiting:
+            await asyncio.wait([self._waiting[-1].left], timeout=CLOSE_S)
+            self._is_ending = True
+            self._drop([line for line in self._waiting if not (line.is_begun or line.is_response)])
+        while self._waiting:
+            now = self._loop.time()
+            timeout_s = min(started + FINISH_S - now, self._last_read_at + STALLED_S - now)
+            if timeout_s <= 0:
+                break
+            await asyncio.wait([self._waiting[-1].left], timeout=timeout_s)
+        self._abandon()
+        if self._was_blocking:
+            self._was_blocking = False
+            with contextlib.suppress(OSError):
+                os.set_blocking(self._fd, True)
+
+    def _can_watch(self) -> bool:
+        try:
+            self._loop.add_writer(self._fd, lambda: None)
+            self._loop.remove_writer(self._fd)
+        except (NotImplementedError, OSError):
+            return False
+        return True
+
+    def _write_some(self, rest: memoryview) -> memoryview:
+        """Writes as much as the reader takes; returns the remainder."""
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                return rest
+            except OSError:
+                self._lose_reader()
+                return rest[len(rest) :]
+        return rest
+
+    def _drain(self) -> None:
+        while self._waiting:
+            line = self._waiting[0]
+            rest = self._write_some(line.rest)
+            if self.is_gone:
+                return
+            written = len(line.rest) - len(rest)
+            self._waiting_bytes -= written
+            if written:
+                self._last_read_at, line.is_begun, line.rest = self._loop.time(), True, rest
+            if rest:
+                break
+            self._drop([line])
+        if not self.is_behind:
+            self.release_waiters()
+
+    def _drop(self, lines: list[WaitingLine]) -> None:
+        """Removes lines that were written or will not be; their senders go on."""
+        for line in lines:
+            self._waiting.remove(line)
+            self._waiting_bytes -= len(line.rest) + LINE_OVERHEAD_BYTES
+            _complete(line.left)
+        if lines and not self._waiting:
+            self._loop.remove_writer(self._fd)
+
+    def _lose_reader(self) -> None:
+        self._abandon()
+        self._on_gone()
+
+    def _abandon(self) -> None:
+        self.is_gone = True
+        if self._is_watched:
+            self._loop.remove_reader(self._fd)
+        self._drop(list(self._waiting))
+        self.release_waiters()
+
+
+def _open_source(fd: int) -> WatchedSource | ThreadSource:
+    """A source of bytes for any kind of descriptor."""
+    if stat.S_ISREG(os.fstat(fd).st_mode):  # some loops watch files without error, but never report their end
+        return ThreadSource(fd)
+    loop = asyncio.get_running_loop()
     try:
-        return encode(message)
-    except (TypeError, RecursionError):
-        if "method" in message or "id" not in message:
-            raise
-        # A request is always answered, even where our answer has a fault.
-        log.exception("The response to request %r has no JSON", message["id"])
-        return encode(FrameError(code=-32603, words="Internal error: see crow's log.", id=message["id"]).response())
+        loop.add_reader(fd, lambda: None)
+        loop.remove_reader(fd)
+    except (NotImplementedError, OSError):  # Windows, or a device that is always ready
+        return ThreadSource(fd)
+    return WatchedSource(fd)
+
+
+class WatchedSource:
+    """Reads a pipe, socket or terminal when the loop reports it ready.
+
+    The descriptor need not be non-blocking: that flag would affect every process that shares it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] | None = None
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end. Only one task may read."""
+        while not self._ended:
+            self._ready = self._loop.create_future()
+            self._loop.add_reader(self._fd, self._wake)
+            try:
+                await self._ready
+            finally:
+                self._loop.remove_reader(self._fd)
+                self._ready = None
+            try:
+                return b"" if self._ended else os.read(self._fd, CHUNK_BYTES)
+            except BlockingIOError:
+                continue  # the parent process made the descriptor non-blocking
+            except OSError:
+                break  # a reset socket, or a terminal that hung up
+        return b""
+
+    def end(self) -> None:
+        """Acts as if the end had been reached; wakes the reading task."""
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._ready is not None:
+            _complete(self._ready)
+
+
+class ThreadSource:
+    """Reads a descriptor that the loop cannot watch in a daemon thread, one chunk per request."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._wanted = threading.Semaphore(0)
+        self._chunk: asyncio.Future[bytes] | None = None
+        self._ended = False
+        threading.Thread(target=self._run, name="crow-stdin", daemon=True).start()
+
+    async def read(self) -> bytes:
+        """See `WatchedSource.read`."""
+        if self._ended:
+            return b""
+        self._chunk = self._loop.create_future()
+        self._wanted.release()
+        return await self._chunk
+
+    def end(self) -> None:
+        """See `WatchedSource.end`."""
+        self._ended = True
+        self._deliver(b"")
+        self._wanted.release()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.acquire()
+            if self._ended:
+                return
+            try:
+                data = os.read(self._fd, CHUNK_BYTES)
+            except OSError:
+                data = b""
+            # The loop may have closed while this thread was blocked.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._deliver, data)
+            if not data:
+                return
+
+    def _deliver(self, data: bytes) -> None:
+        if self._chunk is not None and not self._chunk.done():
+            self._chunk.set_result(data)
+
+
+def _complete(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,9 +1,4 @@
-"""A running session towards one client: events as `session/update` payloads.
-
-Strategy: what is open (announced calls, the message that streams) is remembered, so that each update says only what is
-new and a client that loads the session meanwhile can be told what goes on; every tool update carries a status. Kinds
-that a client must have asked for are sent to those alone and said otherwise to the rest. Sends nothing.
-"""
+"""Events of a session as `session/update` payloads, live and replayed."""
 
 from __future__ import annotations
 
@@ -12,102 +7,57 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, assert_never
 
-from crow.domain.entries import (
-    Announcement,
-    Assistant,
-    CallRef,
-    Checkpoint,
-    Command,
-    Entry,
-    File,
-    Mask,
-    Note,
-    PlanItem,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
-from crow.domain.events import (
-    CallAnnounced,
-    CallEnded,
-    CallProgressed,
-    CommandsChanged,
-    CompactionChanged,
-    ContextMeasured,
-    EntryStored,
-    Event,
-    ModeChanged,
-    NoticeShown,
-    OptionsChanged,
-    PlanChanged,
-    SummaryShown,
-    TextShown,
-    ThoughtShown,
-    TitleChanged,
-)
+from crow.domain import entries, events
+from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
+from crow.domain.events import Event
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import (
     OUTPUT_BYTES,
     Fields,
-    announcement_of,
-    bounded,
+    announcement_from,
     call_fields,
     console_block,
     diff_contents,
-    head_and_tail,
+    limit_json,
+    limit_text,
     output_text,
-    pieces,
     raw_output,
     result_contents,
+    split_text,
     text_content,
 )
 
-__all__ = [
-    "LiveUpdates",
-    "ReplayUpdates",
-    "Update",
-    "agent_text",
-    "agent_thought",
-    "aside",
-    "chunk",
-    "compaction",
-    "mask_id",
-    "plan",
-    "summary_chunks",
-    "tool_call",
-    "usage",
-]
+__all__ = ["LiveUpdates", "ReplayUpdates", "Update", "plan_updates", "usage_update"]
+
+Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000
-"""Output shown in a client's terminal while a command runs; of what comes after, the end is shown when it is over."""
+"""How much output is streamed to a client's terminal; of the rest, the end is shown when the command ends."""
 
 PROGRESS_CHARS = 8_000
-"""Output shown of a running command where there is no such terminal: its end."""
+"""How much output of a running command is shown without a terminal: the end."""
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """An announced call. `in_terminal`: what of its output the client's terminal has; None without a terminal.
-    `content`: what the client shows of it."""
+    """An announced call that has not ended.
+
+    `in_terminal` is the output that the client's terminal has, None without a terminal. `content` is what the client
+    shows.
+    """
 
     announcement: Announcement
     name: str = ""
     arguments: str | None = None
     in_terminal: str | None = None
     content: list[Fields] = field(default_factory=list)
-    has_started: bool = False
+    status: Literal["pending", "in_progress"] = "pending"
 
 
 @dataclass(slots=True)
-class _Streamed:
-    """The message that streams now, as far as it was shown."""
+class _OpenMessage:
+    """The message that is being streamed, as far as it was sent."""
 
     message_id: str
     text: list[str] = field(default_factory=list)
@@ -115,7 +65,12 @@ class _Streamed:
 
 
 class LiveUpdates:
-    """A running session towards one client. `cwd` is told to terminals; `new_id` names messages that are not stored."""
+    """Events of a running session for one client.
+
+    Remembers open calls and the open message, so that updates contain only what is new, and a client that loads the
+    session can be brought up to date. Every update of a tool call has a status. `cwd` is shown in terminals; `new_id`
+    names messages that are not stored.
+    """
 
     def __init__(
         self, caps: ClientCapabilities, *, cwd: str = "", new_id: Callable[[], str] = lambda: uuid.uuid4().hex
@@ -123,441 +78,366 @@ class LiveUpdates:
         self._caps = caps
         self._cwd = cwd
         self._new_id = new_id
-        self._open: dict[CallRef, _OpenCall] = {}
-        self._streamed: _Streamed | None = None
+        self._calls: dict[CallRef, _OpenCall] = {}
+        self._message = _OpenMessage("")
 
     def updates(self, event: Event) -> tuple[Update, ...]:
-        """What `event` shows, in order. Lists of options and commands are the sender's to add."""
+        """The updates for `event` in order; the sender adds lists of options and commands."""
         match event:
-            case EntryStored(entry=entry):
+            case events.EntryStored(entry=entry):
                 return self._stored(entry)
-            case TextShown(message_id=message_id, text=text):
-                self._streams(message_id).text.append(text)
-                return agent_text(message_id, text)
-            case ThoughtShown(message_id=message_id, text=text):
-                self._streams(message_id).thought.append(text)
-                return agent_thought(message_id, text)
-            case CallAnnounced():
-                return (self._announced(event),)
-            case CallProgressed():
+            case events.TextShown(message_id=message_id, text=text):
+                self._open_message(message_id).text.append(text)
+                return _text_updates(message_id, text)
+            case events.ThoughtShown(message_id=message_id, text=text):
+                self._open_message(message_id).thought.append(text)
+                return _thought_updates(message_id, text)
+            case events.CallAnnounced(call=call):
+                self._calls[call] = opened = _OpenCall(event.announcement, event.name, event.arguments)
+                if event.announcement.kind == "execute" and self._caps.terminal_output:
+                    opened.in_terminal = ""
+                return self._call_updates(call, opened)
+            case events.CallProgressed():
                 return self._progressed(event)
-            case CallEnded():
+            case events.CallEnded():
                 return self._ended(event)
-            case ContextMeasured():
-                return (usage(event),)
-            case CompactionChanged():
-                return self._compaction(event)
-            case SummaryShown(compaction_id=compaction_id, text=text):
-                return summary_chunks(compaction_id, text) if self._caps.compaction else ()
-            case NoticeShown():
+            case events.ContextMeasured():
+                return (usage_update(event),)
+            case events.CompactionChanged(compaction_id=compaction_id, status=status, detail=detail):
+                if self._caps.compaction:
+                    return (_compaction_update(compaction_id, status, detail),)
+                return _remark_updates(self._new_id(), f"({detail})") if status == "failed" and detail else ()
+            case events.SummaryShown(compaction_id=compaction_id, text=text):
+                return _summary_updates(compaction_id, text) if self._caps.compaction else ()
+            case events.NoticeShown():
                 return self._notice(event)
-            case PlanChanged(plan=items):
-                return plan(items)
-            case TitleChanged(title=title):
-                return ({"sessionUpdate": "session_info_update", "title": title},)
-            case ModeChanged(mode=mode):
-                return ({"sessionUpdate": "current_mode_update", "currentModeId": mode},)
-            case OptionsChanged() | CommandsChanged():
+            case events.PlanChanged(plan=items):
+                return plan_updates(items)
+            case events.TitleChanged(title=title):
+                return (_update("session_info_update", title=title),)
+            case events.ModeChanged(mode=mode):
+                return (_update("current_mode_update", currentModeId=mode),)
+            case events.OptionsChanged() | events.CommandsChanged():
                 return ()
             case _:
                 assert_never(event)
 
-    def again(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
-        """What goes on, for a client that was just told the history: the message that streams, and the open calls.
+    def catch_up(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
+        """The open message and open calls, for a client that has just received the stored history.
 
-        Without the calls that `ended`, and the message if it is in the history under this id already.
+        Leaves out calls that `ended` in that history, and the message if its last one has this id.
         """
         for call in ended:
-            self._open.pop(call, None)
-        streamed = self._streamed
+            self._calls.pop(call, None)
         updates: list[Update] = []
-        if streamed is not None and streamed.message_id != message_id:
-            updates += agent_thought(streamed.message_id, "".join(streamed.thought))
-            updates += agent_text(streamed.message_id, "".join(streamed.text))
-        for call, opened in self._open.items():
-            updates += self._opening(call, opened)
+        if self._message.message_id != message_id:
+            updates += _thought_updates(self._message.message_id, "".join(self._message.thought))
+            updates += _text_updates(self._message.message_id, "".join(self._message.text))
+        for call, opened in self._calls.items():
+            updates += self._call_updates(call, opened)
         return tuple(updates)
 
-    def _streams(self, message_id: str) -> _Streamed:
-        if self._streamed is None or self._streamed.message_id != message_id:
-            self._streamed = _Streamed(message_id)
-        return self._streamed
+    def _open_message(self, message_id: str) -> _OpenMessage:
+        if self._message.message_id != message_id:
+            self._message = _OpenMessage(message_id)
+        return self._message
 
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
-        if isinstance(entry.body, Assistant):
-            self._streamed = None
         match entry.body:
-            case Started(call=call, announcement=announcement):
+            case entries.Started(call=call, announcement=announcement):
                 return self._started(call, announcement)
             case ToolResult() as result:
                 return self._finished(result)
-            case Remark(text=text, message_id=message_id):
-                return aside(message_id, text)
-            case Command(answer=answer, message_id=message_id):
-                return agent_text(message_id, answer)
-            case Checkpoint() as checkpoint:
-                if self._caps.compaction or checkpoint.reason == "command":
-                    return ()  # CompactionChanged tells it, or the command's answer
-                words = f"(Context compacted: {_tokens(checkpoint)}.)"
-                return aside(checkpoint.compaction_id, words)
-            case Mask() as mask:
+            case entries.Remark(text=text, message_id=message_id):
+                return _remark_updates(message_id, text)
+            case entries.Command(answer=answer, message_id=message_id):
+                return _text_updates(message_id, answer)
+            case entries.Checkpoint(compaction_id=compaction_id, reason=reason) as checkpoint:
+                if self._caps.compaction or reason == "command":
+                    return ()  # shown by CompactionChanged or by the command's answer
+                return _remark_updates(compaction_id, f"(Context compacted: {_token_change(checkpoint)}.)")
+            case entries.Mask() as mask:
                 if self._caps.compaction:
-                    return (compaction(mask_id(entry)),)
-                return aside(mask_id(entry), f"(Older tool outputs put aside: {_tokens(mask)}.)")
-            # The client has its user's words already, and the answer's text came as it streamed.
-            case User() | Assistant() | Prompt() | File() | Restore() | Skill() | Reminder() | Note() | TurnEnd():
-                return ()
+                    return (_compaction_update(_mask_id(entry)),)
+                return _remark_updates(_mask_id(entry), f"(Older tool outputs elided: {_token_change(mask)}.)")
+            case entries.Assistant():
+                self._message = _OpenMessage("")
+                return ()  # its text was streamed
             case _:
-                assert_never(entry.body)
+                return ()  # the client has its user's prompt; the rest is not shown
 
-    def _announced(self, event: CallAnnounced) -> Update:
-        opened = self._open[event.call] = _OpenCall(event.announcement, event.name, event.arguments)
-        if event.announcement.kind == "execute" and self._caps.terminal_output:
-            opened.in_terminal = ""
-        return self._opening(event.call, opened)[0]
-
-    def _opening(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
-        """The call as it stands, towards a client that does not know it."""
-        announcement = opened.announcement
-        fields = call_fields(call.call_id, announcement, name=opened.name, arguments=opened.arguments)
-        content = diff_contents(announcement.diffs)
+    def _call_updates(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
+        """The call in its present state, for a client that does not know it."""
+        fields = call_fields(call.call_id, opened.announcement, name=opened.name, arguments=opened.arguments)
+        opened.content = diff_contents(opened.announcement.diffs)
         if opened.in_terminal is not None:
-            terminal = {"terminal_id": call.call_id}
-            fields["_meta"] = fields.get("_meta", {}) | {
-                "terminal_info": terminal | ({"cwd": self._cwd} if self._cwd else {})
-            }
-            content = [_terminal(call)]
-        if content:
-            fields["content"] = content
-        opened.content = content
-        status = "in_progress" if opened.has_started else "pending"
-        update = tool_call(status) | fields
+            terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
+            fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
+            opened.content = [_terminal_content(call)]
+        if opened.content:
+            fields["content"] = opened.content
+        update = _update("tool_call", status=opened.status) | fields
         if not opened.in_terminal:
             return (update,)
-        output = {"_meta": {"terminal_output": _output(call, opened.in_terminal)}}
-        return update, _call_update(call, status) | output
+        output = {"terminal_output": _terminal_output(call, opened.in_terminal)}
+        return update, _call_update(call, opened.status) | {"_meta": output}
 
     def _started(self, call: CallRef, announcement: Announcement | None) -> tuple[Update, ...]:
-        opened = self._open.get(call)
-        if opened is None and announcement is None:  # it was told as over already
+        opened = self._calls.get(call)
+        if opened is not None:
+            opened.status = "in_progress"
+            changed = _changed_fields(call, opened, announcement) if announcement is not None else {}
+            return (_call_update(call, "in_progress") | changed,)
+        if announcement is None:  # the call has already ended for this client
             return ()
-        if opened is None:
-            assert announcement is not None
-            self._open[call] = _OpenCall(announcement, has_started=True)
-            fields = call_fields(call.call_id, announcement)
-            return (tool_call("in_progress") | fields,)
-        opened.has_started = True
-        changed = self._changed(call, announcement) if announcement is not None else {}
-        return (_call_update(call, "in_progress") | changed,)
+        self._calls[call] = _OpenCall(announcement, status="in_progress")
+        return (_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement),)
 
-    def _progressed(self, event: CallProgressed) -> tuple[Update, ...]:
-        opened = self._open.get(event.call)
+    def _progressed(self, event: events.CallProgressed) -> tuple[Update, ...]:
+        opened = self._calls.get(event.call)
         if opened is None:
             return ()
         update = _call_update(event.call, "in_progress")
         if opened.in_terminal is None:
             opened.content = [text_content(console_block(event.text[-PROGRESS_CHARS:]))]
             return (update | {"content": opened.content},)
-        shown = opened.in_terminal
-        if not event.text.startswith(shown) or len(shown) >= TERMINAL_CHARS:
+        sent = opened.in_terminal
+        if not event.text.startswith(sent):
             return ()
-        opened.in_terminal = event.text[:TERMINAL_CHARS]
-        added = opened.in_terminal[len(shown) :]
-        return (update | {"_meta": {"terminal_output": _output(event.call, added)}},) if added else ()
+        opened.in_terminal = event.text[: max(TERMINAL_CHARS, len(sent))]
+        added = opened.in_terminal[len(sent) :]
+        return (update | {"_meta": {"terminal_output": _terminal_output(event.call, added)}},) if added else ()
 
     def _finished(self, result: ToolResult) -> tuple[Update, ...]:
-        status = "failed" if result.is_error else "completed"
-        opened = self._open.get(result.call)
-        shown_in_terminal = opened is not None and opened.in_terminal is not None
+        opened = self._calls.pop(result.call, None)
         if opened is None:
-            fields = call_fields(result.call.call_id, result.announcement, name=result.name)
-            update = tool_call(status) | fields
-        else:
-            update = _call_update(result.call, status) | self._changed(result.call, result.announcement)
-        if opened is not None and opened.in_terminal is not None:
-            update["_meta"] = _rest_of_terminal(result, opened.in_terminal)
-        else:
-            content = result_contents(result)
-            if opened is None or opened.content != content:  # some clients show again what is sent again
-                update["content"] = content
-        output = raw_output(result, with_text=not shown_in_terminal)
-        if output is not None:
-            update["rawOutput"] = output
-        self._open.pop(result.call, None)
-        return (update, *plan(result.plan))
+            return _finished_call(result)
+        update = _call_update(result.call, _final_status(result))
+        update |= _changed_fields(result.call, opened, result.announcement)
+        if opened.in_terminal is not None:
+            update["_meta"] = _terminal_end(result, opened.in_terminal)
+        elif (content := result_contents(result)) != opened.content:  # some clients would show it twice
+            update["content"] = content
+        output = raw_output(result, with_text=opened.in_terminal is None)
+        return (update | output, *plan_updates(result.plan))
 
-    def _ended(self, event: CallEnded) -> tuple[Update, ...]:
-        opened = self._open.pop(event.call, None)
+    def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
+        opened = self._calls.pop(event.call, None)
         if opened is None:
             return ()
         update = _call_update(event.call, "failed")
-        content = [text_content(head_and_tail(event.text))] if event.text else []
+        content = [text_content(limit_text(event.text))] if event.text else []
         if opened.in_terminal is not None:
-            content = [_terminal(event.call), *content]
-            update["_meta"] = {"terminal_exit": _exit(event.call, None)}
+            content = [_terminal_content(event.call), *content]
+            update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
         return (update | {"content": content},)
 
-    def _changed(self, call: CallRef, announcement: Announcement) -> Update:
-        """Title, kind and locations where they are no longer what the client knows."""
-        opened = self._open[call]
-        known = call_fields(call.call_id, opened.announcement)
-        opened.announcement = announcement
-        return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}
-
-    def _compaction(self, event: CompactionChanged) -> tuple[Update, ...]:
-        if self._caps.compaction:
-            return (compaction(event.compaction_id, event.status, event.detail),)
-        if event.status == "failed" and event.detail:
-            return aside(self._new_id(), f"({event.detail})")
-        return ()
-
-    def _notice(self, event: NoticeShown) -> tuple[Update, ...]:
+    def _notice(self, event: events.NoticeShown) -> tuple[Update, ...]:
         title = event.title or event.description
         if not title:
             return ()
         if self._caps.notices:
-            update: Update = {"sessionUpdate": "notice", "severity": event.severity, "title": head_and_tail(title)}
-            return (update | ({"description": head_and_tail(event.description)} if event.description else {}),)
+            update = _update("notice", severity=event.severity, title=limit_text(title))
+            return (update | ({"description": limit_text(event.description)} if event.description else {}),)
         if event.severity == "info":
             return ()
         words = f"{title} {event.description}" if event.description and event.description != title else title
-        return aside(self._new_id(), f"({words})")
+        return _remark_updates(self._new_id(), f"({words})")
+
+
+class ReplayUpdates:
+    """A stored history for one client: takes every event of `crow.domain.replay.Replay` in order.
+
+    A call becomes one update with its final status. A turn that showed nothing ends with a remark.
+    """
+
+    def __init__(self, caps: ClientCapabilities) -> None:
+        self._caps = caps
+        self._announced: dict[CallRef, events.CallAnnounced] = {}
+        self._is_answered = True
+
+    def updates(self, event: Event) -> tuple[Update, ...]:
+        """The updates for `event`."""
+        match event:
+            case events.EntryStored(entry=entry):
+                updates = self._stored(entry)
+            case events.TextShown(message_id=message_id, text=text):
+                updates = _text_updates(message_id, text)
+            case events.ThoughtShown(message_id=message_id, text=text):
+                updates = _thought_updates(message_id, text)
+            case events.CallAnnounced(call=call):
+                self._announced[call] = event
+                updates = ()
+            case events.CallEnded():
+                updates = self._ended(event)
+            case _:
+                updates = ()  # transient; the response to session/load contains the present state
+        if updates:
+            self._is_answered = updates[-1]["sessionUpdate"] != "user_message_chunk"
+        return updates
+
+    def _stored(self, entry: Entry) -> tuple[Update, ...]:
+        match entry.body:
+            case entries.User(parts=parts, message_id=message_id):
+                return tuple(_message_chunk("user", message_id, block) for part in parts for block in blocks(part))
+            case ToolResult() as result:
+                announced = self._announced.pop(result.call, None)
+                return _finished_call(result, arguments=None if announced is None else announced.arguments)
+            case entries.Remark(text=text, message_id=message_id):
+                return _remark_updates(message_id, text)
+            case entries.Command(text=text, answer=answer, message_id=message_id):
+                typed = _message_chunk("user", f"{message_id}_typed", {"type": "text", "text": limit_text(text)})
+                return (typed, *_text_updates(message_id, answer))
+            case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
+                return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
+            case entries.Mask():
+                return (_compaction_update(_mask_id(entry)),) if self._caps.compaction else ()
+            case entries.TurnEnd(stop=stop, detail=detail):
+                return self._turn_end(f"turn_end_{entry.id}", stop, detail)
+            case _:
+                return ()
+
+    def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
+        announced = self._announced.pop(event.call, None)
+        if announced is None:
+            return ()
+        announcement = announced.announcement
+        if announcement == Announcement(title=announced.name):  # stored by a version that kept only the call
+            announcement = announcement_from(announced.name, announced.arguments)
+        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
+        content = [*diff_contents(announcement.diffs), text_content(limit_text(event.text))]
+        return (_update("tool_call", status="failed") | fields | {"content": content},)
+
+    def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
+        """A remark if the turn ended badly or without an answer: clients join prompts with nothing between them."""
+        match stop:
+            case "interrupted":
+                words = detail or "The turn was interrupted."
+            case "error":
+                words = detail or "The turn ended with an error."
+            case _ if self._is_answered:
+                return ()
+            case "cancelled":
+                words = "Cancelled."
+            case _:
+                words = "No answer."
+        return _remark_updates(message_id, f"({words})")
+
+
+def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
+    """The complete plan; nothing for None."""
+    if items is None:
+        return ()
+    plan = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
+    return (_update("plan", entries=limit_json(plan, OUTPUT_BYTES)),)
+
+
+def usage_update(event: events.ContextMeasured) -> Update:
+    """How full the context is."""
+    update = _update("usage_update", used=max(0, event.used), size=max(0, event.size))
+    return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
+
+
+def _update(kind: str, **fields: Any) -> Update:
+    return {"sessionUpdate": kind, **fields}
+
+
+def _message_chunk(sender: Literal["user", "agent"], message_id: str, block: Fields) -> Update:
+    return {"sessionUpdate": f"{sender}_message_chunk", "content": block, "messageId": message_id}
+
+
+def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
+    return tuple(_message_chunk("agent", message_id, {"type": "text", "text": piece}) for piece in split_text(text))
+
+
+def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
+    """Crow's own words: a separate paragraph, also in clients that join all chunks."""
+    return _text_updates(message_id, f"{words}\n\n")
+
+
+def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
+    """A thought has its own message id, as clients join chunks with the same id."""
+    message_id = f"{message_id}_thought"
+    return tuple(
+        _update("agent_thought_chunk", content={"type": "text", "text": piece}, messageId=message_id)
+        for piece in split_text(text)
+    )
+
+
+def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
+    """The next part of a summary; an empty one removes the parts sent before."""
+    if not text:
+        return (_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
+    return tuple(
+        _update("compaction_summary_chunk", compactionId=compaction_id, content={"type": "text", "text": piece})
+        for piece in split_text(text)
+    )
+
+
+def _compaction_update(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
+    """A compaction's state; `detail` is its summary or why it failed."""
+    update = _update("compaction_update", compactionId=compaction_id, status=status)
+    if detail and status == "completed":
+        update["summary"] = [{"type": "text", "text": piece} for piece in split_text(limit_text(detail))]
+    elif detail and status == "failed":
+        update["error"] = limit_text(detail)
+    return update
+
+
+def _mask_id(entry: Entry) -> str:
+    return f"mask_{entry.id}"
+
+
+def _token_change(body: entries.Checkpoint | entries.Mask) -> str:
+    before, after = (
+        f"{round(tokens / 1000)}k" if tokens >= 10_000 else str(tokens)
+        for tokens in (body.tokens_before, body.tokens_after)
+    )
+    return f"{before} → {after} tokens"
 
 
 def _call_update(call: CallRef, status: str) -> Update:
-    return {"sessionUpdate": "tool_call_update", "toolCallId": call.call_id, "status": status}
+    return _update("tool_call_update", toolCallId=call.call_id, status=status)
 
 
-def _terminal(call: CallRef) -> dict[str, Any]:
+def _final_status(result: ToolResult) -> str:
+    return "failed" if result.is_error else "completed"
+
+
+def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
+    """A call that the client does not know yet, with its result."""
+    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
+    update = _update("tool_call", status=_final_status(result)) | fields | {"content": result_contents(result)}
+    return (update | raw_output(result), *plan_updates(result.plan))
+
+
+def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
+    """Title, kind and locations that differ from what the client knows."""
+    known = call_fields(call.call_id, opened.announcement)
+    opened.announcement = announcement
+    return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}
+
+
+def _terminal_content(call: CallRef) -> Fields:
     return {"type": "terminal", "terminalId": call.call_id}
 
 
-def _output(call: CallRef, text: str) -> dict[str, Any]:
+def _terminal_output(call: CallRef, text: str) -> Fields:
     return {"terminal_id": call.call_id, "data": text}
 
 
-def _exit(call: CallRef, code: object) -> dict[str, Any]:
+def _terminal_exit(call: CallRef, code: object) -> Fields:
+    """`code` negative: ended by that signal."""
     exited = isinstance(code, int) and code >= 0
     signal = f"signal {-code}" if isinstance(code, int) and code < 0 else None
     return {"terminal_id": call.call_id, "exit_code": code if exited else None, "signal": signal}
 
 
-def _rest_of_terminal(result: ToolResult, shown: str) -> dict[str, Any]:
-    whole = output_text(result)
-    rest = whole[len(shown) :] if whole.startswith(shown) else f"\n{whole}"
-    meta: dict[str, Any] = {"terminal_exit": _exit(result.call, result.raw_output.get("exit_code"))}
+def _terminal_end(result: ToolResult, sent: str) -> Fields:
+    """The exit and the output that the terminal does not have yet."""
+    output = output_text(result)
+    rest = output[len(sent) :] if output.startswith(sent) else f"\n{output}"
+    meta: Fields = {"terminal_exit": _terminal_exit(result.call, result.raw_output.get("exit_code"))}
     if rest.strip():
-        meta["terminal_output"] = _output(result.call, head_and_tail(rest))
+        meta["terminal_output"] = _terminal_output(result.call, limit_text(rest))
     return meta
-
-
-def _tokens(body: Checkpoint | Mask) -> str:
-    return f"{_short(body.tokens_before)} → {_short(body.tokens_after)} tokens"
-
-
-def _short(tokens: int) -> str:
-    return f"{round(tokens / 1000)}k" if tokens >= 10_000 else str(tokens)
-
-
-# FROM frontend.updates: `session/update` payloads: how each kind is built, for what happens now and for what is told
-# again.
-#
-# Strategy: plain dicts, built once, ready to send; texts come in as many pieces as the bound of a line asks for.
-# Knows
-# neither what a client has seen nor what it asked for. Sends nothing.
-
-
-Update: TypeAlias = dict[str, Any]
-
-
-def aside(message_id: str, words: str) -> tuple[Update, ...]:
-    """Crow's own words among the answers: a paragraph of their own also where the client joins all chunks."""
-    return agent_text(message_id, f"{words}\n\n")
-
-
-def agent_text(message_id: str, text: str) -> tuple[Update, ...]:
-    """Text of the agent, in as many chunks as the line bound asks for."""
-    return tuple(chunk("agent", message_id, {"type": "text", "text": piece}) for piece in pieces(text))
-
-
-def agent_thought(message_id: str, text: str) -> tuple[Update, ...]:
-    """A thought; its message is another than the answer's, as clients join what bears one id."""
-    return tuple(
-        {
-            "sessionUpdate": "agent_thought_chunk",
-            "content": {"type": "text", "text": piece},
-            "messageId": f"{message_id}_thought",
-        }
-        for piece in pieces(text)
-    )
-
-
-def plan(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
-    """The complete plan; nothing for None."""
-    if items is None:
-        return ()
-    entries = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
-    return ({"sessionUpdate": "plan", "entries": bounded(entries, OUTPUT_BYTES)},)
-
-
-def usage(event: ContextMeasured) -> Update:
-    """How full the context is."""
-    update: Update = {"sessionUpdate": "usage_update", "used": max(0, event.used), "size": max(0, event.size)}
-    return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
-
-
-def compaction(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
-    """A compaction's state; `detail` is its summary, or why it failed. Only for clients that asked for it."""
-    update: Update = {"sessionUpdate": "compaction_update", "compactionId": compaction_id, "status": status}
-    if detail and status == "completed":
-        update["summary"] = [{"type": "text", "text": piece} for piece in pieces(head_and_tail(detail))]
-    elif detail and status == "failed":
-        update["error"] = head_and_tail(detail)
-    return update
-
-
-def summary_chunks(compaction_id: str, text: str) -> tuple[Update, ...]:
-    """Pieces of a summary as it is written; an empty one takes back what was shown. Only for clients that asked."""
-    if not text:
-        return (
-            {
-                "sessionUpdate": "compaction_update",
-                "compactionId": compaction_id,
-                "status": "in_progress",
-                "summary": [],
-            },
-        )
-    shown = {"sessionUpdate": "compaction_summary_chunk", "compactionId": compaction_id}
-    return tuple(shown | {"content": {"type": "text", "text": piece}} for piece in pieces(text))
-
-
-def chunk(who: Literal["user", "agent"], message_id: str, block: dict[str, Any]) -> Update:
-    """One content block of a message."""
-    return {"sessionUpdate": f"{who}_message_chunk", "content": block, "messageId": message_id}
-
-
-def tool_call(status: str) -> Update:
-    """The beginning of a call that the client does not know yet; its fields are to be added."""
-    return {"sessionUpdate": "tool_call", "status": status}
-
-
-def mask_id(entry: Entry) -> str:
-    """The id under which a mask is shown as a compaction."""
-    return f"mask_{entry.id}"
-
-
-# FROM frontend.replayed: A stored history as `session/update` payloads.
-#
-# Strategy: the events of :class:`crow.domain.replay.Replay` become the same updates as live ones, but each call only
-# one,
-# with its final status, and nothing that was passing. Sends nothing.
-
-
-class ReplayUpdates:
-    """A stored history towards one client: give it every event of :class:`crow.domain.replay.Replay` in order.
-
-    A call becomes one update with its final status: its announcement waits here for the result or the end that follows.
-    A turn that showed nothing ends with a word of crow's own.
-    """
-
-    def __init__(self, caps: ClientCapabilities) -> None:
-        self._caps = caps
-        self._announced: dict[CallRef, CallAnnounced] = {}
-        self._is_answered = True
-
-    def updates(self, event: Event) -> tuple[Update, ...]:
-        """What `event` showed."""
-        updates = self._told(event)
-        for update in updates:
-            self._is_answered = update["sessionUpdate"] != "user_message_chunk"
-        return updates
-
-    def _told(self, event: Event) -> tuple[Update, ...]:
-        match event:
-            case EntryStored(entry=entry):
-                return self._stored(entry)
-            case TextShown(message_id=message_id, text=text):
-                return agent_text(message_id, text)
-            case ThoughtShown(message_id=message_id, text=text):
-                return agent_thought(message_id, text)
-            case CallAnnounced(call=call):
-                self._announced[call] = event
-                return ()
-            case CallEnded():
-                return self._ended(event)
-            # What was passing is over, and the answer to the load tells what holds now.
-            case (
-                CallProgressed()
-                | ContextMeasured()
-                | CompactionChanged()
-                | SummaryShown()
-                | NoticeShown()
-                | PlanChanged()
-                | TitleChanged()
-                | ModeChanged()
-                | OptionsChanged()
-                | CommandsChanged()
-            ):
-                return ()
-            case _:
-                assert_never(event)
-
-    def _stored(self, entry: Entry) -> tuple[Update, ...]:
-        match entry.body:
-            case User(parts=parts, message_id=message_id):
-                return tuple(chunk("user", message_id, block) for part in parts for block in blocks(part))
-            case ToolResult() as result:
-                return self._finished(result)
-            case Remark(text=text, message_id=message_id):
-                return aside(message_id, text)
-            case Command(text=text, answer=answer, message_id=message_id):
-                typed = chunk("user", f"{message_id}_typed", {"type": "text", "text": head_and_tail(text)})
-                return (typed, *agent_text(message_id, answer))
-            case Checkpoint(compaction_id=compaction_id, summary=summary):
-                return (compaction(compaction_id, "completed", summary),) if self._caps.compaction else ()
-            case Mask():
-                return (compaction(mask_id(entry)),) if self._caps.compaction else ()
-            case TurnEnd() as end:
-                return told_end(entry, end, is_answered=self._is_answered)
-            case Assistant() | Started() | Prompt() | File() | Restore() | Skill() | Reminder() | Note():
-                return ()
-            case _:
-                assert_never(entry.body)
-
-    def _finished(self, result: ToolResult) -> tuple[Update, ...]:
-        announced = self._announced.pop(result.call, None)
-        arguments = None if announced is None else announced.arguments
-        update = tool_call("failed" if result.is_error else "completed")
-        update |= call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-        update["content"] = result_contents(result)
-        output = raw_output(result)
-        if output is not None:
-            update["rawOutput"] = output
-        return (update, *plan(result.plan))
-
-    def _ended(self, event: CallEnded) -> tuple[Update, ...]:
-        announced = self._announced.pop(event.call, None)
-        if announced is None:
-            return ()
-        announcement = announced.announcement
-        if announcement == Announcement(title=announced.name):  # an older version stored nothing of it but the call
-            announcement = announcement_of(announced.name, announced.arguments)
-        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
-        content = [*diff_contents(announcement.diffs), text_content(head_and_tail(event.text))]
-        return (tool_call("failed") | fields | {"content": content},)
-
-
-def told_end(entry: Entry, end: TurnEnd, *, is_answered: bool) -> tuple[Update, ...]:
-    """How a turn ended, where that must be told: a client joins two prompts with nothing between them into one."""
-    match end.stop:
-        case "interrupted":
-            words = end.detail or "The turn was interrupted."
-        case "error":
-            words = end.detail or "The turn ended with an error."
-        case "cancelled" if not is_answered:
-            words = "Cancelled."
-        case _ if not is_answered:
-            words = "No answer."
-        case _:
-            return ()
-    return aside(f"turn_end_{entry.id}", f"({words})")

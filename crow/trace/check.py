@@ -1,8 +1,4 @@
-"""A whole recording put to the judges.
-
-Strategy: each message is judged on its own and by its place; a fault is noted with its line and the side whose it is,
-and the next message is judged all the same. What was still open when the recording ended is told, not held against it.
-"""
+"""Checks a recording against the protocol: every message by the schema, and their order."""
 
 from __future__ import annotations
 
@@ -11,17 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crow.trace.record import Recorded
-from crow.trace.schema import Judge, SchemaViolation, Side, fault
+from crow.trace.schema import SchemaChecker, Side, Violation, violation
 
-__all__ = ["CheckResult", "Order", "check"]
+__all__ = ["CheckResult", "OrderChecker", "check"]
 
-LINE_BYTES = 32 * 1024 * 1024
+FINAL = ("completed", "failed")
+OPENING = ("session/new", "session/load", "session/resume", "session/fork")
+TURN_UPDATES = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckResult:
-    """`faults` of the agent as `line 12: words`, `client_faults` likewise; `unanswered`: the requests without an answer
-    at the end, as `method (id)`."""
+    """What is wrong in a recording.
+
+    `faults` are the agent's as `line 12: text`, `client_faults` the client's. `unanswered` are the requests that were
+    open at the end, as `method (id)`; they are not faults.
+    """
 
     messages: int = 0
     faults: list[str] = field(default_factory=list)
@@ -30,130 +31,124 @@ class CheckResult:
 
 
 def check(recording: Iterable[Recorded]) -> CheckResult:
-    """Judge every message of a recording."""
-    verdict, judge, order = CheckResult(), Judge(), Order()
+    """Checks every message of a recording; a fault does not end the check."""
+    result, schema, order = CheckResult(), SchemaChecker(), OrderChecker()
     for recorded in recording:
-        verdict.messages += 1
+        result.messages += 1
+        faults = result.faults if recorded.sender == "agent" else result.client_faults
         if recorded.text is not None:
-            if recorded.sender == "agent":  # a client's broken line is the agent's to answer
-                verdict.faults.append(f"line {recorded.line}: no JSON from the agent: {recorded.text[:200]}")
+            if recorded.sender == "agent":  # the agent answers a broken line of the client
+                faults.append(f"line {recorded.line}: not JSON: {recorded.text[:200]}")
             continue
-        for rule in (judge, order):
-            try:
-                rule.check(recorded.sender, recorded.message)
-            except SchemaViolation as fault:
-                faults = verdict.faults if recorded.sender == "agent" else verdict.client_faults
-                faults.append(f"line {recorded.line}: {fault}")
-                break
-    verdict.unanswered = judge.unanswered()
-    return verdict
-
-
-# FROM trace.order: The ordering rules of ACP that a schema cannot say.
-#
-# Strategy: one pass over the messages of a connection with the little state that the rules need. A session is known
-# from
-# the response that creates it (or from the request that loads it); tool calls are announced once, updated after that,
-# and final when their turn ends; nothing turn-like comes outside a turn.
-
-
-FINAL = ("completed", "failed")
-OPENING = ("session/new", "session/load", "session/resume", "session/fork")
-TURN_LIKE = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
+        try:
+            schema.check(recorded.sender, recorded.message)
+            order.check(recorded.sender, recorded.message)
+        except Violation as error:
+            faults.append(f"line {recorded.line}: {error}")
+    result.unanswered = schema.unanswered()
+    return result
 
 
 @dataclass(slots=True)
-class SessionTrace:
-    """What a session has shown: the status of each call, how many prompts wait and how many replays run or wait (and
-    what the newest replaces, in case it fails)."""
+class _SessionTrace:
+    """What a session has shown: the status of each call, open prompts and open loads.
+
+    `before` is what the newest load replaces, in case it fails.
+    """
 
     calls: dict[str, str] = field(default_factory=dict)
     prompts: int = 0
     loading: int = 0
-    before: SessionTrace | None = None
+    before: _SessionTrace | None = None
 
 
-class Order:
-    """Checks every message of one connection in the order they were sent."""
+class OrderChecker:
+    """Checks the order of the messages of one connection.
+
+    A session must be known before it is used. Tool calls are announced once, updated after that, and final when their
+    turn ends. Parts of a turn come only while a prompt or a load is open.
+    """
 
     def __init__(self) -> None:
-        self._sessions: dict[str, SessionTrace] = {}
-        self._asked: dict[Any, tuple[str, Any]] = {}
+        self._sessions: dict[str, _SessionTrace] = {}
+        self._requests: dict[Any, tuple[str, Any]] = {}
 
     def check(self, sender: Side, message: Any) -> None:
-        """:raises WireFault: a message that came too early or too late. What is malformed is no matter of order."""
+        """Checks the next message; malformed ones are ignored. :raises Violation: it came too early or too late."""
         if not isinstance(message, dict):
             return
-        given = message.get("params")
-        params: dict[str, Any] = given if isinstance(given, dict) else {}
+        params: Any = message.get("params")
+        params = params if isinstance(params, dict) else {}
         session_id, method = params.get("sessionId"), message.get("method")
         if sender == "client":
             if isinstance(method, str) and "id" in message and isinstance(session_id, str | None):
-                self._asked[message["id"]] = (method, session_id)
-                self._client_asks(method, session_id)
+                self._requests[message["id"]] = (method, session_id)
+                self._on_request(method, session_id)
         elif method == "session/update":
-            self._updated(self._known(session_id, message), params["update"], message)
+            self._on_update(self._known(session_id, message), params["update"], message)
         elif method == "session/request_permission":
             call_id = params["toolCall"]["toolCallId"]
             if self._known(session_id, message).calls.get(call_id) not in ("pending", "in_progress"):
-                raise fault(message, "a permission request for a call that is not announced, or is over")
+                raise violation(message, "a permission request for a tool call that is not open")
         elif method is None and message.get("id") is not None:
-            self._answered(*self._asked.pop(message["id"], ("", None)), message)
+            self._on_response(*self._requests.pop(message["id"], ("", None)), message)
 
-    def _client_asks(self, method: str, session_id: Any) -> None:
+    def _on_request(self, method: str, session_id: Any) -> None:
+        session = self._sessions.get(session_id)
         if method == "session/load":
-            before = self._sessions.get(session_id)
-            running, loading = (0, 0) if before is None else (before.prompts, before.loading)
-            self._sessions[session_id] = SessionTrace(loading=loading + 1, prompts=running, before=before)
-        elif method == "session/prompt" and session_id in self._sessions:
-            self._sessions[session_id].prompts += 1
+            prompts, loading = (0, 0) if session is None else (session.prompts, session.loading)
+            self._sessions[session_id] = _SessionTrace(prompts=prompts, loading=loading + 1, before=session)
+        elif method == "session/prompt" and session is not None:
+            session.prompts += 1
 
-    def _answered(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
+    def _on_response(self, method: str, session_id: Any, message: dict[str, Any]) -> None:
         if method in OPENING and "result" in message:
-            opened = self._sessions.setdefault(message["result"].get("sessionId", session_id), SessionTrace())
-            if not opened.prompts:  # a turn that runs goes on behind the replay
-                self._all_final(opened, message)
+            session = self._sessions.setdefault(message["result"].get("sessionId", session_id), _SessionTrace())
+            if not session.prompts:  # a running turn continues after the replay
+                _check_all_final(session, message)
             if method == "session/load":
-                opened.loading -= 1
-                opened.before = None
-                if opened.loading:  # the next replay begins anew
-                    opened.calls = {}
+                session.loading -= 1
+                session.before = None
+                if session.loading:  # the next replay starts from nothing
+                    session.calls = {}
         elif method == "session/load":
-            seen = self._sessions.pop(session_id)
-            if seen.before is not None:  # with what went on beside the replay
-                seen.before.prompts, seen.before.loading = seen.prompts, seen.loading - 1
-                seen.before.calls |= seen.calls
-                self._sessions[session_id] = seen.before
+            session = self._sessions.pop(session_id)
+            if session.before is not None:
+                session.before.prompts, session.before.loading = session.prompts, session.loading - 1
+                session.before.calls |= session.calls
+                self._sessions[session_id] = session.before
         elif method == "session/prompt" and session_id in self._sessions:
-            seen = self._sessions[session_id]
-            seen.prompts -= 1
-            if seen.prompts == 0:
-                self._all_final(seen, message)
+            session = self._sessions[session_id]
+            session.prompts -= 1
+            if session.prompts == 0:
+                _check_all_final(session, message)
 
-    def _known(self, session_id: Any, message: dict[str, Any]) -> SessionTrace:
-        if session_id not in self._sessions:
-            raise fault(message, "it names a session that the client does not know yet")
-        return self._sessions[session_id]
-
-    def _updated(self, seen: SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
+    def _on_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
         kind = update["sessionUpdate"]
-        if kind in TURN_LIKE and not (seen.prompts or seen.loading):
-            raise fault(message, "a part of a turn outside any turn")
-        if kind == "user_message_chunk" and not seen.loading:
-            raise fault(message, "the user's own words, sent back while live")
+        if kind in TURN_UPDATES and not (session.prompts or session.loading):
+            raise violation(message, "a part of a turn outside any turn")
+        if kind == "user_message_chunk" and not session.loading:
+            raise violation(message, "the user's own message sent back outside a load")
         if kind not in ("tool_call", "tool_call_update"):
             return
         call_id = update["toolCallId"]
-        if kind == "tool_call" and call_id in seen.calls:
-            raise fault(message, "a tool call announced twice")
-        if kind == "tool_call_update" and call_id not in seen.calls:
-            raise fault(message, "an update of a tool call that was not announced")
-        status = update.get("status") or seen.calls.get(call_id, "pending")
-        if seen.calls.get(call_id) in FINAL and status not in FINAL:
-            raise fault(message, "an update of a tool call that is over")
-        seen.calls[call_id] = status
+        known = session.calls.get(call_id)
+        if kind == "tool_call" and known is not None:
+            raise violation(message, "a tool call announced twice")
+        if kind == "tool_call_update" and known is None:
+            raise violation(message, "an update of a tool call that was not announced")
+        status = update.get("status") or known or "pending"
+        if known in FINAL and status not in FINAL:
+            raise violation(message, "an update of a tool call that has ended")
+        session.calls[call_id] = status
 
-    def _all_final(self, seen: SessionTrace, message: dict[str, Any]) -> None:
-        left = [call_id for call_id, status in seen.calls.items() if status not in FINAL]
-        if left:
-            raise fault(message, f"the turn ends, but these calls do not: {left}")
+    def _known(self, session_id: Any, message: dict[str, Any]) -> _SessionTrace:
+        if session_id not in self._sessions:
+            raise violation(message, "the client does not know this session yet")
+        return self._sessions[session_id]
+
+
+def _check_all_final(session: _SessionTrace, message: dict[str, Any]) -> None:
+    open_calls = [call_id for call_id, status in session.calls.items() if status not in FINAL]
+    if open_calls:
+        raise violation(message, f"the turn ends, but these tool calls have not ended: {open_calls}")

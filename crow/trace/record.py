@@ -1,9 +1,4 @@
-"""Writes what crosses the wire to a file, as it crosses it.
-
-Strategy: one JSON object a line: when, who sent it, the message. Secrets are masked by where they stand (headers, the
-environment of servers, members named like one) and by what they are; types stay, so that a recording can be judged. A
-file that cannot be written ends the recording and nothing else.
-"""
+"""Writes the messages of a connection to a file, and reads such recordings, crow's own or another agent's."""
 
 from __future__ import annotations
 
@@ -18,20 +13,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crow.domain.errors import ArgumentError
+from crow.log import MASK, SecretMask
 from crow.trace.schema import Side, served_by
 
 __all__ = ["Recorded", "Recorder", "read_recording"]
 
 logger = logging.getLogger(__name__)
 
-MASK = "…"
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
-_LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
 _PAIRS = ("env", "headers")
+"""Members whose values are all secret: lists of `{"name": ..., "value": ...}`, or objects."""
 
 
 class Recorder:
-    """See `Observer` in :mod:`crow.frontend.transport`. `secrets` are masked wherever they stand."""
+    """See `Observer` in :mod:`crow.frontend.transport`. Writes one JSON object per line: time, sender and message.
+
+    Secrets are masked; types stay, so that the recording can be checked. If the file cannot be written, recording
+    stops and nothing else.
+    """
 
     def __init__(self, file: Path, secrets: Iterable[str] = ()) -> None:
         self._file = file
@@ -40,18 +39,18 @@ class Recorder:
         self._is_broken = False
 
     def mask(self, secrets: Iterable[str]) -> None:
-        """Mask these from now on."""
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+        """Masks these secrets from now on."""
+        self._mask = SecretMask(secrets)
 
     def __call__(self, direction: Literal["in", "out"], line: bytes) -> None:
-        """Record one line."""
+        """Records one line."""
         if self._is_broken or not line.strip():
             return
         record: dict[str, Any] = {"at": round(time.time(), 6), "from": "client" if direction == "in" else "agent"}
         try:
             record["message"] = self._masked(json.loads(line))
         except (ValueError, RecursionError):
-            record["line"] = self._plain(line.decode(errors="replace"))
+            record["line"] = self._mask(line.decode(errors="replace"))
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -61,7 +60,7 @@ class Recorder:
             logger.warning("The trace %s ends here: %s", self._file, error)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor, self._is_broken = None, True
@@ -69,40 +68,29 @@ class Recorder:
     def _masked(self, value: Any, name: str = "") -> Any:
         match value:
             case str():
-                return MASK if _SECRET_NAME.search(name) else self._plain(value)
-            case list() if name in _PAIRS:
-                return [self._pair(item) for item in value]
+                return MASK if _SECRET_NAME.search(name) else self._mask(value)
             case list():
-                return [self._masked(item) for item in value]
+                is_pairs = name in _PAIRS
+                return [
+                    item | {"value": MASK} if is_pairs and _has_text_value(item) else self._masked(item)
+                    for item in value
+                ]
             case dict():
-                inner = "secret" if name in _PAIRS else ""
-                return {key: self._masked(item, inner or key) for key, item in value.items()}
+                return {key: self._masked(item, "secret" if name in _PAIRS else key) for key, item in value.items()}
             case _:
                 return value
 
-    def _pair(self, item: Any) -> Any:
-        if isinstance(item, dict) and isinstance(item.get("value"), str):
-            return item | {"value": MASK}
-        return self._masked(item)
 
-    def _plain(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return _LOOKS_SECRET.sub(MASK, text)
-
-
-# FROM trace.recording: A recording as it is read: crow's own, or the bare messages of any agent, one JSON object a
-# line.
-#
-# Strategy: where a line does not say who sent it, the message does: a method by the side that serves it, a response
-# by
-# the side that was asked. Reads line by line; what is no message stays, as text, so that it can be shown and judged.
+def _has_text_value(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("value"), str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One line: its number from 1, Unix seconds (None: not recorded), who sent it, and the message, or the text of
-    what is none."""
+    """One line of a recording: its number from 1, Unix seconds if recorded, sender, and message.
+
+    `text` is set instead of `message` if the line is not a message.
+    """
 
     line: int
     at: float | None
@@ -112,68 +100,60 @@ class Recorded:
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
-    """The messages of `file` in order. :raises ArgumentError: it cannot be read, or holds no recording."""
-    guess = Senders()
+    """The messages of `file` in order. :raises ArgumentError: it cannot be read."""
+    senders = _Senders()
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _recorded(number, line, guess)
+                    yield _recorded(number, line, senders)
     except OSError as error:
         raise ArgumentError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
-def _recorded(number: int, line: str, guess: Senders) -> Recorded:
+def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return Recorded(line=number, at=None, sender="agent", text=line.rstrip("\n"))
+    at = value.get("at") if isinstance(value, dict) else None
+    at = float(at) if isinstance(at, int | float) else None
     match value:
-        case {"from": "client" | "agent" as sender, "message": message}:
-            guess.saw(sender, message)
-            return Recorded(line=number, at=_time(value), sender=sender, message=message)
         case {"from": "client" | "agent" as sender, "line": str(text)}:
-            return Recorded(line=number, at=_time(value), sender=sender, text=text)
-        case _:
-            sender = guess.of(value)
-            guess.saw(sender, value)
-            return Recorded(line=number, at=None, sender=sender, message=value)
+            return Recorded(line=number, at=at, sender=sender, text=text)
+        case {"from": "client" | "agent" as sender, "message": message}:
+            pass
+        case message:
+            sender = senders.guess(message)
+    senders.remember(sender, message)
+    return Recorded(line=number, at=at, sender=sender, message=message)
 
 
-def _time(record: dict[str, Any]) -> float | None:
-    at = record.get("at")
-    return float(at) if isinstance(at, int | float) else None
-
-
-class Senders:
-    """Who sent what, from the messages alone."""
+class _Senders:
+    """Guesses who sent a bare message: a method comes from the side that does not serve it."""
 
     def __init__(self) -> None:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
 
-    def of(self, message: Any) -> Side:
-        """The likeliest sender."""
-        if not isinstance(message, dict):
-            return "agent"
-        method, request_id = message.get("method"), _id(message)
-        if not isinstance(method, str):
-            return "client" if request_id in self._open["agent"] and request_id not in self._open["client"] else "agent"
-        if method == "$/cancel_request":
-            params = message.get("params")
-            named = params.get("requestId") if isinstance(params, dict) else None
-            return "agent" if named in self._open["agent"] and named not in self._open["client"] else "client"
-        return "agent" if served_by(method) == "client" else "client"
+    def guess(self, message: Any) -> Side:
+        """The most likely sender."""
+        match message:
+            case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
+                return "agent" if self._is_open_only_for("agent", request_id) else "client"
+            case {"method": str(method)}:
+                return "agent" if served_by(method) == "client" else "client"
+            case {"id": int() | str() as request_id} if self._is_open_only_for("agent", request_id):
+                return "client"
+            case _:
+                return "agent"
 
-    def saw(self, sender: Side, message: Any) -> None:
-        """Remember what was asked and answered."""
-        if not isinstance(message, dict) or _id(message) is None:
-            return
-        if "method" in message:
-            self._open[sender].add(_id(message))
-        else:
-            self._open["client" if sender == "agent" else "agent"].discard(_id(message))
+    def remember(self, sender: Side, message: Any) -> None:
+        """Notes a request or response."""
+        match message:
+            case {"method": _, "id": int() | str() as request_id}:
+                self._open[sender].add(request_id)
+            case {"id": int() | str() as request_id}:
+                self._open["client" if sender == "agent" else "agent"].discard(request_id)
 
-
-def _id(message: dict[str, Any]) -> int | str | None:
-    given = message.get("id")
-    return given if isinstance(given, int | str) else None
+    def _is_open_only_for(self, side: Side, request_id: Any) -> bool:
+        return request_id in self._open[side] and request_id not in self._open["client" if side == "agent" else "agent"]

@@ -1,9 +1,4 @@
-"""The pinned ACP schema as a judge of single messages: each by its method, in the direction it was sent.
-
-Strategy: what crow sends is judged strictly (no member that the schema does not name, at any depth; an update by its
-own kind), what a client sends as the schema says. Responses are judged by the method of the request they answer, so a
-judge remembers what was asked. Members of the unstable schema pass in responses only.
-"""
+"""Checks single messages against the pinned ACP schema."""
 
 from __future__ import annotations
 
@@ -15,103 +10,129 @@ from typing import Any, Literal, TypeAlias
 
 from jsonschema import Draft202012Validator
 
+__all__ = ["SchemaChecker", "Side", "Violation", "check_update", "served_by", "validate", "violation"]
+
 Side: TypeAlias = Literal["agent", "client"]
 
-__all__ = ["Judge", "SchemaViolation", "Side", "check_update", "fault", "judge", "served_by"]
+STABLE, UNSTABLE = "schema.json", "schema.unstable.json"
+UNSTABLE_METHODS = ("session/fork",)
+"""Methods of the unstable schema that crow serves."""
 
-UNSTABLE = ("session/fork",)
-"""Methods that crow serves though only the unstable schema has them."""
 ROOT_KEYS = {"jsonrpc", "id", "method", "params", "result", "error"}
 
 
-class SchemaViolation(Exception):
+class Violation(Exception):
     """A message that the protocol does not allow."""
 
 
-class Judge:
-    """Checks every message of one connection in the order they were sent."""
+class SchemaChecker:
+    """Checks the messages of one connection in the order they were sent.
+
+    An agent's messages are checked strictly: they may contain no member that the schema does not name. Responses are
+    checked by the method of their request.
+    """
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[Side, Any], str] = {}
+        self._requests: dict[tuple[Side, Any], str] = {}
 
     def check(self, sender: Side, message: Any) -> None:
-        """:raises WireFault: what is wrong, and where."""
-        receiver: Side = "client" if sender == "agent" else "agent"
+        """Checks the next message. :raises Violation: what is wrong and where."""
         if not isinstance(message, dict):
             if sender == "client":
-                return  # the agent's to answer
-            raise fault(message, "no object")
+                return  # the agent answers it
+            raise violation(message, "not an object")
         if message.get("jsonrpc") != "2.0":
-            raise fault(message, 'jsonrpc is not "2.0"')
+            raise violation(message, 'jsonrpc is not "2.0"')
         if sender == "agent" and (unknown := message.keys() - ROOT_KEYS):
-            raise fault(message, f"members at the root that are not JSON-RPC's: {sorted(unknown)}")
+            raise violation(message, f"members that JSON-RPC does not have: {sorted(unknown)}")
+        receiver: Side = "client" if sender == "agent" else "agent"
         if "method" in message:
             self._check_call(sender, receiver, message)
         else:
             self._check_response(sender, receiver, message)
 
     def unanswered(self) -> tuple[str, ...]:
-        """The requests that wait for their answer, as `method (id)`."""
-        return tuple(f"{method} ({number})" for (_, number), method in self._asked.items())
+        """The open requests as `method (id)`."""
+        return tuple(f"{method} ({request_id})" for (_, request_id), method in self._requests.items())
 
     def _check_call(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
-        method = message["method"]
+        method, params = message["method"], message.get("params")
         if not isinstance(method, str):
-            raise fault(message, "method is no string")
+            raise violation(message, "method is not a string")
         if "id" in message:
             if isinstance(message["id"], bool) or not isinstance(message["id"], int | str):
-                raise fault(message, "a request's id is a number or a string")
-            self._asked[sender, message["id"]] = method
+                raise violation(message, "a request's id must be a number or a string")
+            self._requests[sender, message["id"]] = method
         if method.startswith("_"):
             return
         kind = "Request" if "id" in message else "Notification"
-        name = definition(receiver, method, kind)
+        name = _definition(receiver, method, kind)
         if name is None:
-            raise fault(message, f"the {receiver} serves no {kind.lower()} of this name")
-        if method == "session/update":
-            params = message.get("params")
-            if not isinstance(params, dict) or params.keys() != {"sessionId", "update"}:
-                raise fault(message, "session/update has the members sessionId and update")
-            if not isinstance(params["sessionId"], str):
-                raise fault(message, "sessionId is no string")
+            raise violation(message, f"the {receiver} has no {kind.lower()} with this name")
+        if method != "session/update":
+            validate(name, params, strict=sender == "agent", message=message)
+        elif not isinstance(params, dict) or params.keys() != {"sessionId", "update"}:
+            raise violation(message, "session/update must have the members sessionId and update")
+        elif not isinstance(params["sessionId"], str):
+            raise violation(message, "sessionId is not a string")
+        else:
             check_update(params["update"], message)
-            return
-        judge(name, message.get("params"), message, strict=sender == "agent")
 
     def _check_response(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
         if "id" not in message or ("result" in message) == ("error" in message):
-            raise fault(message, "neither a call nor a response: one of result and error, and an id")
+            raise violation(message, "a response must have an id, and either result or error")
+        method = None if message["id"] is None else self._requests.pop((receiver, message["id"]), None)
         if "error" in message:
-            judge("Error", message["error"], message, strict=sender == "agent")
-            if message["id"] is not None:
-                self._asked.pop((receiver, message["id"]), None)
+            validate("Error", message["error"], strict=sender == "agent", message=message)
             return
-        method = self._asked.pop((receiver, message["id"]), None)
         if method is None:
-            raise fault(message, "it answers nothing that was asked, or answers twice")
-        name = None if method.startswith("_") else definition(sender, method, "Response")
+            raise violation(message, "a response to no open request")
+        name = None if method.startswith("_") else _definition(sender, method, "Response")
         if name is not None:
-            judge(name, message["result"], message, strict=sender == "agent")
+            validate(name, message["result"], strict=sender == "agent", message=message)
 
 
 def check_update(update: Any, message: Any = None) -> None:
-    """One `session/update` payload by its kind, strictly. :raises WireFault: what is wrong."""
-    variants = {
-        variant["properties"]["sessionUpdate"]["const"]: index
-        for index, variant in enumerate(schema("schema.json")["$defs"]["SessionUpdate"]["oneOf"])
-    }
+    """Checks a `session/update` payload strictly by its kind. :raises Violation: what is wrong."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
-    if kind not in variants:
-        raise fault(message or update, f"there is no update of kind {kind!r}")
-    if is_plain_chunk(update):
+    if kind not in _update_kinds():
+        raise violation(message or update, f"there is no update of kind {kind!r}")
+    if _is_plain_chunk(update):
         return
-    errors = best(validator(f"SessionUpdate/oneOf/{variants[kind]}", strict=True), update)
+    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds()[kind]}", update, strict=True)
     if errors:
-        raise fault(message or update, errors)
+        raise violation(message or update, errors)
 
 
-def is_plain_chunk(update: dict[str, Any]) -> bool:
-    """A chunk of plain text with a message id: by far the most frequent update, and plainly valid."""
+def validate(name: str, value: Any, *, strict: bool = True, message: Any = None) -> None:
+    """Checks `value` against the definition `name` of the schema. :raises Violation: what is wrong in `message`.
+
+    Strict responses may also contain members of the unstable schema.
+    """
+    is_stable = name in _definitions(STABLE)
+    errors = _errors(name, value, strict=strict, file=STABLE if is_stable else UNSTABLE)
+    if errors and is_stable and strict and name.endswith("Response") and name in _definitions(UNSTABLE):
+        errors = _errors(name, value, strict=True, file=UNSTABLE)
+    if errors:
+        raise violation(message, errors)
+
+
+def violation(message: Any, problem: str) -> Violation:
+    """The error for `message`, which is shortened."""
+    return Violation(f"{problem}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
+
+
+def served_by(method: str) -> Side | None:
+    """The side that serves `method`; None for methods of neither."""
+    for file in (STABLE, UNSTABLE):
+        for side, name, _ in _methods(file):
+            if name == method and side != "protocol":
+                return "client" if side == "client" else "agent"
+    return None
+
+
+def _is_plain_chunk(update: dict[str, Any]) -> bool:
+    """Whether `update` is a chunk of plain text with a message id: the most frequent update, valid at a glance."""
     match update:
         case {
             "sessionUpdate": "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk",
@@ -124,99 +145,69 @@ def is_plain_chunk(update: dict[str, Any]) -> bool:
             return False
 
 
-def judge(name: str, value: Any, message: Any, *, strict: bool) -> None:
-    """`value` against `$defs/name`. :raises WireFault: what is wrong."""
-    file = "schema.json" if has(name, "schema.json") else "schema.unstable.json"
-    errors = best(validator(name, strict=strict, file=file), value)
-    if errors and strict and name.endswith("Response") and has(name, "schema.unstable.json"):
-        errors = best(validator(name, strict=True, file="schema.unstable.json"), value)
-    if errors:
-        raise fault(message, errors)
+def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
+    """Everything that is wrong with `value`; empty if it is valid."""
+    errors = _validator(name, strict=strict, file=file).iter_errors(value)
+    return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in errors)
 
 
-def definition(receiver: Side, method: str, kind: str) -> str | None:
-    """The `$defs` name of a method served by `receiver`."""
-    for file in ("schema.json", "schema.unstable.json"):
-        name = methods(file).get((receiver, method, kind)) or methods(file).get(("protocol", method, kind))
-        if name is not None:
-            return name if has(name, "schema.json") or method in UNSTABLE else None
-    return None
-
-
-def best(checker: Draft202012Validator, value: Any) -> str:
-    """All faults of `value` in words; empty when it is valid."""
-    return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in checker.iter_errors(value))
-
-
-def fault(message: Any, words: str) -> SchemaViolation:
-    """The error for `message`, which is shown shortened."""
-    return SchemaViolation(f"{words}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
-
-
-def served_by(method: str) -> Side | None:
-    """The side that serves `method`; None for methods of neither."""
-    for file in ("schema.json", "schema.unstable.json"):
-        for side, name, _ in methods(file):
-            if name == method and side != "protocol":
-                return "client" if side == "client" else "agent"
-    return None
+def _definition(receiver: Side, method: str, kind: str) -> str | None:
+    """The definition of the parameters or result of a method that `receiver` serves."""
+    methods = _methods(UNSTABLE if method in UNSTABLE_METHODS else STABLE)
+    return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
 
 
 @cache
-def schema(file: str) -> dict[str, Any]:
-    """The pinned schema as it is."""
-    packaged = Path(__file__).parent / file
-    # In a source tree the schema stands where everybody looks for it; a wheel carries it here.
-    found = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
-    value: dict[str, Any] = json.loads(found.read_text("utf-8"))
-    return value
-
-
-@cache
-def methods(file: str) -> dict[tuple[str, str, str], str]:
-    """(side, method, Request | Response | Notification) to the name in `$defs`."""
-    kinds = ("Request", "Response", "Notification")
-    return {
-        (body["x-side"], body["x-method"], next(kind for kind in kinds if name.endswith(kind))): name
-        for name, body in schema(file)["$defs"].items()
-        if "x-method" in body
-    }
-
-
-def has(name: str, file: str) -> bool:
-    """Whether the schema defines `name`."""
-    return name in schema(file)["$defs"]
-
-
-@cache
-def validator(name: str, *, strict: bool, file: str = "schema.json") -> Draft202012Validator:
-    """A validator of `$defs/name`; strict: members that the schema does not name are faults, at any depth."""
-    definitions = strict_definitions(file) if strict else schema(file)["$defs"]
-    root: dict[str, Any] = {"$defs": definitions, "$ref": f"#/$defs/{name}"}
-    if strict:
-        root["unevaluatedProperties"] = False
-    return Draft202012Validator(root)
-
-
-@cache
-def strict_definitions(file: str) -> dict[str, Any]:
-    """The definitions, closed where a value stands: at properties and items, not inside the parts of an allOf."""
-    definitions: dict[str, Any] = copy.deepcopy(schema(file)["$defs"])
-    close(definitions)
+def _definitions(file: str) -> dict[str, Any]:
+    packaged = Path(__file__).parent / file  # in a wheel; a source tree has one copy for all
+    path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
+    definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
     return definitions
 
 
-def close(node: Any) -> None:
-    """Add `unevaluatedProperties: false` wherever `node` describes a whole value."""
+@cache
+def _methods(file: str) -> dict[tuple[str, str, str], str]:
+    """(side, method, Request | Response | Notification) to the name of the definition."""
+    return {
+        (body["x-side"], body["x-method"], kind): name
+        for name, body in _definitions(file).items()
+        for kind in ("Request", "Response", "Notification")
+        if "x-method" in body and name.endswith(kind)
+    }
+
+
+@cache
+def _update_kinds() -> dict[str, int]:
+    """Kinds of updates to their place in the union of all."""
+    variants = _definitions(STABLE)["SessionUpdate"]["oneOf"]
+    return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
+
+
+@cache
+def _validator(name: str, *, strict: bool, file: str) -> Draft202012Validator:
+    root: dict[str, Any] = {"$defs": _strict_definitions(file) if strict else _definitions(file)}
+    return Draft202012Validator(
+        root | {"$ref": f"#/$defs/{name}"} | ({"unevaluatedProperties": False} if strict else {})
+    )
+
+
+@cache
+def _strict_definitions(file: str) -> dict[str, Any]:
+    """The definitions with unknown members forbidden in every value, but not inside the parts of an allOf."""
+    definitions = copy.deepcopy(_definitions(file))
+    _forbid_unknown(definitions)
+    return definitions
+
+
+def _forbid_unknown(node: Any) -> None:
     if isinstance(node, list):
         for item in node:
-            close(item)
-        return
+            _forbid_unknown(item)
     if not isinstance(node, dict):
         return
     for key, value in list(node.items()):
-        close(value)
-        whole = list(value.values()) if key == "properties" else [value] if key == "items" else []
-        for position in whole:
-            if isinstance(position, dict) and {"$ref", "allOf", "anyOf", "oneOf", "properties"} & position.keys():
-                position["unevaluatedProperties"] = False
+        _forbid_unknown(value)
+        values = list(value.values()) if key == "properties" else [value] if key == "items" else []
+        for described in values:
+            if isinstance(described, dict) and {"$ref", "allOf", "anyOf", "oneOf", "properties"} & described.keys():
+                described["unevaluatedProperties"] = False

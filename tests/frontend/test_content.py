@@ -1,4 +1,4 @@
-"""Prompts as parts and back."""
+"""Content blocks as parts and back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.content import blocks, own_parts, parts_from
-from crow.frontend.tool_calls import PART_BYTES, weight
+from crow.frontend.content import blocks, parts_from, without_repeated_prompts
+from crow.frontend.tool_calls import PART_BYTES, json_bytes
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 
@@ -34,7 +34,7 @@ def test_every_kind_of_block_becomes_a_part() -> None:
     )
 
 
-def test_what_cannot_be_used_becomes_words() -> None:
+def test_unusable_blocks_become_sentences() -> None:
     blob = base64.b64encode(bytes(300)).decode()
     prompt = [
         {"type": "audio", "data": blob, "mimeType": "audio/wav"},
@@ -42,13 +42,13 @@ def test_what_cannot_be_used_becomes_words() -> None:
         {"type": "image", "data": blob, "mimeType": "image/tiff"},
     ]
     assert parts_from(prompt) == (
-        Text(text="(An audio clip (audio/wav, 300 bytes) came with the prompt; crow cannot hear it.)"),
-        Text(text="(The file file:///w/a.pdf (application/pdf, 300 bytes) came with the prompt; crow cannot read it.)"),
-        Text(text="(A file (image/tiff, 300 bytes) came with the prompt; crow cannot read it.)"),
+        Text(text="(An audio clip (audio/wav, 300 bytes) is attached; crow cannot play audio.)"),
+        Text(text="(The file file:///w/a.pdf (application/pdf, 300 bytes) is attached; crow cannot read it.)"),
+        Text(text="(A file (image/tiff, 300 bytes) is attached; crow cannot read it.)"),
     )
 
 
-def test_blobs_become_the_image_or_text_that_they_are() -> None:
+def test_blobs_become_images_or_text_by_their_content() -> None:
     source = base64.b64encode(b"x = 1").decode()
     prompt = [
         {"type": "resource", "resource": {"uri": "a.png", "blob": PNG, "mimeType": "image/png"}},
@@ -70,18 +70,18 @@ def test_blobs_become_the_image_or_text_that_they_are() -> None:
         (f"data:image/png;base64,{PNG}", "application/octet-stream"),
     ],
 )
-def test_sloppy_base64_is_made_clean_before_it_is_stored(data: str, mime_type: str) -> None:
+def test_sloppy_base64_is_normalised(data: str, mime_type: str) -> None:
     assert parts_from([{"type": "image", "data": data, "mimeType": mime_type}]) == (
         Image(data=PNG, mime_type="image/png"),
     )
 
 
-def test_an_image_that_is_only_named_is_a_link() -> None:
+def test_an_image_without_data_becomes_a_link() -> None:
     block = {"type": "image", "data": "", "mimeType": "image/png", "uri": "file:///w/shot%201.png"}
     assert parts_from([block]) == (Link(uri="file:///w/shot%201.png", name="shot 1.png", mime_type="image/png"),)
 
 
-def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
+def test_unknown_members_and_invalid_annotations_are_ignored() -> None:
     block = {"type": "text", "text": "hi", "annotations": 5, "_meta": {"text": "forged"}, "x": 1}
     assert parts_from([block]) == (Text(text="hi"),)
 
@@ -90,15 +90,15 @@ def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
     ("prompt", "words"),
     [
         ("hi", 'prompt is "hi"; expected a list of content blocks.'),
-        (None, "prompt is missing; expected a list of content blocks."),
+        (None, "prompt is missing or null; expected a list of content blocks."),
         ([text("a"), "hi"], 'prompt[1] is "hi"; expected a content block, such as {"type": "text"}.'),
-        ([{}], "prompt[0].type is missing; expected text, image, audio, resource or resource_link."),
+        ([{}], "prompt[0].type is missing or null; expected text, image, audio, resource or resource_link."),
         (
             [text("a"), {"type": "video"}],
             'prompt[1].type is "video"; expected text, image, audio, resource or resource_link.',
         ),
         ([{"type": "text", "text": 5}], "prompt[0].text is 5; expected a string."),
-        ([{"type": "image", "data": PNG}], "prompt[0].mimeType is missing; expected a string."),
+        ([{"type": "image", "data": PNG}], "prompt[0].mimeType is missing or null; expected a string."),
         (
             [{"type": "resource", "resource": []}],
             "prompt[0].resource is a list; expected an object with uri and text or blob.",
@@ -107,23 +107,23 @@ def test_unknown_members_and_wrong_annotations_do_not_matter() -> None:
             [{"type": "resource", "resource": {"uri": "u"}}],
             "prompt[0].resource has neither text nor blob; expected one of them as a string.",
         ),
-        ([{"type": "resource_link", "name": "n"}], "prompt[0].uri is missing; expected a string."),
+        ([{"type": "resource_link", "name": "n"}], "prompt[0].uri is missing or null; expected a string."),
         ([], "The prompt is empty; send at least one content block with some text."),
         ([text(""), text(" \n")], "The prompt is empty; send at least one content block with some text."),
     ],
 )
-def test_what_breaks_the_types_is_refused_with_its_place(prompt: Any, words: str) -> None:
+def test_an_invalid_block_is_refused_with_its_position(prompt: Any, words: str) -> None:
     with pytest.raises(ArgumentError) as raised:
         parts_from(prompt)
     assert str(raised.value) == words
 
 
-def test_broken_base64_is_refused_with_its_place() -> None:
+def test_invalid_base64_is_refused_with_its_position() -> None:
     with pytest.raises(ArgumentError, match=r"^prompt\[0\]\.data is not base64: "):
         parts_from([{"type": "image", "data": "no!", "mimeType": "image/png"}])
 
 
-def test_parts_go_back_as_the_blocks_they_came_from() -> None:
+def test_parts_convert_back_to_the_same_blocks() -> None:
     prompt = [
         text("look at"),
         {"type": "image", "data": PNG, "mimeType": "image/png", "uri": "file:///w/a.png"},
@@ -133,7 +133,7 @@ def test_parts_go_back_as_the_blocks_they_came_from() -> None:
     assert [block for part in parts_from(prompt) for block in blocks(part)] == prompt
 
 
-def test_links_that_hold_their_data_are_what_they_hold() -> None:
+def test_data_uris_become_the_image_that_they_contain() -> None:
     prompt = [
         {"type": "resource_link", "uri": f"data:image/png;base64,{PNG}", "name": "a"},
         {"type": "image", "data": "", "mimeType": "image/png", "uri": f"data:image/png;base64,{PNG}"},
@@ -141,14 +141,14 @@ def test_links_that_hold_their_data_are_what_they_hold() -> None:
     assert parts_from(prompt) == (Image(data=PNG, mime_type="image/png"), Image(data=PNG, mime_type="image/png"))
 
 
-def test_a_name_of_any_length_fits_on_a_line() -> None:
+def test_names_of_any_length_fit_on_a_line() -> None:
     long = "x" * 2_000_000
     for part in (
         Link(uri=long, name=long, mime_type=long),
         Resource(uri=long, text=long, mime_type=long),
         Image(data=PNG, mime_type="image/png", uri=long),
     ):
-        assert sum(weight(block) for block in blocks(part)) < PART_BYTES
+        assert sum(json_bytes(block) for block in blocks(part)) < PART_BYTES
 
 
 def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
@@ -161,15 +161,23 @@ def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
     )
 
 
-def test_earlier_prompts_that_come_again_are_left_out() -> None:
+def test_repeated_earlier_prompts_are_removed() -> None:
     link = Link(uri="file:///w/a.py", name="a.py")
-    assert own_parts(repeating("third\nline", "second", "first"), is_first=False) == (link, Text(text="third\nline"))
-    assert own_parts(repeating("only"), is_first=True) == (link, Text(text="only"))
+    assert without_repeated_prompts(repeating("third\nline", "second", "first"), is_first=False) == (
+        link,
+        Text(text="third\nline"),
+    )
+    assert without_repeated_prompts(repeating("only"), is_first=True) == (link, Text(text="only"))
 
 
-def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> None:
+def test_earlier_prompts_stay_in_the_first_prompt_of_a_session_oldest_first() -> None:
     link, third, second, first, _ = repeating("third", "second", "first")
-    assert own_parts((link, third, second, first, _), is_first=True) == (link, first, second, Text(text="third"))
+    assert without_repeated_prompts((link, third, second, first, _), is_first=True) == (
+        link,
+        first,
+        second,
+        Text(text="third"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,5 +190,5 @@ def test_earlier_prompts_that_a_session_does_not_have_stay_in_their_order() -> N
         repeating(),
     ],
 )
-def test_what_only_looks_like_a_repeated_prompt_is_left_as_it_is(parts: tuple[Part, ...]) -> None:
-    assert own_parts(parts, is_first=False) == parts
+def test_prompts_that_only_resemble_repeated_ones_are_unchanged(parts: tuple[Part, ...]) -> None:
+    assert without_repeated_prompts(parts, is_first=False) == parts

@@ -1,4 +1,4 @@
-"""Lines to messages and back."""
+"""Lines as messages and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.frontend.frames import MAX_DEPTH, FrameError, LineSplitter, Oversized, encode, parse
+from crow.frontend.frames import MAX_DEPTH, FrameError, LineSplitter, encode, line_too_long, parse
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
 
@@ -91,23 +91,23 @@ def test_missing_and_null_parameters_are_an_empty_object(params: Any) -> None:
         (line({"jsonrpc": "2.0", "id": {}, "error": {}}), -32600, None),
     ],
 )
-def test_what_is_no_message_gets_the_error_of_json_rpc(raw: bytes, code: int, request_id: Any) -> None:
+def test_an_invalid_message_gets_the_json_rpc_error(raw: bytes, code: int, request_id: Any) -> None:
     fault = parse(raw)
     assert isinstance(fault, FrameError)
     assert (fault.code, fault.id) == (code, request_id)
     assert fault.response() == {
         "jsonrpc": "2.0",
         "id": request_id,
-        "error": {"code": code, "message": fault.words, "data": {"details": fault.words}},
+        "error": {"code": code, "message": fault.message, "data": {"details": fault.message}},
     }
-    assert len(fault.words) < 200
+    assert len(fault.message) < 200
 
 
-def test_a_notification_is_never_answered_even_with_useless_parameters() -> None:
+def test_a_notification_with_invalid_parameters_is_ignored() -> None:
     assert parse(line({"jsonrpc": "2.0", "method": "session/cancel", "params": [1]})) is None
 
 
-def test_an_answer_to_nothing_is_ignored() -> None:
+def test_an_error_response_without_id_is_ignored() -> None:
     assert parse(line({"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": "Invalid"}})) is None
 
 
@@ -120,24 +120,24 @@ def test_an_answer_to_nothing_is_ignored() -> None:
         ([1], {"code": -32603, "message": "[1]", "data": None}),
     ],
 )
-def test_an_error_response_is_an_error_whatever_its_shape(error: Any, whole: Any) -> None:
+def test_an_error_response_of_any_shape_is_completed(error: Any, whole: Any) -> None:
     given_message = {"jsonrpc": "2.0", "id": 3, "result": None, "error": error}
     assert parse(line(given_message)) == {"jsonrpc": "2.0", "id": 3, "error": whole}
 
 
-def test_a_null_error_beside_a_result_is_no_error() -> None:
+def test_a_null_error_beside_a_result_is_ignored() -> None:
     given_message = {"jsonrpc": "2.0", "id": 3, "method": None, "result": {"a": 1}, "error": None}
     assert parse(line(given_message)) == {"jsonrpc": "2.0", "id": 3, "result": {"a": 1}}
 
 
-def test_lone_surrogates_become_replacement_characters_both_ways() -> None:
+def test_lone_surrogates_become_replacement_characters_in_both_directions() -> None:
     raw = rb'{"jsonrpc":"2.0","id":1,"method":"x","params":{"\ud800":["a\udfffb","\ud83d\ude00"]}}'
     message = parse(raw)
     assert message == {"jsonrpc": "2.0", "id": 1, "method": "x", "params": {"\ufffd": ["a\ufffdb", "😀"]}}
     assert encode({"text": "a\udfffb\ud800"}) == '{"text":"a\ufffdb\ufffd"}\n'.encode()
 
 
-def test_what_is_sent_is_one_compact_line_of_plain_utf_8_without_nan() -> None:
+def test_messages_are_encoded_as_one_compact_line_of_utf_8_without_nan() -> None:
     message = {"text": "é\n\u2028😀", "n": [float("nan"), float("-inf"), 1.5], "none": None}
     assert encode(message) == '{"text":"é\\n\u2028😀","n":[null,null,1.5],"none":null}\n'.encode()
 
@@ -157,21 +157,21 @@ def test_any_split_of_the_stream_gives_the_same_lines(chunks: list[bytes], limit
     assert [*lines, *splitter.finish()] == expected
     plain = stream.split(b"\n")
     plain = plain if plain[-1] else plain[:-1]
-    assert expected == [one if len(one) <= limit else Oversized(size=len(one), limit=limit) for one in plain]
+    assert expected == [one if len(one) <= limit else line_too_long(len(one), limit) for one in plain]
 
 
-def test_a_line_over_the_bound_is_dropped_while_it_comes_and_named() -> None:
+def test_a_line_over_the_limit_is_dropped_while_it_arrives_and_reported() -> None:
     splitter = LineSplitter(limit=1000)
     for _ in range(100):
         assert splitter.feed(b"x" * 100) == []
     assert splitter._parts == []
     too_long, after = splitter.feed(b"\nnext\n")
-    assert (too_long, after) == (Oversized(size=10_000, limit=1000), b"next")
-    assert "10000 bytes long; crow reads at most 1000 bytes" in Oversized(size=10_000, limit=1000).fault().words
+    assert (too_long, after) == (line_too_long(10_000, 1000), b"next")
+    assert "10000 bytes long; crow reads at most 1000 bytes" in line_too_long(10_000, 1000).message
 
 
 @given(members)
-def test_whatever_comes_through_is_safe_for_the_connection(value: dict[str, Any]) -> None:
+def test_every_parsed_message_is_safe_for_the_connection(value: dict[str, Any]) -> None:
     message = parse(line(value))
     match message:
         case None | FrameError():
@@ -192,5 +192,5 @@ def test_whatever_comes_through_is_safe_for_the_connection(value: dict[str, Any]
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_at_all_make_it_raise(raw: bytes) -> None:
+def test_parse_never_raises(raw: bytes) -> None:
     assert parse(raw) is None or isinstance(parse(raw), dict | FrameError)

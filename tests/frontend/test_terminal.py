@@ -1,4 +1,4 @@
-"""Commands in an editor's terminals: every one released, refusals told, exit codes read."""
+"""Commands in an editor's terminals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from acp import RequestError
 
 from crow.frontend.terminal import EditorTerminals, exit_code
-from crow.trace.schema import Judge
+from crow.trace.schema import SchemaChecker
 
 
 class Editor:
-    """Answers the five requests from `answers` (a method without one never answers); every request is judged."""
+    """Answers requests from `answers`, and never those without an answer; every request must be valid."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = {"create": {"terminalId": "t1"}, "release": None, "kill": {}} | answers
@@ -22,7 +22,7 @@ class Editor:
         self.waiting = anyio.Event()
 
     async def ask(self, method: str, params: dict[str, Any]) -> Any:
-        Judge().check("agent", {"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
+        SchemaChecker().check("agent", {"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
         name = method.removeprefix("terminal/")
         self.asked.append(name)
         self.variables += params.get("env", ())
@@ -35,30 +35,30 @@ class Editor:
         return answer
 
 
-async def unheard(_: str) -> None:
-    """Output goes nowhere."""
+async def ignore(_: str) -> None:
+    """Ignores the output."""
 
 
 async def run(editor: Editor, timeout_s: float = 20) -> tuple[int | None, str]:
     terminals = EditorTerminals("s", editor.ask, answer_s=30)
-    return await terminals.run("echo hi", cwd="/w", timeout_s=timeout_s, on_output=unheard)
+    return await terminals.run("echo hi", cwd="/w", timeout_s=timeout_s, on_output=ignore)
 
 
-async def test_a_command_runs_is_read_and_released() -> None:
+async def test_a_command_is_run_read_and_released() -> None:
     editor = Editor(wait_for_exit={"exitCode": 3, "signal": None}, output={"output": "hi\n", "truncated": False})
     assert await run(editor) == (3, "hi\n")
     assert editor.asked == ["create", "wait_for_exit", "output", "release"]
 
 
-async def test_a_command_does_not_see_the_variables_that_are_hidden_from_it() -> None:
+async def test_hidden_variables_are_set_to_nothing() -> None:
     editor = Editor(wait_for_exit={"exitCode": 0}, output={"output": "", "truncated": False})
     terminals = EditorTerminals("s", editor.ask, answer_s=30, hidden=("NEST_KEY", "WORK_KEY"))
-    await terminals.run("env", cwd="/w", timeout_s=20, on_output=unheard)
+    await terminals.run("env", cwd="/w", timeout_s=20, on_output=ignore)
     hidden = [variable for variable in editor.variables if variable["name"].endswith("_KEY")]
     assert hidden == [{"name": "NEST_KEY", "value": ""}, {"name": "WORK_KEY", "value": ""}]
 
 
-async def test_a_command_that_takes_too_long_is_killed_even_by_an_editor_that_cannot() -> None:
+async def test_a_command_that_takes_too_long_is_killed_if_the_editor_can() -> None:
     editor = Editor(output={"output": "part", "truncated": True}, kill=RequestError(-32603, "no"))
     assert await run(editor, timeout_s=0) == (None, "[the beginning is cut: the editor keeps 1 MB]\npart")
     assert editor.asked[-3:] == ["kill", "output", "release"]
@@ -75,14 +75,14 @@ async def test_a_command_that_takes_too_long_is_killed_even_by_an_editor_that_ca
         (ConnectionError("gone"), "gone"),
     ],
 )
-async def test_a_refusal_says_why_and_nothing_is_run_in_another_way(answer: Any, words: str) -> None:
+async def test_a_refusal_says_why_and_the_command_is_not_run(answer: Any, words: str) -> None:
     editor = Editor(create=answer)
     with pytest.raises(PermissionError, match=words):
         await run(editor)
     assert editor.asked == ["create"]
 
 
-async def test_a_cancelled_command_is_killed_and_released_by_the_reaping_that_follows() -> None:
+async def test_reap_kills_and_releases_a_cancelled_command() -> None:
     editor = Editor(output={"output": "", "truncated": False})
     terminals = EditorTerminals("s", editor.ask, answer_s=30)
     with anyio.CancelScope() as scope:
@@ -93,7 +93,7 @@ async def test_a_cancelled_command_is_killed_and_released_by_the_reaping_that_fo
                 scope.cancel()
 
             tasks.start_soon(cancel)
-            await terminals.run("sleep 9", cwd="/w", timeout_s=20, on_output=unheard)
+            await terminals.run("sleep 9", cwd="/w", timeout_s=20, on_output=ignore)
     assert "release" not in editor.asked
     await terminals.reap()
     assert editor.asked[-2:] == ["kill", "release"]
@@ -103,5 +103,5 @@ async def test_a_cancelled_command_is_killed_and_released_by_the_reaping_that_fo
     ("status", "code"),
     [({"exitCode": 0}, 0), ({"signal": "SIGTERM"}, -15), ({"signal": "KILL"}, -9), ({"signal": "x"}, -1), (None, -1)],
 )
-def test_an_exit_is_read_as_a_code(status: Any, code: int) -> None:
+def test_exit_statuses_become_exit_codes(status: Any, code: int) -> None:
     assert exit_code(status) == code

@@ -1,4 +1,4 @@
-"""The transport under the SDK's own connection, over real descriptors."""
+"""The transport over real descriptors, with the SDK's own connection."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def echoed(number: int, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "result": {"method": "echo", "params": params}}
 
 
-async def test_malformed_lines_are_answered_and_the_connection_goes_on() -> None:
+async def test_malformed_lines_are_answered_and_the_connection_continues() -> None:
     hostile = [b"{bad", b"\xff\xfe", b"[]", b"null", b"42", b'"x"', b"[" * 100_000, b'{"id":[],"result":1}', b"{}"]
     async with served() as editor:
         for line in hostile:
@@ -119,14 +119,14 @@ async def test_malformed_lines_are_answered_and_the_connection_goes_on() -> None
         assert await editor.hear() == echoed(1, a=1)
 
 
-async def test_meta_stays_a_plain_parameter_and_overrides_nothing() -> None:
+async def test_meta_is_a_plain_parameter_and_overrides_nothing() -> None:
     async with served() as editor:
         await editor.say(request(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"}))
         answer = await editor.hear()
         assert answer == echoed(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"})
 
 
-async def test_a_line_over_the_bound_is_refused_by_name_and_the_next_one_is_read() -> None:
+async def test_a_line_over_the_limit_is_refused_and_the_next_one_is_read() -> None:
     async with served(max_line_bytes=100_000) as editor:
         await editor.say(b'{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":"' + b"x" * 300_000 + b'"}}\n')
         await editor.say(request(2))
@@ -136,7 +136,7 @@ async def test_a_line_over_the_bound_is_refused_by_name_and_the_next_one_is_read
         assert await editor.hear() == echoed(2)
 
 
-async def test_a_megabyte_goes_through_whole_in_both_directions() -> None:
+async def test_a_megabyte_arrives_whole_in_both_directions() -> None:
     text = "ü" * 1_000_000
     async with served() as editor:
         await editor.say(request(1, text=text))
@@ -154,7 +154,7 @@ async def test_a_last_line_without_newline_is_read_at_the_end_of_stdin() -> None
         await transport.close()
 
 
-async def test_responses_find_their_request_also_with_the_id_as_text() -> None:
+async def test_responses_match_their_request_even_with_the_id_as_a_string() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         for number in (0, 1, 2):
@@ -172,7 +172,7 @@ async def test_responses_find_their_request_also_with_the_id_as_text() -> None:
         assert sent[-1]["id"] == 8
 
 
-async def test_a_slow_reader_slows_the_senders_and_gets_every_line_in_order() -> None:
+async def test_a_slow_reader_slows_senders_and_gets_every_line_in_order() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         sent: list[int] = []
@@ -193,10 +193,10 @@ async def test_a_slow_reader_slows_the_senders_and_gets_every_line_in_order() ->
         await transport.close()
 
 
-async def test_who_asks_without_reading_is_not_heard_on_until_they_read() -> None:
+async def test_requests_wait_while_the_editor_does_not_read() -> None:
     requests = b"".join(json.dumps(request(number)).encode() + b"\n" for number in range(500))
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], most_waiting_bytes=PIPE_BYTES)
+        transport = StdioTransport(up[0], down[1], max_waiting_bytes=PIPE_BYTES)
         begun: list[int] = []
 
         async def serve(tasks: anyio.abc.TaskGroup) -> None:
@@ -219,9 +219,9 @@ async def test_who_asks_without_reading_is_not_heard_on_until_they_read() -> Non
         await transport.close()
 
 
-async def test_who_closes_stdin_and_never_reads_is_given_up() -> None:
+async def test_an_editor_that_closes_stdin_and_never_reads_is_given_up() -> None:
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], most_waiting_bytes=PIPE_BYTES)
+        transport = StdioTransport(up[0], down[1], max_waiting_bytes=PIPE_BYTES)
         await anyio.to_thread.run_sync(os.write, up[1], b"[]\n" * 5000)
         os.close(up[1])
         up[1] = -1
@@ -230,12 +230,13 @@ async def test_who_closes_stdin_and_never_reads_is_given_up() -> None:
         await transport.close()
 
 
-async def test_a_sender_cancelled_while_it_waits_leaves_no_half_line() -> None:
+async def test_a_sender_cancelled_while_waiting_leaves_no_partial_line() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
-        with anyio.move_on_after(0.02) as scope:
-            await transport.send({"n": 1, "pad": "x" * 200_000})
-        assert scope.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(transport.send, {"n": 1, "pad": "x" * 200_000})
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
         received = b""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(transport.send, {"n": 2})
@@ -245,7 +246,7 @@ async def test_a_sender_cancelled_while_it_waits_leaves_no_half_line() -> None:
         await transport.close()
 
 
-async def test_a_slow_reader_gets_the_begun_line_whole_and_the_last_answers_after_the_end(
+async def test_close_completes_the_begun_line_and_the_responses_for_a_slow_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transport, "CLOSE_S", 0.0)
@@ -271,7 +272,7 @@ async def test_a_slow_reader_gets_the_begun_line_whole_and_the_last_answers_afte
     assert [line.get("id") or line["params"]["n"] for line in lines] == [1, 7]
 
 
-async def test_a_reader_that_takes_nothing_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_gives_up_on_a_reader_that_stopped_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "STALLED_S", 0.0)
     with pipe() as up, pipe() as down:
         sender = StdioTransport(up[0], down[1])
@@ -282,8 +283,8 @@ async def test_a_reader_that_takes_nothing_more_is_given_up(monkeypatch: pytest.
                 await sender.close()
 
 
-async def test_only_who_sends_on_without_waiting_is_made_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said after a rest costs no further pass of the event loop; somebody who never waits starves nobody."""
+async def test_only_tasks_that_send_without_pause_must_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single message costs no pass of the event loop; a task that sends many lets others run."""
     monkeypatch.setattr(transport, "FAIR_S", -1.0)
     passes = 0
 
@@ -311,7 +312,7 @@ async def test_only_who_sends_on_without_waiting_is_made_to_wait(monkeypatch: py
         await sender.close()
 
 
-async def test_a_vanished_editor_ends_the_input_and_swallows_what_is_said() -> None:
+async def test_a_vanished_editor_ends_the_input_and_output_is_dropped() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         ended: list[Any] = []
@@ -333,7 +334,7 @@ async def test_a_vanished_editor_ends_the_input_and_swallows_what_is_said() -> N
         await transport.close()
 
 
-async def test_an_editor_that_vanishes_before_a_blocked_line_releases_its_sender() -> None:
+async def test_a_blocked_sender_continues_when_the_editor_vanishes() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         with anyio.fail_after(5):
@@ -346,7 +347,7 @@ async def test_an_editor_that_vanishes_before_a_blocked_line_releases_its_sender
         await transport.close()
 
 
-async def test_stop_ends_the_input_while_answers_still_leave() -> None:
+async def test_stop_ends_the_input_while_responses_still_leave() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         os.write(up[1], json.dumps(request(1)).encode() + b"\n" + b'{"half')
@@ -361,7 +362,7 @@ async def test_stop_ends_the_input_while_answers_still_leave() -> None:
         assert json.loads(os.read(down[0], PIPE_BYTES)) == echoed(1)
 
 
-async def test_an_answer_without_json_becomes_an_internal_error() -> None:
+async def test_a_response_that_is_not_json_becomes_an_internal_error() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         await transport.send({"jsonrpc": "2.0", "id": 4, "result": {"a": object()}})
@@ -386,7 +387,7 @@ async def test_the_observer_sees_every_line_of_both_directions() -> None:
         assert seen[1] == ("out", os.read(down[0], PIPE_BYTES).rstrip(b"\n"))
 
 
-async def test_pipes_are_blocking_again_after_close_and_the_input_always_was() -> None:
+async def test_the_output_pipe_is_blocking_again_after_close_and_the_input_always_is() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
         assert (os.get_blocking(up[0]), os.get_blocking(down[1])) == (True, False)
@@ -420,7 +421,7 @@ async def test_regular_files_serve_both_directions(tmp_path: Path) -> None:
     assert answers[1]["error"]["code"] == -32600
 
 
-async def test_a_device_that_no_loop_can_watch_is_read_by_a_thread() -> None:
+async def test_a_device_that_the_loop_cannot_watch_is_read() -> None:
     with pipe() as down:
         nothing = os.open(os.devnull, os.O_RDONLY)
         transport = StdioTransport(nothing, down[1])
@@ -430,7 +431,7 @@ async def test_a_device_that_no_loop_can_watch_is_read_by_a_thread() -> None:
         os.close(nothing)
 
 
-def test_claimed_stdio_keeps_prints_and_children_out_of_the_protocol() -> None:
+def test_prints_and_children_cannot_write_to_claimed_stdout() -> None:
     program = textwrap.dedent("""
         import os, subprocess, sys
         from crow.frontend.transport import claim_stdio
@@ -470,7 +471,7 @@ def test_stray_output_can_go_to_a_log() -> None:
         assert (done.returncode, done.stdout, done.stderr, log.read()) == (0, b"", b"", b"stray\n")
 
 
-def test_a_closed_stdin_is_named() -> None:
+def test_a_closed_stdin_is_an_error_that_says_so() -> None:
     program = "from crow.frontend.transport import claim_stdio\nwith claim_stdio(): pass"
     command = f"exec {sys.executable} -c '{program}' <&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=20, check=False)

@@ -1,4 +1,4 @@
-"""Events as updates, each valid by its kind against the pinned schema."""
+"""Events as updates; each must be valid against the pinned schema."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from crow.domain.events import (
 from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan
+from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan_updates
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
@@ -79,8 +79,8 @@ def result(announcement: Announcement, text: str, **fields: Any) -> EntryStored:
     return stored(ToolResult(call=CALL, name="tool", text=text, announcement=announcement, **fields))
 
 
-def told(teller: LiveUpdates | ReplayUpdates, *events: Event) -> list[dict[str, Any]]:
-    updates = [update for event in events for update in teller.updates(event)]
+def updates_for(builder: LiveUpdates | ReplayUpdates, *events: Event) -> list[dict[str, Any]]:
+    updates = [update for event in events for update in builder.updates(event)]
     for update in updates:
         check_update(update)
         assert len(json.dumps(update, ensure_ascii=False).encode(errors="replace")) < LINE_BYTES
@@ -100,7 +100,7 @@ def agent(message_id: str, text: str) -> dict[str, Any]:
 
 
 def test_text_and_thought_of_one_answer_are_two_messages() -> None:
-    assert told(live(), ThoughtShown(message_id="m", text="hm"), TextShown(message_id="m", text="yes")) == [
+    assert updates_for(live(), ThoughtShown(message_id="m", text="hm"), TextShown(message_id="m", text="yes")) == [
         {"sessionUpdate": "agent_thought_chunk", "content": {"type": "text", "text": "hm"}, "messageId": "m_thought"},
         agent("m", "yes"),
     ]
@@ -112,7 +112,7 @@ def test_a_read_is_announced_started_and_completed_with_a_status_each_time() -> 
         stored(Started(call=CALL, why="mode ask: reads are free", announcement=READ)),
         result(READ, "text of the file"),
     )
-    assert told(live(), *events) == [
+    assert updates_for(live(), *events) == [
         {
             "sessionUpdate": "tool_call",
             "toolCallId": "call_7_0",
@@ -134,14 +134,14 @@ def test_a_read_is_announced_started_and_completed_with_a_status_each_time() -> 
     ]
 
 
-def test_an_edit_shows_its_diff_while_pending_and_as_it_was_really_made() -> None:
+def test_an_edit_shows_the_planned_diff_then_the_diff_that_was_made() -> None:
     made = Announcement(
         title="Edit src/a.py",
         kind="edit",
         locations=(Location(path="/w/src/a.py", line=1),),
         diffs=(Diff(path="/w/src/a.py", old_text="one\n", new_text="TWO\n"),),
     )
-    pending, done = told(live(), announced(EDIT, "edit_file", path="src/a.py"), result(made, "Edited."))
+    pending, done = updates_for(live(), announced(EDIT, "edit_file", path="src/a.py"), result(made, "Edited."))
     assert pending["content"] == [{"type": "diff", "path": "/w/src/a.py", "oldText": "one\n", "newText": "two\n"}]
     assert done == {
         "sessionUpdate": "tool_call_update",
@@ -152,9 +152,11 @@ def test_an_edit_shows_its_diff_while_pending_and_as_it_was_really_made() -> Non
     }
 
 
-def test_content_that_the_client_has_is_not_sent_again() -> None:
-    edited = told(live(), announced(EDIT, "edit_file", path="src/a.py"), result(EDIT, "Edited."))
-    printed = told(live(), announced(SHELL, "shell"), CallProgressed(call=CALL, text="a\n"), result(SHELL, "a\n"))
+def test_unchanged_content_is_not_sent_again() -> None:
+    edited = updates_for(live(), announced(EDIT, "edit_file", path="src/a.py"), result(EDIT, "Edited."))
+    printed = updates_for(
+        live(), announced(SHELL, "shell"), CallProgressed(call=CALL, text="a\n"), result(SHELL, "a\n")
+    )
     assert [("content" in update, update["status"]) for update in (*edited, *printed)] == [
         (True, "pending"),
         (False, "completed"),
@@ -166,19 +168,19 @@ def test_content_that_the_client_has_is_not_sent_again() -> None:
 
 def test_a_new_file_has_an_empty_old_text_and_a_failed_edit_shows_why() -> None:
     create = Announcement(title="Write b", kind="edit", diffs=(Diff(path="/w/b", old_text=None, new_text="x"),))
-    pending, failed = told(live(), announced(create, "write_file"), result(create, "no space", is_error=True))
+    pending, failed = updates_for(live(), announced(create, "write_file"), result(create, "no space", is_error=True))
     assert pending["content"] == [{"type": "diff", "path": "/w/b", "oldText": "", "newText": "x"}]
     assert (failed["status"], failed["content"]) == ("failed", words("no space"))
 
 
-def test_a_command_without_terminal_is_a_fenced_block_and_raw_output() -> None:
+def test_output_without_a_terminal_is_a_code_block_and_raw_output() -> None:
     output = {"exit_code": 2, "output": "a ``` b\n"}
     events = (
         announced(SHELL, "shell", command="make test"),
         CallProgressed(call=CALL, text="a"),
         result(SHELL, "a ``` b\n\nexit code 2", raw_output=output),
     )
-    pending, progress, done = told(live(), *events)
+    pending, progress, done = updates_for(live(), *events)
     assert (pending["rawInput"], pending.get("content")) == ({"command": "make test"}, None)
     assert progress["content"] == words("```console\na\n```")
     assert done["content"] == words("````console\na ``` b\n````")
@@ -186,7 +188,7 @@ def test_a_command_without_terminal_is_a_fenced_block_and_raw_output() -> None:
     assert (pending["status"], progress["status"], done["status"]) == ("pending", "in_progress", "completed")
 
 
-def test_a_command_in_the_clients_terminal_streams_additions_and_is_shown_nowhere_else() -> None:
+def test_output_in_a_terminal_is_streamed_and_shown_nowhere_else() -> None:
     events = (
         announced(SHELL, "shell", command="make test"),
         CallProgressed(call=CALL, text="one\n"),
@@ -194,7 +196,7 @@ def test_a_command_in_the_clients_terminal_streams_additions_and_is_shown_nowher
         CallProgressed(call=CALL, text="one\ntwo\n"),
         result(SHELL, "unused", raw_output={"exit_code": 1, "output": "one\ntwo\nthree\n"}, is_error=True),
     )
-    assert told(live(GATED), *events) == [
+    assert updates_for(live(GATED), *events) == [
         {
             "sessionUpdate": "tool_call",
             "toolCallId": "call_7_0",
@@ -229,13 +231,13 @@ def test_a_command_in_the_clients_terminal_streams_additions_and_is_shown_nowher
     ]
 
 
-def test_a_terminal_gets_the_beginning_live_and_the_end_when_it_is_over() -> None:
+def test_a_terminal_gets_the_beginning_live_and_the_rest_when_the_command_ends() -> None:
     text = "".join(f"line {number}\n" for number in range(200_000))
-    teller = live(GATED)
-    told(teller, announced(SHELL, "shell", command="yes"))
-    first = told(teller, CallProgressed(call=CALL, text=text[:60_000]))
-    assert told(teller, CallProgressed(call=CALL, text=text[:900_000])) == []
-    (last,) = told(teller, result(SHELL, "", raw_output={"exit_code": -9, "output": text}))
+    builder = live(GATED)
+    updates_for(builder, announced(SHELL, "shell", command="yes"))
+    first = updates_for(builder, CallProgressed(call=CALL, text=text[:60_000]))
+    assert updates_for(builder, CallProgressed(call=CALL, text=text[:900_000])) == []
+    (last,) = updates_for(builder, result(SHELL, "", raw_output={"exit_code": -9, "output": text}))
     assert first[0]["_meta"]["terminal_output"]["data"] == text[:50_000]
     rest = last["_meta"]["terminal_output"]["data"]
     assert rest.startswith(text[50_000:60_000])
@@ -244,10 +246,10 @@ def test_a_terminal_gets_the_beginning_live_and_the_end_when_it_is_over() -> Non
     assert last["_meta"]["terminal_exit"] == {"terminal_id": "call_7_0", "exit_code": None, "signal": "signal 9"}
 
 
-def test_a_call_that_ends_without_result_fails_with_words_and_only_once() -> None:
-    teller = live()
-    told(teller, announced(READ, "read_file"))
-    assert told(teller, CallEnded(call=CALL, text="Cancelled.")) == [
+def test_a_call_that_ends_without_a_result_fails_once_with_a_reason() -> None:
+    builder = live()
+    updates_for(builder, announced(READ, "read_file"))
+    assert updates_for(builder, CallEnded(call=CALL, text="Cancelled.")) == [
         {
             "sessionUpdate": "tool_call_update",
             "toolCallId": "call_7_0",
@@ -255,27 +257,27 @@ def test_a_call_that_ends_without_result_fails_with_words_and_only_once() -> Non
             "content": words("Cancelled."),
         }
     ]
-    assert told(teller, CallEnded(call=CALL, text="Cancelled.")) == []
-    assert told(teller, CallProgressed(call=CALL, text="late")) == []
+    assert updates_for(builder, CallEnded(call=CALL, text="Cancelled.")) == []
+    assert updates_for(builder, CallProgressed(call=CALL, text="late")) == []
 
 
-def test_a_terminal_of_a_cancelled_call_is_told_that_it_is_over() -> None:
-    _, ended = told(live(GATED), announced(SHELL, "shell"), CallEnded(call=CALL, text="Cancelled."))
+def test_a_cancelled_call_ends_its_terminal() -> None:
+    _, ended = updates_for(live(GATED), announced(SHELL, "shell"), CallEnded(call=CALL, text="Cancelled."))
     assert ended["content"] == [{"type": "terminal", "terminalId": "call_7_0"}, *words("Cancelled.")]
     assert ended["_meta"] == {"terminal_exit": {"terminal_id": "call_7_0", "exit_code": None, "signal": None}}
 
 
-def test_a_call_that_was_never_announced_here_is_announced_by_what_comes_first() -> None:
-    (update,) = told(live(), result(READ, "text"))
+def test_an_unknown_call_is_announced_by_its_first_event() -> None:
+    (update,) = updates_for(live(), result(READ, "text"))
     assert (update["sessionUpdate"], update["status"], update["title"]) == ("tool_call", "completed", "Read src/a.py")
-    started, done = told(live(), stored(Started(call=CALL, why="", announcement=READ)), result(READ, "text"))
+    started, done = updates_for(live(), stored(Started(call=CALL, why="", announcement=READ)), result(READ, "text"))
     assert (started["sessionUpdate"], done["sessionUpdate"]) == ("tool_call", "tool_call_update")
 
 
-def test_a_plan_follows_its_result_complete() -> None:
+def test_the_complete_plan_follows_its_result() -> None:
     items = (PlanItem(content="a", status="completed", priority="high"), PlanItem(content="b"))
     think = Announcement(title="Plan", kind="think")
-    _, done, plan = told(live(), announced(think, "update_plan"), result(think, "2 steps", plan=items))
+    _, done, plan = updates_for(live(), announced(think, "update_plan"), result(think, "2 steps", plan=items))
     assert done["status"] == "completed"
     assert plan == {
         "sessionUpdate": "plan",
@@ -307,7 +309,7 @@ def test_a_plan_follows_its_result_complete() -> None:
         ),
         (
             stored(Mask(before=4, tokens_before=90_000, tokens_after=60_000)),
-            agent("mask_9", "(Older tool outputs put aside: 90k → 60k tokens.)\n\n"),
+            agent("mask_9", "(Older tool outputs elided: 90k → 60k tokens.)\n\n"),
         ),
         (
             NoticeShown(severity="warning", title="Slow.", description="Retrying."),
@@ -316,8 +318,8 @@ def test_a_plan_follows_its_result_complete() -> None:
         (CompactionChanged(compaction_id="c", status="failed", detail="No room."), agent("new", "(No room.)\n\n")),
     ],
 )
-def test_what_every_client_is_told(event: Event, update: dict[str, Any]) -> None:
-    assert told(live(), event) == [update]
+def test_updates_that_every_client_gets(event: Event, update: dict[str, Any]) -> None:
+    assert updates_for(live(), event) == [update]
 
 
 @pytest.mark.parametrize(
@@ -338,11 +340,11 @@ def test_what_every_client_is_told(event: Event, update: dict[str, Any]) -> None
         TextShown(message_id="m", text=""),
     ],
 )
-def test_what_a_live_client_is_not_told(event: Event) -> None:
-    assert told(live(), event) == []
+def test_events_that_a_live_client_does_not_see(event: Event) -> None:
+    assert updates_for(live(), event) == []
 
 
-def test_gated_kinds_go_to_clients_that_asked_for_them() -> None:
+def test_clients_get_the_kinds_of_updates_that_they_asked_for() -> None:
     checkpoint = Checkpoint(compaction_id="c", summary="s", first_kept=None)
     events = (
         NoticeShown(severity="error", title="t", description="d"),
@@ -357,7 +359,7 @@ def test_gated_kinds_go_to_clients_that_asked_for_them() -> None:
         stored(Mask(before=4)),
     )
     compaction = {"sessionUpdate": "compaction_update"}
-    assert told(live(GATED), *events) == [
+    assert updates_for(live(GATED), *events) == [
         {"sessionUpdate": "notice", "severity": "error", "title": "t", "description": "d"},
         {"sessionUpdate": "notice", "severity": "info", "title": "t"},
         compaction | {"compactionId": "c", "status": "in_progress"},
@@ -374,7 +376,7 @@ def test_gated_kinds_go_to_clients_that_asked_for_them() -> None:
     ]
 
 
-def test_code_is_a_code_block_for_clients_that_draw_markdown() -> None:
+def test_code_is_sent_as_a_markdown_code_block() -> None:
     numbered = "   999\t# __init__\n  1000\t\n  1001\t```"
     found = Announcement(title="Search `x`", kind="search")
 
@@ -389,14 +391,14 @@ def test_code_is_a_code_block_for_clients_that_draw_markdown() -> None:
         assert contents(announcement, "does not exist", is_error=True) == words("does not exist")
 
 
-def test_replay_tells_a_call_once_with_its_end() -> None:
+def test_replay_sends_one_update_per_call_with_its_final_status() -> None:
     events = (
         announced(SHELL, "shell", command="make test"),
         result(SHELL, "out\n", raw_output={"exit_code": 0, "output": "out\n"}),
         CallAnnounced(call=CallRef(assistant=8, index=1), name="grep", arguments="{}", announcement=READ),
         CallEnded(call=CallRef(assistant=8, index=1), text="Not run."),
     )
-    done, ended = told(ReplayUpdates(GATED), *events)
+    done, ended = updates_for(ReplayUpdates(GATED), *events)
     assert done == {
         "sessionUpdate": "tool_call",
         "toolCallId": "call_7_0",
@@ -423,18 +425,18 @@ def test_replay_tells_a_call_once_with_its_end() -> None:
         ("[broken", "other", "tool"),
     ],
 )
-def test_replay_names_a_call_that_never_began_by_its_arguments(arguments: str, kind: str, title: str) -> None:
+def test_replay_titles_a_call_without_announcement_by_its_arguments(arguments: str, kind: str, title: str) -> None:
     bare = CallAnnounced(call=CALL, name="tool", arguments=arguments, announcement=Announcement(title="tool"))
-    (ended,) = told(ReplayUpdates(GATED), bare, CallEnded(call=CALL, text="Not run."))
+    (ended,) = updates_for(ReplayUpdates(GATED), bare, CallEnded(call=CALL, text="Not run."))
     assert (ended["kind"], ended["title"], ended["status"]) == (kind, title, "failed")
 
 
-def test_replay_puts_a_word_between_two_prompts_without_an_answer() -> None:
+def test_replay_separates_prompts_without_an_answer() -> None:
     def ask(number: int) -> EntryStored:
         return stored(User(parts=(Text(text="go on"),), message_id=f"u{number}"), number)
 
     spoken = TextShown(message_id="a", text="Going.")
-    updates = told(
+    updates = updates_for(
         ReplayUpdates(PLAIN),
         *(ask(1), stored(TurnEnd(stop="cancelled"), 2)),
         *(ask(3), spoken, stored(TurnEnd(stop="cancelled"), 4)),
@@ -450,14 +452,14 @@ def test_replay_puts_a_word_between_two_prompts_without_an_answer() -> None:
     ]
 
 
-def test_replay_tells_the_users_words_in_their_own_blocks() -> None:
+def test_replay_sends_the_prompt_in_its_own_blocks() -> None:
     parts = (
         Text(text="look"),
         Image(data="aGk=", mime_type="image/png"),
         Resource(uri="file:///w/a", text="t", mime_type="text/plain"),
         Link(uri="/w/b.py", name="b.py"),
     )
-    chunks = told(ReplayUpdates(PLAIN), stored(User(parts=parts, message_id="u")))
+    chunks = updates_for(ReplayUpdates(PLAIN), stored(User(parts=parts, message_id="u")))
     assert {chunk["messageId"] for chunk in chunks} == {"u"}
     assert {chunk["sessionUpdate"] for chunk in chunks} == {"user_message_chunk"}
     assert [chunk["content"] for chunk in chunks] == [
@@ -468,7 +470,7 @@ def test_replay_tells_the_users_words_in_their_own_blocks() -> None:
     ]
 
 
-def test_replay_tells_commands_checkpoints_and_bad_ends() -> None:
+def test_replay_shows_commands_checkpoints_and_failed_turns() -> None:
     checkpoint = stored(Checkpoint(compaction_id="c", summary="s", first_kept=None))
     events = (
         stored(Command(text="/usage", answer="12 tokens", message_id="m")),
@@ -484,13 +486,13 @@ def test_replay_tells_commands_checkpoints_and_bad_ends() -> None:
         "messageId": "m_typed",
     }
     ends = [agent("turn_end_5", "(The turn was interrupted.)\n\n"), agent("turn_end_6", "(No such model.)\n\n")]
-    assert told(ReplayUpdates(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
+    assert updates_for(ReplayUpdates(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
     summary = [{"type": "text", "text": "s"}]
     shown = {"sessionUpdate": "compaction_update", "compactionId": "c", "status": "completed", "summary": summary}
-    assert told(ReplayUpdates(GATED), checkpoint) == [shown]
+    assert updates_for(ReplayUpdates(GATED), checkpoint) == [shown]
 
 
-def test_what_a_result_brings_for_the_user_is_shown_as_what_it_is() -> None:
+def test_attachments_of_a_result_are_shown_by_their_type() -> None:
     attachments = (
         Attachment(name="b", uri="file:///b.txt", mime_type="text/plain"),
         Attachment(name="sound", mime_type="audio/wav", data="AAAA"),
@@ -511,7 +513,7 @@ def test_what_a_result_brings_for_the_user_is_shown_as_what_it_is() -> None:
     assert result_contents(brought) == [{"type": "content", "content": content} for content in contents]
 
 
-def test_huge_things_stay_below_the_bound_of_a_line() -> None:
+def test_huge_values_stay_below_the_limit_of_a_line() -> None:
     wild = "\x01\U0001f600" * 300_000
     write = Announcement(
         title=wild,
@@ -533,9 +535,9 @@ def test_huge_things_stay_below_the_bound_of_a_line() -> None:
         * 100,
         raw_output={"output": wild, "x": [wild]},
     )
-    for teller in (live(), live(GATED), ReplayUpdates(GATED)):
-        updates = told(
-            teller,
+    for builder in (live(), live(GATED), ReplayUpdates(GATED)):
+        updates = updates_for(
+            builder,
             announced(write, "write_file", path="/w/a", content=wild),
             result(write, wild),
             CallAnnounced(call=ref, name="shell", arguments=json.dumps({"command": wild}), announcement=SHELL),
@@ -557,7 +559,7 @@ def test_a_large_file_shows_its_changed_regions_and_says_so() -> None:
         kind="edit",
         diffs=(Diff(path="/w/big", old_text="".join(lines), new_text="".join(changed)),),
     )
-    (update,) = told(live(), announced(announcement, "edit_file"))
+    (update,) = updates_for(live(), announced(announcement, "edit_file"))
     first, second, note = update["content"]
     assert first == {
         "type": "diff",
@@ -569,7 +571,7 @@ def test_a_large_file_shows_its_changed_regions_and_says_so() -> None:
         "".join(lines[29_997:30_004]),
         "".join(lines[29_997:30_000] + lines[30_001:30_004]),
     )
-    assert "shown are 2 of 2 changed regions, from lines 8, 29998" in note["content"]["text"]
+    assert "shown: 2 of 2 changed regions, from lines 8, 29998" in note["content"]["text"]
 
 
 texts = st.text(max_size=30)
@@ -607,12 +609,12 @@ events = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
-    told(live(caps), *sequence)
-    told(ReplayUpdates(caps), *sequence)
+    updates_for(live(caps), *sequence)
+    updates_for(ReplayUpdates(caps), *sequence)
 
 
 @pytest.mark.parametrize("contents", [["x" * 2_000_000], ["é" * 200] * 20_000])
 def test_a_plan_of_any_size_fits_on_a_line(contents: list[str]) -> None:
-    (update,) = plan([PlanItem(content=content, status="pending", priority="high") for content in contents])
+    (update,) = plan_updates([PlanItem(content=content, status="pending", priority="high") for content in contents])
     check_update(update)
     assert len(json.dumps(update, ensure_ascii=False).encode()) < LINE_BYTES

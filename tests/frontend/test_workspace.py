@@ -1,4 +1,4 @@
-"""A workspace whose files an editor has open."""
+"""A workspace whose files are open in an editor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH = ClientCapabilities(reads_files=True, writes_files=True)
 
 
 class Editor:
-    """Answers the two requests; keeps what was asked."""
+    """Answers reads and writes, and records the requests."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
     assert editor.asked == [("fs/read_text_file", {"sessionId": "s", "path": str(tmp_path / "a")})]
 
 
-async def test_a_file_that_is_not_on_disk_is_missing_whatever_the_editor_says(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_on_disk_is_not_found(tmp_path: Path) -> None:
     editor = Editor(read=lambda _: "")
     with pytest.raises(FileNotFoundError):
         await workspace(tmp_path, editor).read_text(tmp_path / "a")
     assert editor.asked == []
 
 
-async def test_line_endings_and_byte_order_mark_are_those_of_the_disk(tmp_path: Path) -> None:
+async def test_line_endings_and_byte_order_mark_are_kept_from_the_disk(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes("\ufeffone\r\ntwo\r\n".encode())
     editor = Editor(read=lambda _: "one\nTWO\n")
     assert await workspace(tmp_path, editor).read_text(tmp_path / "a") == "\ufeffone\r\nTWO\r\n"
@@ -83,7 +83,7 @@ async def test_line_endings_and_byte_order_mark_are_those_of_the_disk(tmp_path: 
         ("one\ntwo", "one\nTWO", "one\nTWO"),
     ],
 )
-async def test_the_last_line_ends_as_on_the_disk(tmp_path: Path, saved: str, buffer: str, read: str) -> None:
+async def test_the_last_line_ends_as_on_disk(tmp_path: Path, saved: str, buffer: str, read: str) -> None:
     (tmp_path / "a").write_bytes(saved.encode())
     assert await workspace(tmp_path, Editor(read=lambda _: buffer)).read_text(tmp_path / "a") == read
 
@@ -99,12 +99,12 @@ async def test_the_last_line_ends_as_on_the_disk(tmp_path: Path, saved: str, buf
         None,
     ],
 )
-async def test_where_the_editor_gives_nothing_useful_the_disk_is_read(tmp_path: Path, read: Any) -> None:
+async def test_the_disk_is_read_when_the_editor_has_no_useful_answer(tmp_path: Path, read: Any) -> None:
     (tmp_path / "a").write_text("saved")
     assert await workspace(tmp_path, Editor(read=read)).read_text(tmp_path / "a") == "saved"
 
 
-async def test_a_refused_read_is_a_permission_error_in_the_editors_words(tmp_path: Path) -> None:
+async def test_a_refused_read_is_a_permission_error_with_the_editors_message(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("saved")
     details = {"details": "Permission denied for fs/read_text_file"}
     editor = Editor(read=raising(RequestError(-32603, "Internal error", details)))
@@ -112,7 +112,7 @@ async def test_a_refused_read_is_a_permission_error_in_the_editors_words(tmp_pat
         await workspace(tmp_path, editor).read_text(tmp_path / "a")
 
 
-async def test_an_editor_that_does_not_answer_reads_is_asked_once(tmp_path: Path) -> None:
+async def test_an_editor_that_does_not_answer_a_read_is_not_asked_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("saved")
     asked: list[str] = []
 
@@ -126,7 +126,7 @@ async def test_an_editor_that_does_not_answer_reads_is_asked_once(tmp_path: Path
     assert asked == ["fs/read_text_file"]
 
 
-async def test_a_write_goes_through_the_editor_and_gives_what_it_made_of_it(tmp_path: Path) -> None:
+async def test_a_write_goes_through_the_editor_and_returns_the_formatted_text(tmp_path: Path) -> None:
     def save_formatted(path: Path, text: str) -> None:
         path.write_text(text.upper())
 
@@ -136,7 +136,7 @@ async def test_a_write_goes_through_the_editor_and_gives_what_it_made_of_it(tmp_
     assert editor.asked[0] == ("fs/write_text_file", {"sessionId": "s", "path": str(path), "content": "text"})
 
 
-async def test_what_the_editor_keeps_unsaved_is_what_the_file_holds(tmp_path: Path) -> None:
+async def test_an_unsaved_buffer_counts_as_written(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     editor = Editor(write=lambda *_: None, read=lambda _: "new, formatted")
     assert await workspace(tmp_path, editor).write_text(tmp_path / "a", "new") == "new, formatted"
@@ -145,7 +145,7 @@ async def test_what_the_editor_keeps_unsaved_is_what_the_file_holds(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["a"]
 
 
-async def test_no_empty_line_is_added_by_an_editor_that_ends_the_last_line_itself(tmp_path: Path) -> None:
+async def test_an_editor_that_adds_a_final_newline_adds_no_empty_line(tmp_path: Path) -> None:
     def save_lines(path: Path, text: str) -> None:
         path.write_text("".join(f"{line}\n" for line in text.split("\n")))
 
@@ -165,14 +165,14 @@ async def test_no_empty_line_is_added_by_an_editor_that_ends_the_last_line_itsel
         ("old", lambda _: "old text"),
     ],
 )
-async def test_what_the_editor_says_it_wrote_and_did_not_goes_to_the_disk(tmp_path: Path, name: str, read: Any) -> None:
+async def test_text_that_the_editor_did_not_write_is_written_to_the_disk(tmp_path: Path, name: str, read: Any) -> None:
     (tmp_path / "old").write_text("old text")
     editor = Editor(write=lambda *_: None, read=read)
     assert await workspace(tmp_path, editor).write_text(tmp_path / name, "text") == "text"
     assert (tmp_path / name).read_text() == "text"
 
 
-async def test_what_saving_took_back_stays_taken_back(tmp_path: Path) -> None:
+async def test_a_change_that_formatting_reverted_is_not_repeated(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
 
     def save_formatted(path: Path, _: str) -> None:
@@ -197,20 +197,20 @@ async def test_what_saving_took_back_stays_taken_back(tmp_path: Path) -> None:
         (ConnectionError("closed"), "The editor is gone"),
     ],
 )
-async def test_no_error_of_a_write_is_written_around(tmp_path: Path, error: Exception, words: str) -> None:
+async def test_a_failed_write_is_not_repeated_on_the_disk(tmp_path: Path, error: Exception, words: str) -> None:
     path = tmp_path / "new" / "deep" / "a"
     with pytest.raises(PermissionError, match=words):
         await workspace(tmp_path, Editor(write=raising(error))).write_text(path, "text")
     assert os.listdir(tmp_path) == []
 
 
-async def test_an_editor_that_does_not_answer_a_write_leaves_it_unknown(tmp_path: Path) -> None:
+async def test_a_write_without_an_answer_is_a_timeout_error(tmp_path: Path) -> None:
     editor = Editor(write=lambda *_: anyio.sleep_forever())
-    with pytest.raises(TimeoutError, match="whether it was written is not known"):
+    with pytest.raises(TimeoutError, match="it may or may not have been written"):
         await workspace(tmp_path, editor, answer_s=0.01).write_text(tmp_path / "a", "text")
 
 
-async def test_what_was_written_counts_though_the_editor_does_not_say_so(tmp_path: Path) -> None:
+async def test_a_write_that_is_on_disk_needs_no_answer(tmp_path: Path) -> None:
     def save_and_fail(path: Path, text: str) -> Awaitable[None]:
         path.write_text(text)
         return anyio.sleep_forever()
@@ -220,7 +220,7 @@ async def test_what_was_written_counts_though_the_editor_does_not_say_so(tmp_pat
     assert path.read_text() == "text"
 
 
-async def test_words_as_the_answer_to_a_write_are_a_refusal(tmp_path: Path) -> None:
+async def test_a_string_as_the_answer_to_a_write_is_a_refusal(tmp_path: Path) -> None:
     editor = Editor(write=lambda path, _: f"Failed to write file: {path.name}")
     with pytest.raises(PermissionError, match=r"The editor did not write .*new/a: Failed to write file: a"):
         await workspace(tmp_path, editor).write_text(tmp_path / "new" / "a", "text")
@@ -237,7 +237,7 @@ async def test_without_the_capability_the_editor_is_not_asked(tmp_path: Path) ->
     assert editor.methods() == []
 
 
-async def test_everything_else_is_the_disks(tmp_path: Path) -> None:
+async def test_everything_else_is_left_to_the_disk(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("text")
     both = workspace(tmp_path, Editor())
     assert (both.cwd, both.resolve("a"), both.contains(tmp_path / "a")) == (tmp_path, tmp_path / "a", True)
@@ -250,7 +250,7 @@ async def test_everything_else_is_the_disks(tmp_path: Path) -> None:
     await both.reap()
 
 
-async def test_a_text_that_no_line_holds_goes_to_the_disk(tmp_path: Path) -> None:
+async def test_text_that_is_too_large_for_a_line_goes_to_the_disk(tmp_path: Path) -> None:
     editor = Editor(write=lambda path, text: path.write_text(text) and None)
     place = workspace(tmp_path, editor)
     assert await place.write_text(tmp_path / "small", "x" * 1000) == "x" * 1000

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from crow.app import Wiring
-from crow.frontend.agent import AcpAgent
 from crow.frontend.server import serve
 from crow.frontend.sessions import IdleTimer
 from crow.frontend.transport import StdioTransport
@@ -76,8 +75,7 @@ def run(home: Path, selector: Watched, session: Callable[[Client], None]) -> Non
 
     async def main() -> None:
         wiring = Wiring(load_settings({}, {"CROW_HOME": str(home), "CROW_MODEL": "offline"}))
-        agent = AcpAgent(wiring.kit())
-        await serve(StdioTransport(to_crow[0], from_crow[1]), agent, agent.warm)
+        await serve(StdioTransport(to_crow[0], from_crow[1]), wiring.kit())
         await wiring.close()
 
     thread = threading.Thread(target=session, args=(client,))

@@ -23,10 +23,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from crow.domain.errors import CrowError
 from crow.frontend.client import elicitation_answer, permission_answer
 from crow.frontend.content import parts_from
-from crow.frontend.frames import FrameError, LineSplitter, Oversized, encode, parse
-from crow.frontend.options import option_chosen
-from crow.frontend.params import client_capabilities, client_name
-from crow.frontend.sessions import opening_from
+from crow.frontend.frames import FrameError, LineSplitter, encode, parse
+from crow.frontend.options import option_value
+from crow.frontend.params import client_capabilities, client_name, open_request_from
 from tests.support.hostile import Besieged, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))
@@ -91,7 +90,7 @@ def read(data: bytes) -> None:
     """What the wire and the method table do with bytes, without the process around them."""
     splitter = LineSplitter(limit=10_000)
     for line in [*splitter.feed(data), *splitter.finish()]:
-        message = line.fault() if isinstance(line, Oversized) else parse(line)
+        message = line if isinstance(line, FrameError) else parse(line)
         if isinstance(message, FrameError):
             message = message.response()
         if message is None:
@@ -100,9 +99,9 @@ def read(data: bytes) -> None:
         readers: tuple[Callable[[Any], object], ...] = (
             client_capabilities,
             client_name,
-            opening_from,
+            open_request_from,
             lambda given: parts_from(given.get("prompt")),
-            lambda given: option_chosen(given.get("configId"), given.get("value"), model="a", models=["b"]),
+            lambda given: option_value(given.get("configId"), given.get("value"), model="a", models=["b"]),
         )
         params = message.get("params")
         for reader in readers if isinstance(params, dict) else ():

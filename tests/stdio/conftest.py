@@ -1,4 +1,4 @@
-"""What the tests of the real process share: an isolated environment, a workspace, an endpoint, a way to start crow."""
+"""Fixtures for tests of the real process: environment, workspace, endpoint and the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRESH = (sys.executable, "-m", "crow", "acp")
 
 
 class StartCrow(Protocol):
-    """Makes a process, not started yet. `env` adds to the isolated environment, a None removes from it.
+    """Creates a process without starting it. `env` adds to the isolated environment; None removes a variable.
 
     Without `argv` it is forked from one that has imported everything; `FRESH` is a new interpreter.
     """
@@ -38,7 +38,7 @@ class StartCrow(Protocol):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """`CROW_HOME`: configuration, database and log of this test."""
+    """`CROW_HOME`: this test's configuration, database and log."""
     return tmp_path / "home"
 
 
@@ -53,14 +53,14 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[FakeEndpoint]:
-    """A chat completions server on the loopback; pass it to `crow` to have it asked."""
+    """A fake model endpoint on loopback; pass it to `crow` to use it."""
     async with FakeEndpoint() as server:
         yield server
 
 
 @pytest.fixture
 def crow(home: Path, place: Path) -> StartCrow:
-    """Starts `crow acp`: on the offline model, or on `endpoint` where one is given."""
+    """Creates `crow acp` processes that use the offline model, or `endpoint` if one is given."""
 
     def start(
         *,

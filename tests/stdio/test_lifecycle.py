@@ -334,7 +334,7 @@ async def test_a_load_shows_a_running_command_and_its_directory(crow: StartCrow,
         await agent.load_session(session, tmp_path)
         (again,) = agent.updates(session, "tool_call", since=since)
         assert again["status"] == "in_progress"
-        words = f"(This session runs a turn in {place} and goes on there. To work in {tmp_path}, load it again"
+        words = f"(A turn of this session is running in {place} and continues there. To work in {tmp_path}, load"
         await agent.wait_for_text(session, words, since=since)
         await anyio.to_thread.run_sync((place / "go").touch)
         assert await call.result() == {"stopReason": "end_turn"}

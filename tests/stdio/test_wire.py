@@ -181,7 +181,7 @@ async def test_bad_directories_and_blocks_are_refused_and_lose_nothing(crow: Sta
             code, message = await failed(agent.request("session/new", {"cwd": cwd, "mcpServers": []}))
             assert (code, cwd in message) == (-32602, True)
         session = await agent.new_session(place)
-        agent._judge.check = lambda *_: None  # type: ignore[method-assign]  # what follows is wrong on purpose
+        agent.checks_schema = False  # what follows is invalid on purpose
         for prompt in ([], [{"type": "video"}], [{"type": "image", "data": "no!", "mimeType": "image/png"}], "hi"):
             code, _ = await failed(agent.request("session/prompt", {"sessionId": session, "prompt": prompt}))
             assert code == -32602

@@ -1,8 +1,7 @@
-"""An ACP client for tests: drives a real process line by line and judges every line of both directions.
+"""An ACP client for tests: drives a real process and checks every line of both directions.
 
-Strategy: what crosses the wire goes into one log in its order; a test waits for what it needs and looks at the log.
-Requests of the agent are answered by the functions given. Every wait is bounded. No SDK: a fault there could hide one
-of ours.
+Without the SDK, where a fault could hide one of crow's. The benchmarks have a client of their own, which measures time
+and checks nothing: `benchmarks/process/client.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from crow.trace.check import Order
-from crow.trace.schema import Judge, SchemaViolation, Side
+from crow.trace.check import OrderChecker
+from crow.trace.schema import SchemaChecker, Side, Violation
 from tests.support import fork_server
 from tests.support.house_rules import HouseRules
 
@@ -42,7 +41,7 @@ class RpcError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One message as it crossed the wire; its place in the log is its order."""
+    """One message; its index in the log is its order."""
 
     sender: Side
     message: dict[str, Any]
@@ -50,30 +49,30 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that was sent; `index` is its place in the log."""
+    """A request that was sent; `index` is its index in the log."""
 
     id: int
     index: int
     outcome: asyncio.Future[Any]
 
     async def result(self) -> Any:
-        """Wait for the result. :raises RpcError: the response is an error."""
+        """Waits for the result. :raises RpcError: the response is an error."""
         with anyio.fail_after(WAIT_S):
             return await asyncio.shield(self.outcome)
 
 
 def allow_once(params: dict[str, Any]) -> dict[str, Any]:
-    """Answers a permission request as a user who allows this one call."""
+    """Answers a permission request: allow this call."""
     return chosen(params, "allow_once")
 
 
 def reject_once(params: dict[str, Any]) -> dict[str, Any]:
-    """Answers a permission request as a user who says no."""
+    """Answers a permission request: reject this call."""
     return chosen(params, "reject_once")
 
 
 def chosen(params: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The answer to a permission request that picks the option of this kind."""
+    """The answer to a permission request that chooses the option of this kind."""
     option = next(option for option in params["options"] if option["kind"] == kind)
     return {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
 
@@ -81,9 +80,10 @@ def chosen(params: dict[str, Any], kind: str) -> dict[str, Any]:
 class CrowProcess:
     """A running agent. Use as `async with CrowProcess(...) as crow`: leaving closes stdin and waits for the exit.
 
-    `argv` None starts `crow acp`, where possible from a process that has imported it already.
-    `answers` maps a method of the client to what answers it; permission requests are allowed once unless given.
-    At the end every line must have been valid, and stderr empty unless `stderr_is_empty` is set to False.
+    `argv` None starts `crow acp`, where possible from a process that has already imported it. `answers` maps methods of
+    the client to functions that answer them; by default permission requests are allowed. At the end every line must
+    have been valid, and stderr empty unless `stderr_is_empty` is set to False. While `checks_schema` is False, messages
+    need not match the schema.
     """
 
     def __init__(
@@ -99,9 +99,10 @@ class CrowProcess:
         self.log: list[Logged] = []
         self.stderr = b""
         self.stderr_is_empty = True
+        self.checks_schema = True
         self._ids = itertools.count(1)
         self._pending: dict[Any, asyncio.Future[Any]] = {}
-        self._judge, self._order = Judge(), Order()
+        self._schema, self._order = SchemaChecker(), OrderChecker()
         self._house = HouseRules()
         self._faults: list[str] = []
         self._arrived = asyncio.Event()
@@ -138,54 +139,54 @@ class CrowProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.returncode
 
     def check(self) -> None:
-        """:raises WireFault: a line so far was not what the protocol allows, or there is something on stderr."""
+        """Checks what has arrived so far. :raises Violation: an invalid line, or output on stderr."""
         if self._faults:
-            raise SchemaViolation("\n".join(self._faults))
+            raise Violation("\n".join(self._faults))
         if self.stderr_is_empty and self.stderr:
-            raise SchemaViolation(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
+            raise Violation(f"stderr is not empty: {self.stderr.decode(errors='replace')}")
 
     async def initialize(self, **capabilities: Any) -> Any:
-        """The handshake, with these client capabilities."""
+        """Initializes with these client capabilities."""
         params = {"protocolVersion": 1, "clientCapabilities": capabilities, "clientInfo": {"name": "t", "version": "0"}}
         return await self.request("initialize", params)
 
     async def new_session(self, cwd: Path, **params: Any) -> str:
-        """A session in `cwd`; its id."""
+        """Opens a session in `cwd` and returns its id."""
         result = await self.request("session/new", {"cwd": str(cwd), "mcpServers": []} | params)
         return str(result["sessionId"])
 
     async def load_session(self, session_id: str, cwd: Path) -> Any:
-        """Load a session; its replay is in `updates(since=...)`."""
+        """Loads a session; `updates(since=...)` returns its replay."""
         return await self.request("session/load", {"sessionId": session_id, "cwd": str(cwd), "mcpServers": []})
 
     async def prompt(self, session_id: str, text: str) -> Any:
-        """Prompt with a text and wait for the end of the turn; the whole result."""
+        """Prompts with a text and waits for the result."""
         return await (await self.start_prompt(session_id, text)).result()
 
     async def start_prompt(self, session_id: str, text: str) -> Call:
-        """Prompt with a text and go on."""
+        """Prompts with a text without waiting."""
         return await self.start("session/prompt", {"sessionId": session_id, "prompt": [{"type": "text", "text": text}]})
 
     async def request(self, method: str, params: Any) -> Any:
-        """Send a request and wait for its result. :raises RpcError: the response is an error."""
+        """Sends a request and waits for its result. :raises RpcError: the response is an error."""
         return await (await self.start(method, params)).result()
 
     async def start(self, method: str, params: Any) -> Call:
-        """Send a request and go on."""
+        """Sends a request without waiting."""
         (call,) = await self.start_at_once((method, params))
         return call
 
     async def start_at_once(self, *requests: tuple[str, Any]) -> list[Call]:
-        """Send requests in one write and go on; their calls in order."""
+        """Sends several requests in one write, without waiting."""
         calls, lines = [], b""
         for method, params in requests:
             number = next(self._ids)
@@ -198,18 +199,18 @@ class CrowProcess:
         return calls
 
     async def notify(self, method: str, params: Any) -> None:
-        """Send a notification."""
+        """Sends a notification."""
         await self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def send_raw(self, data: bytes) -> None:
-        """Send bytes as they are, unjudged and unlogged."""
+        """Sends raw bytes, which are neither checked nor logged."""
         assert self._process.stdin is not None
         self._process.stdin.write(data)
         with anyio.fail_after(WAIT_S):
             await self._process.stdin.drain()
 
     async def wait_for(self, wanted: Callable[[dict[str, Any]], bool], *, since: int = 0) -> int:
-        """The place in the log of the first message of the agent from `since` on that is `wanted`, when it is there."""
+        """Waits for a message of the agent, from index `since` on, that is `wanted`; returns its index in the log."""
         with anyio.fail_after(WAIT_S):
             while True:
                 for index in range(since, len(self.log)):
@@ -223,7 +224,7 @@ class CrowProcess:
                 await self._arrived.wait()
 
     async def wait_for_update(self, kind: str, *, since: int = 0, **fields: Any) -> int:
-        """As `wait_for`, for an update of this kind with these fields."""
+        """Like `wait_for`, for an update of this kind with these fields."""
 
         def wanted(message: dict[str, Any]) -> bool:
             update = message.get("params", {}).get("update") if message.get("method") == "session/update" else None
@@ -232,11 +233,11 @@ class CrowProcess:
         return await self.wait_for(wanted, since=since)
 
     async def wait_for_text(self, session_id: str, wanted: str, *, since: int = 0) -> None:
-        """Wait until the agent's text in the session contains this."""
+        """Waits until the agent's text in the session contains `wanted`."""
         await self.wait_for(lambda _: wanted in self.text(session_id, since=since), since=since)
 
     def updates(self, session_id: str, *kinds: str, since: int = 0) -> list[dict[str, Any]]:
-        """The session's updates in order, of all kinds or of these."""
+        """The session's updates in order: all, or those of these kinds."""
         return [
             logged.message["params"]["update"]
             for logged in self.log[since:]
@@ -247,12 +248,12 @@ class CrowProcess:
         ]
 
     def text(self, session_id: str, kind: str = "agent_message_chunk", *, since: int = 0) -> str:
-        """The text of all chunks of this kind, joined."""
+        """The joined text of all chunks of this kind."""
         chunks = self.updates(session_id, kind, since=since)
         return "".join(chunk["content"].get("text", "") for chunk in chunks)
 
     def response_index(self, call: Call) -> int:
-        """Where in the log the response to `call` is."""
+        """The index of the response to `call` in the log."""
         return next(
             index
             for index, logged in enumerate(self.log)
@@ -260,24 +261,24 @@ class CrowProcess:
         )
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone and its output read."""
+        """Sends SIGKILL, and waits until the process has ended and its output is read."""
         if self._process.returncode is None:
             self._process.kill()
         await self._gone()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal."""
+        """Sends a signal."""
         self._process.send_signal(number)
 
     async def close_stdin_and_wait(self) -> int:
-        """Close stdin and wait for the exit; its code."""
+        """Closes stdin, waits for the exit and returns its code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._gone()
         return self._process.returncode or 0
 
     async def wait(self) -> int:
-        """Wait for the exit without closing stdin; its code."""
+        """Waits for the exit without closing stdin and returns its code."""
         await self._gone()
         return self._process.returncode or 0
 
@@ -290,11 +291,15 @@ class CrowProcess:
         await self.send_raw(self._sent(message))
 
     def _sent(self, message: dict[str, Any]) -> bytes:
-        """The message as a line, judged and logged."""
-        for rule in (self._judge, self._order, self._house):
+        """Checks and logs a message; returns its line."""
+        for rule in self._rules():
             rule.check("client", message)
         self.log.append(Logged("client", message))
         return json.dumps(message, ensure_ascii=False).encode() + b"\n"
+
+    def _rules(self) -> tuple[SchemaChecker | OrderChecker | HouseRules, ...]:
+        rules = (self._order, self._house)
+        return (self._schema, *rules) if self.checks_schema else rules
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -315,21 +320,21 @@ class CrowProcess:
 
     def _take(self, line: bytes) -> None:
         if not line.endswith(b"\n"):
-            return  # the process was killed in the middle of a line
+            return  # the process was killed while it wrote
         if len(line) > LINE_BYTES:
             self._faults.append(f"A line of {len(line)} bytes: {line[:200]!r}")
         try:
             message = json.loads(line)
             if not isinstance(message, dict):
-                raise SchemaViolation(f"No object: {line[:200]!r}")
-        except (ValueError, SchemaViolation) as error:
-            self._faults.append(f"Not the protocol on stdout ({error}): {line[:200]!r}")
+                raise Violation(f"Not an object: {line[:200]!r}")
+        except (ValueError, Violation) as error:
+            self._faults.append(f"Not a message on stdout ({error}): {line[:200]!r}")
             return
         self.log.append(Logged("agent", message))
-        for rule in (self._judge, self._order, self._house):
+        for rule in self._rules():
             try:
                 rule.check("agent", message)
-            except SchemaViolation as error:
+            except Violation as error:
                 self._faults.append(str(error))
         if "method" not in message:
             self._settle(message)
@@ -360,9 +365,9 @@ class CrowProcess:
         try:
             await self._send({"jsonrpc": "2.0", "id": message["id"]} | response)
         except ConnectionError:
-            return  # it ended while we thought about the answer
+            return  # the process has ended
 
 
 def flat(update: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an update that can be compared by `<=` on items."""
+    """The simple fields of an update, which can be compared."""
     return {key: value for key, value in update.items() if isinstance(value, str | int | float | bool | None)}

@@ -1,24 +1,26 @@
-"""What crow promises beyond the protocol, for the sake of clients that need it. Judged on every line of its tests."""
+"""Rules that crow follows beyond the protocol, since some clients need them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from crow.trace.schema import Side, fault
+from crow.trace.schema import Side, violation
 
 __all__ = ["HouseRules"]
 
 
 class HouseRules:
-    """Every update of a tool call bears a status, every piece of a message the message's id; and no message goes on
-    behind a tool call that came after its beginning, but in a replay."""
+    """Checks that tool updates have a status and chunks a message id.
+
+    A message must not continue after a later tool call, except in a replay.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[str, set[str]] = {}
         self._over: dict[str, set[str]] = {}
 
     def check(self, sender: Side, message: dict[str, Any]) -> None:
-        """:raises WireFault: a promise is broken."""
+        """Checks the next message. :raises Violation: a rule is broken."""
         if sender == "client" and message.get("method") == "session/load":
             session = str(message["params"].get("sessionId"))
             self._begun.pop(session, None)
@@ -33,9 +35,9 @@ class HouseRules:
             begun.clear()
         elif kind.endswith("_chunk") and kind != "compaction_summary_chunk":
             if update["messageId"] in over:
-                raise fault(message, "a message that goes on behind a tool call")
+                raise violation(message, "a message continues after a later tool call")
             begun.add(update["messageId"])
         if kind in ("tool_call", "tool_call_update") and update.get("status") is None:
-            raise fault(message, "a tool update without a status")
+            raise violation(message, "a tool update without a status")
         if kind.endswith("_message_chunk") and not update.get("messageId"):
-            raise fault(message, "a piece of a message without its id")
+            raise violation(message, "a chunk without a message id")

@@ -1,4 +1,4 @@
-"""Recordings: made by the real process, shown, judged; and those of other agents."""
+"""Recordings of the real process and of other agents: made, shown and checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def written(file: Path, messages: list[Any]) -> Path:
     return file
 
 
-async def test_a_recorded_connection_is_valid_and_holds_no_secret(
+async def test_a_recorded_connection_is_valid_and_contains_no_secret(
     crow: StartCrow, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -69,13 +69,13 @@ async def test_a_recorded_connection_is_valid_and_holds_no_secret(
     assert "(no message) {broken …" in shown
 
 
-def test_any_agents_bare_messages_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bare_messages_of_any_agent_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "bare.jsonl", BARE)
-    verdict = check(read_recording(file))
-    assert [fault.partition("\n")[0] for fault in verdict.faults] == [
-        "line 8: the turn ends, but these calls do not: ['c']"
+    result = check(read_recording(file))
+    assert [fault.partition("\n")[0] for fault in result.faults] == [
+        "line 8: the turn ends, but these tool calls have not ended: ['c']"
     ]
-    assert verdict.unanswered == ("fs/read_text_file (2)",)
+    assert result.unanswered == ("fs/read_text_file (2)",)
     assert main(["trace", "check", str(file)]) == 1
     assert capsys.readouterr().out.endswith("8 messages, 1 faults\n")
 
@@ -84,16 +84,14 @@ def test_any_agents_bare_messages_are_judged(tmp_path: Path, capsys: pytest.Capt
     "line",
     ["not json", '"text"', '{"jsonrpc":"2.0","id":0,"result":{}}', '{"method":"session/update","params":7}', "[]"],
 )
-def test_what_is_no_message_is_a_fault_of_the_agent_with_its_line(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_not_a_message_is_a_fault_of_the_agent(tmp_path: Path, line: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(json.dumps(BARE[0]) + f"\n\n{line}\n")
     (fault,) = check(read_recording(file)).faults
     assert fault.startswith("line 3: ")
 
 
-def test_what_the_client_does_wrong_is_told_but_not_held_against_the_agent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_of_the_client_are_shown_but_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages = [*BARE[:5], BARE[6], {"jsonrpc": "2.0", "id": 2, "result": None}, BARE[7]]
     recorded = [{"from": "agent" if n in (1, 3, 5, 7) else "client", "message": m} for n, m in enumerate(messages)]
     assert main(["trace", "check", str(written(tmp_path / "null.jsonl", recorded))]) == 0
@@ -102,12 +100,12 @@ def test_what_the_client_does_wrong_is_told_but_not_held_against_the_agent(
     assert told.endswith("8 messages, 0 faults\n")
 
 
-def test_a_missing_recording_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_recording_is_an_error_with_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "show", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
-def test_a_trace_that_cannot_be_written_disturbs_nothing(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_given_up(tmp_path: Path) -> None:
     record = Recorder(tmp_path / "no" / "such" / "place")
     record("in", b'{"a": 1}')
     record("out", b'{"a": 1}')

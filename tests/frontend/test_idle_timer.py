@@ -14,15 +14,18 @@ from crow.frontend.sessions import IdleTimer
 
 
 class Room:
-    """What is tidied: in steps, each of which waits to be let through."""
+    """Counts tidying; each one waits for `gate`."""
 
     def __init__(self) -> None:
         self.begun, self.ended = 0, 0
+        self.has_begun = anyio.Event()
         self.gate = anyio.Event()
         self.error: StoreUnavailable | None = None
 
     async def tidy(self) -> None:
         self.begun += 1
+        self.has_begun.set()
+        self.has_begun = anyio.Event()
         if self.error is not None:
             raise self.error
         await self.gate.wait()
@@ -40,12 +43,12 @@ async def idling(room: Room, *, after_s: float = 0.0) -> AsyncIterator[IdleTimer
 
 
 async def settled(wanted: int, room: Room) -> None:
-    while room.begun < wanted:  # noqa: ASYNC110
-        await anyio.sleep(0.001)
+    while room.begun < wanted:
+        await room.has_begun.wait()
     await anyio.wait_all_tasks_blocked()
 
 
-async def test_nothing_is_tidied_before_the_first_turn_and_once_after_the_last() -> None:
+async def test_tidies_once_after_the_last_turn_and_not_before_the_first() -> None:
     room = Room()
     room.gate.set()
     async with idling(room) as idle:
@@ -60,7 +63,7 @@ async def test_nothing_is_tidied_before_the_first_turn_and_once_after_the_last()
         assert (room.begun, room.ended) == (1, 1)
 
 
-async def test_a_turn_that_begins_ends_a_tidying_which_is_done_again_afterwards() -> None:
+async def test_a_new_turn_cancels_tidying_which_is_repeated_afterwards() -> None:
     room = Room()
     async with idling(room) as idle:
         idle.tidy_soon()
@@ -74,7 +77,7 @@ async def test_a_turn_that_begins_ends_a_tidying_which_is_done_again_afterwards(
         assert (room.begun, room.ended) == (2, 1)
 
 
-async def test_turns_that_follow_each_other_are_not_disturbed() -> None:
+async def test_does_not_tidy_between_turns_in_quick_succession() -> None:
     room = Room()
     async with idling(room, after_s=60) as idle:
         for _ in range(3):
@@ -84,13 +87,13 @@ async def test_turns_that_follow_each_other_are_not_disturbed() -> None:
         assert room.begun == 0
 
 
-async def test_what_could_not_be_tidied_is_tried_after_the_next_turn(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_tidying_is_retried_after_the_next_turn(caplog: pytest.LogCaptureFixture) -> None:
     room = Room()
     room.error = StoreUnavailable("crow.db is locked.")
     async with idling(room) as idle:
         idle.tidy_soon()
         await settled(1, room)
-        assert "Nothing was tidied: crow.db is locked." in caplog.text
+        assert "Tidying failed: crow.db is locked." in caplog.text
         room.error = None
         room.gate.set()
         with idle.turn():
@@ -99,7 +102,7 @@ async def test_what_could_not_be_tidied_is_tried_after_the_next_turn(caplog: pyt
         assert room.ended == 1
 
 
-async def test_nothing_is_tidied_once_stopped() -> None:
+async def test_does_not_tidy_after_stop() -> None:
     room = Room()
     async with idling(room) as idle:
         idle.tidy_soon()

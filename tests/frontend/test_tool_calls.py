@@ -1,50 +1,50 @@
-"""What fits on a line, and which parts of a change are shown."""
+"""Size limits and changed regions."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.frontend.tool_calls import bounded, changed_regions, head_and_tail, pieces, weight
+from crow.frontend.tool_calls import changed_regions, json_bytes, limit_json, limit_text, split_text
 
 lines = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "same\n", *(f"{n}\n" for n in range(30))]), max_size=40)
 
 
-def test_what_fits_is_left_as_it_is() -> None:
-    assert head_and_tail("short", 30) == "short"
-    assert head_and_tail("x" * 48_000, 50_000) == "x" * 48_000
+def test_text_within_the_limit_is_unchanged() -> None:
+    assert limit_text("short", 30) == "short"
+    assert limit_text("x" * 48_000, 50_000) == "x" * 48_000
 
 
-def test_what_is_too_long_keeps_its_ends_around_a_marker_with_the_count() -> None:
-    shown = head_and_tail("a" * 600 + "b" * 600, 300)
+def test_long_text_keeps_both_ends_around_a_marker_with_the_count() -> None:
+    shown = limit_text("a" * 600 + "b" * 600, 300)
     head, marker, tail = shown.split("\n")
     assert (set(head), set(tail)) == ({"a"}, {"b"})
     assert marker == f"[… {1200 - len(head) - len(tail):,} characters are not shown here …]"
 
 
 @given(st.text(max_size=400), st.integers(100, 300))
-def test_a_shortened_text_is_within_its_limit(text: str, limit: int) -> None:
-    assert weight(head_and_tail(text * 9, limit)) <= limit
+def test_limited_text_is_within_its_limit(text: str, limit: int) -> None:
+    assert json_bytes(limit_text(text * 9, limit)) <= limit
 
 
 @given(st.text(max_size=300), st.integers(12, 200))
 def test_pieces_are_within_the_limit_and_lose_nothing(text: str, limit: int) -> None:
-    assert "".join(pieces(text, limit)) == text
-    assert all(weight(piece) <= limit for piece in pieces(text, limit))
-    assert "" not in pieces(text, limit)
+    assert "".join(split_text(text, limit)) == text
+    assert all(json_bytes(piece) <= limit for piece in split_text(text, limit))
+    assert "" not in split_text(text, limit)
 
 
-def test_bounded_keeps_the_shape_and_the_short_values() -> None:
+def test_limited_json_keeps_its_shape_and_short_values() -> None:
     value = {"path": "/w/a", "content": "x" * 100_000, "lines": [1, 2]}
-    small = bounded(value, 20_000)
+    small = limit_json(value, 20_000)
     assert isinstance(small, dict)
     assert (small["path"], small["lines"]) == ("/w/a", [1, 2])
-    assert weight(small) <= 20_000
-    assert bounded(value, 200_000) is value
-    assert weight(bounded([["y" * 50] * 300] * 300, 5_000)) <= 5_000
+    assert json_bytes(small) <= 20_000
+    assert limit_json(value, 200_000) is value
+    assert json_bytes(limit_json([["y" * 50] * 300] * 300, 5_000)) <= 5_000
 
 
-def test_two_far_changes_are_two_regions_with_their_lines() -> None:
+def test_two_distant_changes_give_two_regions_with_line_numbers() -> None:
     old = "".join(f"{n}\n" for n in range(1, 101))
     new = old.replace("10\n", "ten\n", 1).replace("90\n", "", 1)
     first, second = changed_regions(old, new)
@@ -60,7 +60,7 @@ def test_equal_texts_have_no_regions() -> None:
 
 @settings(max_examples=200)
 @given(lines, lines)
-def test_putting_the_regions_into_the_old_text_gives_the_new_one(before: list[str], after: list[str]) -> None:
+def test_applying_the_regions_to_the_old_text_gives_the_new_text(before: list[str], after: list[str]) -> None:
     old, new = "".join(before), "".join(after)
     rebuilt: list[str] = []
     at = 0

@@ -1,4 +1,4 @@
-"""The judges of the wire catch what they are there for."""
+"""The checkers find violations of schema and order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from crow.trace.check import Order
-from crow.trace.schema import Judge, SchemaViolation, check_update
+from crow.trace.check import OrderChecker
+from crow.trace.schema import SchemaChecker, Violation, check_update
 from tests.support.house_rules import HouseRules
 
 TEXT = {"type": "text", "text": "hi"}
@@ -26,8 +26,8 @@ def answered(number: int, **result: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "result": result}
 
 
-def judged(*messages: tuple[str, dict[str, Any]]) -> None:
-    judge, order = Judge(), Order()
+def checked(*messages: tuple[str, dict[str, Any]]) -> None:
+    judge, order = SchemaChecker(), OrderChecker()
     for sender, message in messages:
         judge.check(sender, message)  # type: ignore[arg-type]
         order.check(sender, message)  # type: ignore[arg-type]
@@ -38,8 +38,8 @@ PROMPT = ("client", asked(2, "session/prompt", sessionId="s", prompt=[TEXT]))
 END = ("agent", answered(2, stopReason="end_turn"))
 
 
-def test_a_plain_turn_passes() -> None:
-    judged(
+def test_a_plain_turn_is_valid() -> None:
+    checked(
         *OPEN,
         ("agent", update(sessionUpdate="available_commands_update", availableCommands=[])),
         PROMPT,
@@ -54,7 +54,7 @@ def test_a_plain_turn_passes() -> None:
 
 def test_a_call_may_leave_out_its_status_and_a_failed_load_leaves_the_session_known() -> None:
     load = asked(7, "session/load", sessionId="s", cwd="/w", mcpServers=[])
-    judged(
+    checked(
         *OPEN,
         ("client", load),
         ("agent", {"jsonrpc": "2.0", "id": 7, "error": {"code": -32000, "message": "no"}}),
@@ -66,7 +66,7 @@ def test_a_call_may_leave_out_its_status_and_a_failed_load_leaves_the_session_kn
     )
 
 
-def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for_each_other() -> None:
+def test_prompts_may_overlap_with_a_failed_load_and_loads_with_each_other() -> None:
     def load(number: int) -> tuple[str, dict[str, Any]]:
         return "client", asked(number, "session/load", sessionId="s", cwd="/w", mcpServers=[])
 
@@ -74,7 +74,7 @@ def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for
         ("agent", update(sessionUpdate="user_message_chunk", content=TEXT, messageId="u")),
         ("agent", update(**CALL | {"status": "completed"})),
     )
-    judged(
+    checked(
         *OPEN,
         load(7),
         PROMPT,
@@ -88,8 +88,8 @@ def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for
         *replayed,
         ("agent", answered(9)),
     )
-    with pytest.raises(SchemaViolation, match="outside any turn"):
-        judged(*OPEN, load(8), load(9), ("agent", answered(8)), ("agent", answered(9)), *replayed)
+    with pytest.raises(Violation, match="outside any turn"):
+        checked(*OPEN, load(8), load(9), ("agent", answered(8)), ("agent", answered(9)), *replayed)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_prompt_sent_behind_a_load_that_fails_is_a_turn_and_loads_may_wait_for
         None,
     ],
 )
-def test_an_update_that_is_not_its_kind_is_caught(wrong: Any) -> None:
-    with pytest.raises(SchemaViolation):
+def test_an_invalid_update_is_found(wrong: Any) -> None:
+    with pytest.raises(Violation):
         check_update(wrong)
 
 
@@ -137,10 +137,10 @@ def test_an_update_that_is_not_its_kind_is_caught(wrong: Any) -> None:
         [*OPEN, PROMPT, ("agent", {"jsonrpc": "2.0", "id": 2, "result": {"stopReason": "done"}})],
     ],
 )
-def test_a_message_out_of_form_or_order_is_caught(messages: list[tuple[str, dict[str, Any]]]) -> None:
-    judged(*messages[:-1])
-    with pytest.raises(SchemaViolation):
-        judged(*messages)
+def test_an_invalid_or_misplaced_message_is_found(messages: list[tuple[str, dict[str, Any]]]) -> None:
+    checked(*messages[:-1])
+    with pytest.raises(Violation):
+        checked(*messages)
 
 
 CHUNK = update(sessionUpdate="agent_message_chunk", content=TEXT, messageId="m")
@@ -173,8 +173,8 @@ def moved(place: int, to: int) -> list[tuple[str, dict[str, Any]]]:
     return [*rest[:to], BUSY[place], *rest[to:]]
 
 
-def test_a_busy_recording_passes() -> None:
-    judged(*BUSY)
+def test_a_busy_recording_is_valid() -> None:
+    checked(*BUSY)
 
 
 @pytest.mark.parametrize(
@@ -196,16 +196,16 @@ def test_a_busy_recording_passes() -> None:
         [*BUSY[:1], ("agent", answered(1, sessionId="s", modes={})), *BUSY[2:]],
     ],
 )
-def test_each_rule_finds_its_fault_in_a_doctored_recording(doctored: list[tuple[str, dict[str, Any]]]) -> None:
-    with pytest.raises(SchemaViolation):
-        judged(*doctored)
+def test_each_rule_finds_its_fault_in_a_modified_recording(doctored: list[tuple[str, dict[str, Any]]]) -> None:
+    with pytest.raises(Violation):
+        checked(*doctored)
 
 
-def test_a_message_that_goes_on_behind_a_tool_call_breaks_a_promise() -> None:
+def test_a_message_must_not_continue_after_a_later_tool_call() -> None:
     house = HouseRules()
     house.check("agent", CHUNK)
     house.check("agent", update(**CALL))
-    with pytest.raises(SchemaViolation):
+    with pytest.raises(Violation):
         house.check("agent", CHUNK)
     house.check("client", asked(3, "session/load", sessionId="s"))
     house.check("agent", CHUNK)
