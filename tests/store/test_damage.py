@@ -23,7 +23,7 @@ from crow.domain.entries import Entry, NewEntry, Prompt, Remark, Started, ToolRe
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.messages import ToolMessage, ToolSpec
 from crow.store import SessionRow
-from crow.store.codec import SPILL_BYTES, encode
+from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.repair import problems as problems_of
@@ -359,9 +359,6 @@ async def check_repaired(path: Path, whole: Whole, number: int) -> None:
             if found.body != entry.body:
                 assert entry.id in touched
                 assert any(line.startswith(f"entry {entry.id} ") for line in done.lost)
-            elif found != entry:  # its row was lost, but what it held was kept apart
-                assert isinstance(entry.body, ToolResult)
-                assert len(entry.body.text) > SPILL_BYTES
         for name, row in whole.rows.items():
             found_row = await store.session(name)
             if found_row != row:

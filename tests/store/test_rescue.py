@@ -311,7 +311,7 @@ asyncio.run(main(Path(sys.argv[1])))
     )
     first, second, third = done.stdout.decode().splitlines()
     assert first == second
-    assert first.startswith(f"{path} was deleted while crow was running, and what it held cannot be written to a new")
+    assert first.startswith(f"{path} was deleted while crow was running, and its content cannot be written to a new")
     assert "do not close it" in first
     assert DELETED in third
     assert "NEWEST" in await said_in(path, "s1")
