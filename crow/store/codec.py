@@ -59,6 +59,7 @@ __all__ = [
     "expect",
     "from_json",
     "mend",
+    "optional",
     "record",
     "show",
     "to_json",
@@ -280,7 +281,7 @@ def _field(hint: Any, unknown_word: str | None, integer: Field) -> Field | Recor
         return Field(None, lambda value, _load: value if type(value) is str and value in words else unknown_word)
     if NoneType in arguments:
         (inner,) = (argument for argument in arguments if argument is not NoneType)
-        return _optional(_field(inner, None, integer))
+        return optional(_field(inner, None, integer))
     assert get_origin(hint) is tuple, f"no way to write {hint}"
     return _many(_field(arguments[0], None, integer))
 
@@ -300,7 +301,7 @@ def _many(item: Field | Record) -> Field:
     return Field(encode, decode)
 
 
-def _optional(field: Field | Record) -> Field:
+def optional(field: Field | Record) -> Field:
     """The field, or None, written as null."""
     inner_encode, inner_decode = field.encode, field.decode
     encode = inner_encode and (lambda value, blobs: None if value is None else inner_encode(value, blobs))
@@ -366,6 +367,16 @@ def _decode_base64(value: Any, load: Load) -> str:
     return base64.b64encode(data).decode() if value.get("encoding") == "base64" else data.decode()
 
 
+def _decode_float(value: Any, _load: Load) -> float:
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise Unreadable("expected a number")
+    return number
+
+
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
@@ -390,7 +401,7 @@ INTEGER = expect("a whole number", lambda value: type(value) is int)
 _PLAIN: Mapping[Any, Field] = {
     str: expect("a text", lambda value: type(value) is str),
     bool: expect("true or false", lambda value: type(value) is bool),
-    float: expect("a number", lambda value: type(value) in (int, float) and math.isfinite(value)),
+    float: Field(None, _decode_float),
     JsonObject: expect("an object", lambda value: type(value) is dict),
 }
 _BASE64 = Field(_encode_base64, _decode_base64)
@@ -413,7 +424,7 @@ _BODIES: Mapping[str, Record] = {
     "user": record(User, parts=_PARTS),
     "assistant": record(Assistant, finish="stop"),
     "started": record(Started),
-    "file": record(File, before=_optional(_BYTES_BLOB)),
+    "file": record(File, before=optional(_BYTES_BLOB)),
     "tool": record(ToolResult),
     "checkpoint": record(Checkpoint, reason="threshold", method="fallback"),
     "mask": record(Mask),

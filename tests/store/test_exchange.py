@@ -339,8 +339,8 @@ def edited(lines: list[bytes], kind: str, change: Mapping[str, object], which: i
 
 FOREIGN = [
     (b"", "line 1: it is empty"),
-    (b"# Notes\n", 'line 1: it is no crow export; expected {"type":"crow","format":1}'),
-    (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is no crow export"),
+    (b"# Notes\n", 'line 1: it is not a crow export; expected {"type":"crow","format":1}'),
+    (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is not a crow export"),
     (b'{"type":"crow","format":2}\n', "line 1: format is 2; this crow knows 1: upgrade it"),
     (b'{"type":"crow","format":1}\n', "line 2: the file ends here, before its last line"),
 ]
@@ -366,7 +366,7 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
         (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
         (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 is not that of the lines"),
         (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),
-        (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is no JSON"),
+        (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is not JSON"),
         (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
         (resealed([lines[0], *lines[2:]]), "line 2: it comes before any conversation"),
         (resealed(lines[:2]), "line 2: conversation: it has no session"),
@@ -377,8 +377,18 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
         ),
         (resealed(edited(lines, "entry", {"id": 7})), "entry: id is 7; expected 1, the next number"),
         (resealed(edited(lines, "entry", {"parent": 2}, 1)), "entry: parent is 2; expected an entry before 2, or null"),
-        (resealed(edited(lines, "entry", {"session": "s9"})), 'entry: session is "s9", which is no session of this co'),
+        (
+            resealed(edited(lines, "entry", {"session": "s9"})),
+            'entry: session is "s9", which is not a session of this co',
+        ),
         (resealed(edited(lines, "entry", {"cost": "free"})), 'entry: cost is "free"; expected a number'),
+        (resealed(edited(lines, "entry", {"cost": 10**400})), "expected a number"),
+        (
+            resealed(edited(lines, "entry", {"turn": 2**60})),
+            "entry: turn is 1152921504606846976; expected a whole numb",
+        ),
+        (resealed(edited(lines, "move", {"reason": 7})), "move: reason is 7; expected a text"),
+        (resealed([*lines[:2], b'{"type":"blob","sha256":"x","text":null}\n']), "line 3: blob: base64 is missing"),
         (resealed(edited(lines, "entry", {"kind": "hologram"})), "entry 1 (hologram): its kind 'hologram' is unknown"),
         (resealed(edited(lines, "entry", {"body": {}})), "entry 1 (user): it is damaged"),
         (
@@ -390,7 +400,7 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
             'line 3: session "s1": parent_id or forked_from is',
         ),
         (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected one that no other'),
-        (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it holds half of a surrogate pair"),
+        (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it has half of a surrogate pair"),
     ]
     for number, (damaged, words) in enumerate(cases):
         with pytest.raises(ArgumentError) as refused:
