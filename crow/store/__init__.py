@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Unchanged:
-    """The type of `UNCHANGED`: a column left as it is (None would clear it)."""
+    """The type of `UNCHANGED`: the column keeps its value. None would clear it."""
 
     __slots__ = ()
 
@@ -46,9 +46,7 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """What a session starts with. `id` is the client's for ever. `leaf` and `conversation` are set for a fork.
-
-    `alias` names it; None for most."""
+    """A session to create. `id` never changes; `leaf` and `conversation` are set for a fork; `alias` is another name."""
 
     id: str
     cwd: str
@@ -66,10 +64,10 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """The mutable row. `permissions` and `config` are JSON values; times are Unix milliseconds; `cost` in USD.
+    """The row of a session. `permissions` and `config` are JSON values, times are Unix milliseconds, `cost` is in USD.
 
-    `calibration` multiplies token estimates. `newest_entry` orders lists. `owner` names who runs a turn, or is empty.
-    `has_prompt` tells whether it is listed.
+    `calibration` multiplies token estimates. Lists are ordered by `newest_entry`, and show sessions that have a prompt.
+    `owner` is the process that runs a turn, or empty.
     """
 
     id: str
@@ -104,7 +102,7 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionChanges:
-    """Columns of the row to set; `UNCHANGED` leaves one as it is."""
+    """Columns of the row to set; those that are `UNCHANGED` stay as they are."""
 
     title: str | Unchanged | None = UNCHANGED
     title_by_user: bool | Unchanged = UNCHANGED
@@ -122,8 +120,11 @@ class SessionChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What `for_model` needs of a path, oldest first: from the first kept entry of the newest counting checkpoint
-    (with that checkpoint, the newest prompt entry and all that follows), or the whole path."""
+    """The entries of a path that `for_model` needs, oldest first.
+
+    These are the newest checkpoint that counts, the entries from its first kept one on, and the newest prompt entry;
+    without a checkpoint, the whole path.
+    """
 
     row: SessionRow
     entries: tuple[Entry, ...]
@@ -131,9 +132,9 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn. `moved` is true when the leaf was not the expected one: the tail must be loaded again.
+    """A claimed turn. `moved` is true if the leaf was not the expected one: the tail must be loaded again.
 
-    `entries` are those appended by the claim: the user entry last.
+    `entries` are those that the claim has appended, the user entry last.
     """
 
     turn: int
@@ -143,7 +144,7 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedPrompt:
-    """A prompt in the inbox."""
+    """A prompt that waits for its turn."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -151,7 +152,7 @@ class QueuedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage:
-    """Some sessions, newest first; `cursor` continues, None at the end."""
+    """Some sessions, newest first; `cursor` is for the next page, None at the end."""
 
     rows: tuple[SessionRow, ...]
     cursor: str | None
@@ -159,7 +160,7 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """An entry found by search; `snippet` shows the place."""
+    """An entry found by search; `snippet` is the text around the match."""
 
     entry: int
     session: str
@@ -170,8 +171,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where to look; None is everywhere. `cwd` is a session's directory; `model` a part of a model's name, in any case;
-    an entry was made at `since_ms` or later and before `before_ms` (Unix milliseconds)."""
+    """Limits of a search; None is no limit.
+
+    `cwd` is the directory of a session, `model` a part of a model's name in any case. Entries were created at
+    `since_ms` or later and before `before_ms` (Unix milliseconds).
+    """
 
     cwd: str | None = None
     model: str | None = None
@@ -181,8 +185,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What reading through entries found, newest first. Older ones than the entry `stopped_at` were not read; None:
-    all were."""
+    """Matches from reading through entries, newest first.
+
+    Entries older than `stopped_at` were not read; None: all were read.
+    """
 
     hits: tuple[Hit, ...]
     stopped_at: int | None
@@ -399,13 +405,9 @@ class Store(Protocol):
         ...
 
 
-# FROM store.outline: What a person sees of a session's branches: its moves, the points on them, where they end.
-# Values only.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A session was made to stand elsewhere: `undo`, `redo`, `rewind`, `retry`, `new`, `refusal`."""
+    """A change of a session's leaf. `reason` is `undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
 
     from_leaf: int | None
     to_leaf: int | None
@@ -415,10 +417,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A place in a conversation that a person knows: a prompt, a label, a checkpoint.
+    """A place in a conversation that the user can go back to.
 
-    To stand on `entry` is to be just after it, on `before` just before it (None: at the beginning). `previous` is the
-    point before it on the path. `text` is the label, or how the prompt begins.
+    `entry` is the leaf just after it, `before` the leaf just before it (None: the beginning). `previous` is the point
+    before it on the path. `text` is the label, or the beginning of the prompt.
     """
 
     entry: int
@@ -430,7 +432,7 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchTip:
-    """Where a branch ends; `point` is the last one on it."""
+    """The end of a branch; `point` is the last one on it."""
 
     entry: int | None
     point: int | None
@@ -439,8 +441,11 @@ class BranchTip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """All branches that a session ever stood on: `points` by id, ends of branches with the current one first and then
-    those left last. Ends that differ in nothing that was said are one."""
+    """All branches that a session has ever been on.
+
+    `points` are ordered by id. `tips` begin with the current branch; the others follow, last left first. Branches with
+    the same messages have one tip.
+    """
 
     points: tuple[BranchPoint, ...]
     tips: tuple[BranchTip, ...]

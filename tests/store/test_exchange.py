@@ -492,7 +492,7 @@ async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it
         await bystander.delete_session("s1")
         seen.append([row_ids((await bystander.sessions()).rows), await bystander.search("elsewhere")])
         seen.append([total.session for total in await SessionAdmin(bystander).totals(("session",), Scope())])
-        with pytest.raises(ArgumentError, match='Session "s1" is being imported, or removed, by another process'):
+        with pytest.raises(ArgumentError, match='Session "s1" is being imported or removed by another process'):
             await SessionAdmin(bystander).import_file(tmp_path / "x.jsonl", DEFAULTS)
 
     try:
