@@ -46,7 +46,7 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """A session to create. `id` never changes; `leaf` and `conversation` are set for a fork; `alias` is another name."""
+    """A session to create. `id` never changes; `leaf` and `conversation` are set for a fork; `alias` names it too."""
 
     id: str
     cwd: str
