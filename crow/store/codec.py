@@ -18,27 +18,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, cast, get_args, get_origin, get_type_hints
 
-from crow.domain.entries import (
-    Announcement,
-    Assistant,
-    Attachment,
-    Body,
-    Checkpoint,
-    Command,
-    File,
-    Mask,
-    Note,
-    PlanItem,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
+from crow.domain import entries
+from crow.domain.entries import Body
 from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
 __all__ = [
@@ -413,28 +394,28 @@ _BYTES_BLOB = Field(lambda data, blobs: {"blob": blobs.add(data)}, _load_blob)
 
 _SHARED: dict[type, Record] = {}
 _SHARED[Image] = record(Image, data=_BASE64)
-_SHARED[Attachment] = record(Attachment, data=_BASE64)
-_SHARED[Announcement] = record(Announcement, kind="other")
-_SHARED[PlanItem] = record(PlanItem, status="pending", priority="medium")
+_SHARED[entries.Attachment] = record(entries.Attachment, data=_BASE64)
+_SHARED[entries.Announcement] = record(entries.Announcement, kind="other")
+_SHARED[entries.PlanItem] = record(entries.PlanItem, status="pending", priority="medium")
 
 _PARTS = _many(_tagged(text=record(Text), image=_SHARED[Image], resource=record(Resource), link=record(Link)))
 
 _BODIES: Mapping[str, Record] = {
-    "prompt": record(Prompt, system=_TEXT_BLOB, tools=_as_blob(_many(record(ToolSpec)))),
-    "user": record(User, parts=_PARTS),
-    "assistant": record(Assistant, finish="stop"),
-    "started": record(Started),
-    "file": record(File, before=optional(_BYTES_BLOB)),
-    "tool": record(ToolResult),
-    "checkpoint": record(Checkpoint, reason="threshold", method="fallback"),
-    "mask": record(Mask),
-    "restore": record(Restore),
-    "skill": record(Skill),
-    "reminder": record(Reminder),
-    "remark": record(Remark),
-    "command": record(Command),
-    "note": record(Note, about="label"),
-    "turn_end": record(TurnEnd, stop="error"),
+    "prompt": record(entries.Prompt, system=_TEXT_BLOB, tools=_as_blob(_many(record(ToolSpec)))),
+    "user": record(entries.User, parts=_PARTS),
+    "assistant": record(entries.Assistant, finish="stop"),
+    "started": record(entries.Started),
+    "file": record(entries.File, before=optional(_BYTES_BLOB)),
+    "tool": record(entries.ToolResult),
+    "checkpoint": record(entries.Checkpoint, reason="threshold", method="fallback"),
+    "mask": record(entries.Mask),
+    "restore": record(entries.Restore),
+    "skill": record(entries.Skill),
+    "reminder": record(entries.Reminder),
+    "remark": record(entries.Remark),
+    "command": record(entries.Command),
+    "note": record(entries.Note, about="label"),
+    "turn_end": record(entries.TurnEnd, stop="error"),
 }
 
 KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}
