@@ -1,9 +1,9 @@
-"""How values are written as JSON and read back: the parts that `codec` composes.
+"""Values as JSON and back: bodies of entries, parts of prompts, records of an export.
 
-Strategy: a field is a pair of functions; a record is a dataclass declared as named fields. Every field is written;
-when reading, a missing one takes the dataclass's default (an older file), an unknown one is ignored (a newer one), one
-of the wrong type makes the value `Unreadable`. Large or shared values are put aside as blobs, named by their sha256.
-Knows no entry and no SQL.
+A dataclass is written as an object with all its fields. Reading takes a missing field from the dataclass's default (an
+older version wrote it), ignores an unknown one (a newer version), and raises `Unreadable` for one of the wrong type.
+Large and shared values are stored apart as blobs, named by their sha256. Building pydantic validators for all of them
+would cost 40 ms at start.
 """
 
 from __future__ import annotations
@@ -14,51 +14,17 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast, get_args, get_origin, get_type_hints
 
-from crow.domain.entries import (
-    Announcement,
-    Assistant,
-    Attachment,
-    Body,
-    CallRef,
-    Checkpoint,
-    Command,
-    Diff,
-    File,
-    KeptSkill,
-    Location,
-    Mask,
-    Note,
-    Pin,
-    PlanItem,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
-from crow.domain.messages import Image, Link, Part, Resource, Text, ToolCall, ToolSpec
+from crow.domain import entries
+from crow.domain.entries import Body
+from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
 __all__ = [
-    "BASE64_ASIDE",
-    "BOOL",
-    "BYTES_ASIDE",
-    "INT",
     "KINDS",
-    "MAYBE_INT",
-    "MAYBE_TEXT",
-    "OBJECT",
     "SPILL_BYTES",
-    "TEXT",
-    "TEXTS",
-    "TEXT_ASIDE",
     "Blobs",
     "Encoded",
     "Field",
@@ -71,27 +37,131 @@ __all__ = [
     "dump",
     "encode",
     "encode_parts",
+    "expect",
     "from_json",
-    "json_aside",
-    "many",
     "mend",
-    "one_of",
     "optional",
     "record",
-    "tagged",
+    "show",
     "to_json",
 ]
 
+SPILL_BYTES = 32 * 1024
+"""A body whose JSON is longer than this becomes a blob."""
+
 Load: TypeAlias = Callable[[str], bytes | None]
-"""Gives the blob with a hash, None if there is none."""
+"""Returns the blob with a hash, None if there is none."""
 
 
 class Unreadable(ValueError):
-    """Stored data that is not what this version would have written."""
+    """Stored data that this version would not have written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A body as it is stored. `text` is its JSON, or None if that is the blob `spilled`; `blobs` are by hash.
+
+    `body` is what will be read back: the given body, unless it had to be mended.
+    """
+
+    kind: str
+    text: str | None
+    spilled: str | None
+    blobs: Mapping[str, bytes]
+    body: Body
+
+
+def encode(body: Body) -> Encoded:
+    """The stored form of `body`."""
+    kind = KINDS[type(body)]
+    blobs = Blobs()
+    text, was_mended = dump(_BODIES[kind].encode(body, blobs))
+    if was_mended or blobs.was_mended:
+        body = decode(kind, text, blobs.data.get)
+    spilled = None
+    # A character takes at most four bytes: short texts need no count.
+    if len(text) * 4 > SPILL_BYTES and len(data := text.encode()) > SPILL_BYTES:
+        spilled = blobs.add(data)
+    return Encoded(kind=kind, text=None if spilled else text, spilled=spilled, blobs=blobs.data, body=body)
+
+
+def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
+    """The body that was stored as `text`.
+
+    :raises Unreadable: it is damaged, or of a kind that this version does not know.
+    """
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"it is damaged: {error}") from error
+    return decode_value(kind, value, load)
+
+
+def decode_value(kind: str, value: object, load: Load) -> Body:
+    """The same for JSON that is parsed already."""
+    if kind not in _BODIES:
+        raise Unreadable(f"its kind {kind!r} is unknown to this version")
+    try:
+        return cast("Body", _BODIES[kind].decode(value, load))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unreadable(f"it is damaged: {error}") from error
+
+
+def encode_parts(parts: Sequence[Part]) -> str:
+    """The parts of a prompt as JSON, pictures included."""
+    assert _PARTS.encode is not None
+    return dump(_PARTS.encode(parts, Blobs(inline=True)))[0]
+
+
+def decode_parts(text: str | bytes) -> tuple[Part, ...]:
+    """The parts that were stored as `text`; a text that says so if they are damaged."""
+    try:
+        return cast("tuple[Part, ...]", _PARTS.decode(json.loads(text), lambda _: None))
+    except (ValueError, TypeError, RecursionError) as error:
+        return (Text(text=f"[This prompt could not be read, it is damaged: {error}]"),)
+
+
+def to_json(value: object) -> str:
+    """The JSON of a column."""
+    return dump(value)[0]
+
+
+def from_json(text: str | bytes | None, default: Any) -> Any:
+    """The value of a JSON column; `default` if it is damaged or of another type than `default`."""
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return default
+    return value if type(value) is type(default) else default
+
+
+def dump(value: object) -> tuple[str, bool]:
+    """JSON of `value`, and whether it was mended: lone surrogates become U+FFFD, NaN and infinities null."""
+    was_mended = False
+    try:
+        text = _ENCODER.encode(value)
+    except ValueError:
+        text, was_mended = _ENCODER.encode(_finite(value)), True
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text, was_mended = mend(text), True
+    return text, was_mended
+
+
+def mend(text: str) -> str:
+    """`text` with U+FFFD in place of each lone surrogate."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def show(value: object) -> str:
+    """The beginning of a JSON value, for an error message."""
+    return mend(f"{json.dumps(value, ensure_ascii=False):.60}")
 
 
 class Blobs:
-    """What is put aside while one value is written: `data` by hash. With `inline`, nothing is."""
+    """The blobs of one value that is being written: `data` by hash. With `inline`, there are none."""
 
     __slots__ = ("data", "inline", "was_mended")
 
@@ -101,13 +171,13 @@ class Blobs:
         self.was_mended = False
 
     def add(self, data: bytes) -> str:
-        """Put `data` aside; returns its hash."""
+        """Store `data` as a blob; returns its hash."""
         name = hashlib.sha256(data).hexdigest()
         self.data[name] = data
         return name
 
     def add_text(self, text: str) -> str:
-        """Put `text` aside as UTF-8, mended if it must be; returns its hash."""
+        """Store `text` as UTF-8, mended if necessary; returns its hash."""
         try:
             return self.add(text.encode())
         except UnicodeEncodeError:
@@ -123,41 +193,26 @@ class Field(NamedTuple):
 
 
 class Record(NamedTuple):
-    """How one dataclass is written and read."""
+    """How the dataclass `cls` is written and read."""
 
     encode: Callable[[Any, Blobs], dict[str, object]]
     decode: Callable[[Any, Load], Any]
+    cls: type
 
 
-def mend(text: str) -> str:
-    """`text` with U+FFFD in place of each lone surrogate."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
+    """The dataclass `cls` as a JSON object.
 
-
-def dump(value: object) -> tuple[str, bool]:
-    """JSON of `value`, and whether it had to be mended: lone surrogates (U+FFFD), NaN and infinities (null)."""
-    was_mended = False
-    try:
-        text = _ENCODER.encode(value)
-    except ValueError:
-        text, was_mended = _ENCODER.encode(_finite(value)), True
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            text, was_mended = mend(text), True
-    return text, was_mended
-
-
-def one_of(*words: str, otherwise: str) -> Field:
-    """A word; one that is not known here reads as `otherwise`."""
-    return Field(None, lambda value, _load: value if type(value) is str and value in words else otherwise)
-
-
-def record(cls: type, **fields: Field | Record) -> Record:
-    """The dataclass `cls`, a JSON object."""
-    encoders = tuple((name, field.encode) for name, field in fields.items())
-    decoders = tuple((name, field.decode) for name, field in fields.items())
+    Its type hints say how its fields are written, but for `special` ones. A text there is what an unknown word of a
+    `Literal` reads as. `integer` is for all fields of type int.
+    """
+    chosen = {
+        name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or INTEGER)
+        for name, hint in get_type_hints(cls).items()
+    }
+    encoders = tuple((name, field.encode) for name, field in chosen.items())
+    decoders = tuple((name, field.decode) for name, field in chosen.items())
+    required = {field.name for field in fields(cls) if field.default is field.default_factory is MISSING}
 
     def encode(value: Any, blobs: Blobs) -> dict[str, object]:
         return {
@@ -167,31 +222,53 @@ def record(cls: type, **fields: Field | Record) -> Record:
 
     def decode(value: Any, load: Load) -> Any:
         if type(value) is not dict:
-            raise Unreadable(f"{value!r:.60} where a {cls.__name__} belongs")
-        return cls(**{name: decode(value[name], load) for name, decode in decoders if name in value})
+            raise Unreadable("expected an object")
+        found = {}
+        for name, decode in decoders:
+            if name in value:
+                try:
+                    found[name] = decode(value[name], load)
+                except Unreadable as error:
+                    raise Unreadable(f"{name} is {show(value[name])}; {error}") from error
+        if not required <= found.keys():
+            raise Unreadable(f"{min(required - found.keys())} is missing")
+        return cls(**found)
 
-    return Record(encode, decode)
-
-
-def tagged(**records: tuple[type, Record]) -> Field:
-    """One of several dataclasses, told apart by the key `type`."""
-    names = {cls: name for name, (cls, _) in records.items()}
-
-    def encode(value: Any, blobs: Blobs) -> object:
-        name = names[type(value)]
-        return {"type": name, **records[name][1].encode(value, blobs)}
-
-    def decode(value: Any, load: Load) -> Any:
-        name = value.get("type") if type(value) is dict else None
-        if type(name) is not str or name not in records:
-            raise Unreadable(f"a part of unknown type {name!r:.60}")
-        return records[name][1].decode(value, load)
-
-    return Field(encode, decode)
+    return Record(encode, decode, cls)
 
 
-def many(item: Field | Record) -> Field:
-    """A tuple, a JSON array."""
+def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
+    """A JSON value, written as it is."""
+
+    def decode(value: Any, _load: Load) -> Any:
+        if not is_valid(value):
+            raise Unreadable(f"expected {words}")
+        return value
+
+    return Field(None, decode)
+
+
+def _field(hint: Any, unknown_word: str | None, integer: Field) -> Field | Record:
+    """How a value of this type is written."""
+    if hint is int:
+        return integer
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    if is_dataclass(hint):
+        return _SHARED.get(cast("type", hint)) or record(cast("type", hint), integer=integer)
+    arguments = get_args(hint)
+    if unknown_word is not None:
+        words = {word for argument in arguments for word in get_args(argument) or (argument,)}
+        return Field(None, lambda value, _load: value if type(value) is str and value in words else unknown_word)
+    if NoneType in arguments:
+        (inner,) = (argument for argument in arguments if argument is not NoneType)
+        return optional(_field(inner, None, integer))
+    assert get_origin(hint) is tuple, f"no way to write {hint}"
+    return _many(_field(arguments[0], None, integer))
+
+
+def _many(item: Field | Record) -> Field:
+    """A tuple, written as an array."""
     item_encode, item_decode = item.encode, item.decode
 
     def encode(values: Sequence[Any], blobs: Blobs) -> list[object]:
@@ -199,23 +276,37 @@ def many(item: Field | Record) -> Field:
 
     def decode(values: Any, load: Load) -> tuple[Any, ...]:
         if type(values) is not list:
-            raise Unreadable(f"{values!r:.60} where a list belongs")
+            raise Unreadable("expected a list")
         return tuple(item_decode(value, load) for value in values)
 
     return Field(encode, decode)
 
 
 def optional(field: Field | Record) -> Field:
-    """The field or None, which is null."""
-    encode, decode = field
-    assert encode is not None
-    return Field(
-        lambda value, blobs: None if value is None else encode(value, blobs),
-        lambda value, load: None if value is None else decode(value, load),
-    )
+    """The field, or None, written as null."""
+    inner_encode, inner_decode = field.encode, field.decode
+    encode = inner_encode and (lambda value, blobs: None if value is None else inner_encode(value, blobs))
+    return Field(encode, lambda value, load: None if value is None else inner_decode(value, load))
 
 
-def json_aside(field: Field) -> Field:
+def _tagged(**records: Record) -> Field:
+    """One of several dataclasses, told apart by the key `type`."""
+    names = {one.cls: name for name, one in records.items()}
+
+    def encode(value: Any, blobs: Blobs) -> object:
+        name = names[type(value)]
+        return {"type": name, **records[name].encode(value, blobs)}
+
+    def decode(value: Any, load: Load) -> Any:
+        name = value.get("type") if type(value) is dict else None
+        if type(name) is not str or name not in records:
+            raise Unreadable(f"its type is {show(name)}; expected one of {', '.join(records)}")
+        return records[name].decode(value, load)
+
+    return Field(encode, decode)
+
+
+def _as_blob(field: Field) -> Field:
     """The field's JSON as a blob."""
     inner_encode, inner_decode = field
     assert inner_encode is not None
@@ -225,33 +316,16 @@ def json_aside(field: Field) -> Field:
         blobs.was_mended |= was_mended
         return {"blob": blobs.add_text(text)}
 
-    return Field(encode, lambda value, load: inner_decode(json.loads(_aside(value, load)), load))
+    return Field(encode, lambda value, load: inner_decode(json.loads(_load_blob(value, load)), load))
 
 
-def _exact(*types: type) -> Field:
-    def decode(value: Any, _load: Load) -> Any:
-        if type(value) not in types:
-            raise Unreadable(f"{value!r:.60} where {types[0].__name__} belongs")
-        return value
-
-    return Field(None, decode)
-
-
-def _aside(reference: Any, load: Load) -> bytes:
+def _load_blob(reference: Any, load: Load) -> bytes:
     """The blob that `reference` names."""
     name = reference.get("blob") if type(reference) is dict else None
     data = load(name) if type(name) is str else None
     if data is None:
         raise Unreadable(f"no blob for {reference!r:.90}")
     return data
-
-
-def _encode_text(text: str, blobs: Blobs) -> object:
-    return text if blobs.inline else {"blob": blobs.add_text(text)}
-
-
-def _decode_text(value: Any, load: Load) -> str:
-    return value if type(value) is str else _aside(value, load).decode()
 
 
 def _encode_base64(text: str, blobs: Blobs) -> object:
@@ -270,14 +344,24 @@ def _encode_base64(text: str, blobs: Blobs) -> object:
 def _decode_base64(value: Any, load: Load) -> str:
     if type(value) is str:
         return value
-    data = _aside(value, load)
+    data = _load_blob(value, load)
     return base64.b64encode(data).decode() if value.get("encoding") == "base64" else data.decode()
+
+
+def _decode_float(value: Any, _load: Load) -> float:
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise Unreadable("expected a number")
+    return number
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{value!r} is no JSON value")
+    raise TypeError(f"{value!r} is not a JSON value")
 
 
 def _finite(value: object) -> object:
@@ -294,239 +378,45 @@ def _finite(value: object) -> object:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
 
-TEXT = _exact(str)
-MAYBE_TEXT = _exact(str, NoneType)
-INT = _exact(int)
-MAYBE_INT = _exact(int, NoneType)
-BOOL = _exact(bool)
-OBJECT = _exact(dict)
-TEXTS = many(TEXT)
-TEXT_ASIDE = Field(_encode_text, _decode_text)
-BASE64_ASIDE = Field(_encode_base64, _decode_base64)
-BYTES_ASIDE = optional(Field(lambda data, blobs: {"blob": blobs.add(data)}, _aside))
-
-
-# FROM store.codec: Bodies of entries as JSON, and back.
-#
-# Strategy: each dataclass is declared once, as a record of fields. Pictures, file contents and prompts go into blobs,
-# and
-# so does a whole body over 32 KiB. What is read back is what was given, but for what no JSON file can hold: lone
-# surrogates become U+FFFD, NaN and the infinities null. A damaged or unknown body raises `Unreadable`: whoever reads
-# decides what stands in its place. Explicit code, since a schema library would cost more at start than the whole
-# store.
-# Knows no SQL.
-
-
-SPILL_BYTES = 32 * 1024
-"""A body whose JSON is longer than this becomes a blob."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """A body as it is stored: `text` is its JSON, or None when it is the blob `spilled`; `blobs` by hash.
-
-    `body` is what will be read back: the body given, unless it had to be mended.
-    """
-
-    kind: str
-    text: str | None
-    spilled: str | None
-    blobs: Mapping[str, bytes]
-    body: Body
-
-
-def encode(body: Body) -> Encoded:
-    """The stored form of `body`."""
-    kind = KINDS[type(body)]
-    blobs = Blobs()
-    text, was_mended = dump(_RECORDS[kind].encode(body, blobs))
-    if was_mended or blobs.was_mended:
-        body = decode(kind, text, blobs.data.get)
-    spilled = None
-    # A character takes at most four bytes: short texts need no count.
-    if len(text) * 4 > SPILL_BYTES and len(data := text.encode()) > SPILL_BYTES:
-        spilled = blobs.add(data)
-    return Encoded(kind=kind, text=None if spilled else text, spilled=spilled, blobs=blobs.data, body=body)
-
-
-def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
-    """The body that was stored as `text`.
-
-    :raises Unreadable: it is damaged, or of a kind that this version does not know.
-    """
-    shape = _shape(kind)
-    try:
-        return cast("Body", shape.decode(json.loads(text or ""), load))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Unreadable(f"it is damaged: {error}") from error
-
-
-def decode_value(kind: str, value: object, load: Load) -> Body:
-    """As `decode`, of JSON that is parsed already."""
-    shape = _shape(kind)
-    try:
-        return cast("Body", shape.decode(value, load))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Unreadable(f"it is damaged: {error}") from error
-
-
-def _shape(kind: str) -> Record:
-    shape = _RECORDS.get(kind)
-    if shape is None:
-        raise Unreadable(f"its kind {kind!r} is unknown to this version")
-    return shape
-
-
-def encode_parts(parts: Sequence[Part]) -> str:
-    """The parts of a prompt as JSON, pictures included."""
-    assert _PARTS.encode is not None
-    return dump(_PARTS.encode(parts, Blobs(inline=True)))[0]
-
-
-def decode_parts(text: str | bytes) -> tuple[Part, ...]:
-    """The parts that were stored as `text`; damaged ones read as a text that says so."""
-    try:
-        return cast("tuple[Part, ...]", _PARTS.decode(json.loads(text), lambda _: None))
-    except (ValueError, TypeError, RecursionError) as error:
-        return (Text(text=f"[This prompt could not be read, it is damaged: {error}]"),)
-
-
-def to_json(value: object) -> str:
-    """The JSON of a column."""
-    return dump(value)[0]
-
-
-def from_json(text: str | bytes | None, otherwise: Any) -> Any:
-    """The value of a JSON column; `otherwise` if it is damaged or of another type than `otherwise`."""
-    try:
-        value = json.loads(text or "")
-    except (ValueError, RecursionError):
-        return otherwise
-    return value if type(value) is type(otherwise) else otherwise
-
-
-_IMAGE = record(Image, data=BASE64_ASIDE, mime_type=TEXT, uri=MAYBE_TEXT)
-_PARTS: Field = many(
-    tagged(
-        text=(Text, record(Text, text=TEXT)),
-        image=(Image, _IMAGE),
-        resource=(Resource, record(Resource, uri=TEXT, text=TEXT, mime_type=MAYBE_TEXT)),
-        link=(Link, record(Link, uri=TEXT, name=TEXT, mime_type=MAYBE_TEXT)),
-    )
-)
-_CALL = record(ToolCall, id=TEXT, name=TEXT, arguments=TEXT, fault=MAYBE_TEXT, raw=MAYBE_TEXT, extra=OBJECT)
-_CALL_REF = record(CallRef, assistant=INT, index=INT)
-_PLAN = many(
-    record(
-        PlanItem,
-        content=TEXT,
-        status=one_of("pending", "in_progress", "completed", otherwise="pending"),
-        priority=one_of("high", "medium", "low", otherwise="medium"),
-    )
-)
-_ANNOUNCEMENT = record(
-    Announcement,
-    title=TEXT,
-    kind=one_of("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other", otherwise="other"),
-    locations=many(record(Location, path=TEXT, line=MAYBE_INT)),
-    diffs=many(record(Diff, path=TEXT, old_text=MAYBE_TEXT, new_text=TEXT)),
-)
-
-_BODIES: dict[str, tuple[type, Record]] = {
-    "prompt": (
-        Prompt,
-        record(
-            Prompt,
-            system=TEXT_ASIDE,
-            tools=json_aside(many(record(ToolSpec, name=TEXT, description=TEXT, input_schema=OBJECT))),
-            cwd=TEXT,
-            model=TEXT,
-        ),
-    ),
-    "user": (User, record(User, parts=_PARTS, message_id=TEXT, cut=MAYBE_INT)),
-    "assistant": (
-        Assistant,
-        record(
-            Assistant,
-            text=TEXT,
-            message_id=TEXT,
-            thought=TEXT,
-            calls=many(_CALL),
-            finish=one_of("stop", "tool_calls", "length", "refusal", "interrupted", otherwise="stop"),
-            opaque=OBJECT,
-            reasoning_field=MAYBE_TEXT,
-            endpoint=TEXT,
-            announcements=many(_ANNOUNCEMENT),
-        ),
-    ),
-    "started": (Started, record(Started, call=_CALL_REF, why=TEXT, announcement=optional(_ANNOUNCEMENT))),
-    "file": (File, record(File, call=_CALL_REF, path=TEXT, before=BYTES_ASIDE, after_hash=TEXT, recorded_here=BOOL)),
-    "tool": (
-        ToolResult,
-        record(
-            ToolResult,
-            call=_CALL_REF,
-            name=TEXT,
-            text=TEXT,
-            is_error=BOOL,
-            duration_ms=INT,
-            announcement=_ANNOUNCEMENT,
-            cut=MAYBE_INT,
-            images=many(_IMAGE),
-            attachments=many(record(Attachment, name=TEXT, uri=MAYBE_TEXT, mime_type=MAYBE_TEXT, data=BASE64_ASIDE)),
-            plan=optional(_PLAN),
-            raw_output=OBJECT,
-        ),
-    ),
-    "checkpoint": (
-        Checkpoint,
-        record(
-            Checkpoint,
-            compaction_id=TEXT,
-            summary=TEXT,
-            first_kept=MAYBE_INT,
-            pins=many(record(Pin, entry=INT, text=TEXT)),
-            files_read=TEXTS,
-            files_modified=TEXTS,
-            mode=TEXT,
-            plan=_PLAN,
-            reason=one_of("threshold", "overflow", "command", "model", otherwise="threshold"),
-            method=one_of("prefix", "serialised", "fallback", "hook", otherwise="fallback"),
-            tokens_before=INT,
-            tokens_after=INT,
-            model_calls=INT,
-            lists_cut=MAYBE_INT,
-            skills=many(record(KeptSkill, entry=INT, name=TEXT, text=TEXT)),
-            first_covered=MAYBE_INT,
-            last_covered=MAYBE_INT,
-        ),
-    ),
-    "mask": (Mask, record(Mask, before=INT, exceptions=many(INT), tokens_before=INT, tokens_after=INT)),
-    "restore": (Restore, record(Restore, entry=INT)),
-    "skill": (Skill, record(Skill, name=TEXT, text=TEXT)),
-    "reminder": (Reminder, record(Reminder, text=TEXT)),
-    "remark": (Remark, record(Remark, text=TEXT, message_id=TEXT)),
-    "command": (Command, record(Command, text=TEXT, answer=TEXT, message_id=TEXT)),
-    "note": (Note, record(Note, about=one_of("model", "mode", "title", "label", otherwise="label"), value=TEXT)),
-    "turn_end": (
-        TurnEnd,
-        record(
-            TurnEnd,
-            stop=one_of(
-                "end_turn",
-                "max_tokens",
-                "max_turn_requests",
-                "refusal",
-                "cancelled",
-                "interrupted",
-                "error",
-                otherwise="error",
-            ),
-            detail=TEXT,
-        ),
-    ),
+INTEGER = expect("a whole number", lambda value: type(value) is int)
+_PLAIN: Mapping[Any, Field] = {
+    str: expect("a text", lambda value: type(value) is str),
+    bool: expect("true or false", lambda value: type(value) is bool),
+    float: Field(None, _decode_float),
+    JsonObject: expect("an object", lambda value: type(value) is dict),
 }
-_RECORDS = {kind: shape for kind, (_, shape) in _BODIES.items()}
+_BASE64 = Field(_encode_base64, _decode_base64)
+_TEXT_BLOB = Field(
+    lambda text, blobs: {"blob": blobs.add_text(text)},
+    lambda value, load: value if type(value) is str else _load_blob(value, load).decode(),
+)
+_BYTES_BLOB = Field(lambda data, blobs: {"blob": blobs.add(data)}, _load_blob)
 
-KINDS: Mapping[type, str] = {cls: kind for kind, (cls, _) in _BODIES.items()}
+_SHARED: dict[type, Record] = {}
+_SHARED[Image] = record(Image, data=_BASE64)
+_SHARED[entries.Attachment] = record(entries.Attachment, data=_BASE64)
+_SHARED[entries.Announcement] = record(entries.Announcement, kind="other")
+_SHARED[entries.PlanItem] = record(entries.PlanItem, status="pending", priority="medium")
+
+_PARTS = _many(_tagged(text=record(Text), image=_SHARED[Image], resource=record(Resource), link=record(Link)))
+
+_BODIES: Mapping[str, Record] = {
+    "prompt": record(entries.Prompt, system=_TEXT_BLOB, tools=_as_blob(_many(record(ToolSpec)))),
+    "user": record(entries.User, parts=_PARTS),
+    "assistant": record(entries.Assistant, finish="stop"),
+    "started": record(entries.Started),
+    "file": record(entries.File, before=optional(_BYTES_BLOB)),
+    "tool": record(entries.ToolResult),
+    "checkpoint": record(entries.Checkpoint, reason="threshold", method="fallback"),
+    "mask": record(entries.Mask),
+    "restore": record(entries.Restore),
+    "skill": record(entries.Skill),
+    "reminder": record(entries.Reminder),
+    "remark": record(entries.Remark),
+    "command": record(entries.Command),
+    "note": record(entries.Note, about="label"),
+    "turn_end": record(entries.TurnEnd, stop="error"),
+}
+
+KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}
 """The kind, as stored, of each body."""

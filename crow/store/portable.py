@@ -1,10 +1,9 @@
-"""The exchange format: conversations as lines of JSON, for other machines and other programs.
+"""The export format: conversations as lines of JSON, for other machines and other programs.
 
-Strategy: a header, then conversations one after another, then an end that proves that all of it is there. Of a
-conversation come its sessions, its entries in order, each blob before the first entry that names it, and the moves.
-Entries are numbered from 1 in each conversation, so that a file says nothing of the database it came from and is the
-same, byte for byte, after an import and an export. Mode, model, permissions, configuration and alias of a session are
-no part of it. Each record is a dataclass here; `schemas/export.schema.json` is made from them. Knows no SQL.
+A file is a header, conversations one after another, and an end with the sha256 of everything before. A conversation is
+its sessions, its entries in order, each blob before the first entry that names it, and its moves. Entries are numbered
+from 1 in each conversation, so an imported conversation is exported again byte for byte. Mode, model, permissions,
+configuration and alias of a session are not exported. `schemas/export.schema.json` is generated from the records here.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import base64
 import binascii
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, NoReturn, TypeAlias
 
 from crow.domain.entries import Body, Checkpoint, File, Mask, Pin, Restore, Started, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, Usage
-from crow.store.codec import Load, Unreadable, decode_value, dump, mend
+from crow.store import codec
+from crow.store.codec import Blobs, Load, Unreadable, decode_value, dump, expect, show
 
 __all__ = [
     "FORMAT",
@@ -48,8 +47,9 @@ __all__ = [
 FORMAT = 1
 """The version of the format; a reader refuses a greater one."""
 
-_LARGEST = 2**53
-_MOST_TOKENS = 2**63 - 1
+_MAX_LINE_BYTES = 1024 * 1024 * 1024
+_MAX_HEADER_BYTES = 1024
+_MAX_CALLS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,45 +151,52 @@ RECORDS: Mapping[str, type[Record]] = {
 }
 """The record of each `type`."""
 
-_TYPES = {record: name for name, record in RECORDS.items()}
+_COUNT = expect("a whole number from 0", lambda value: type(value) is int and 0 <= value <= 2**53)
+_TOKENS = expect("a number of tokens", lambda value: type(value) is int and -(2**63) < value < 2**63)
+
+_SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
+    EntryRecord: {
+        "usage": codec.optional(codec.record(Usage, integer=_TOKENS)),
+        "estimate": codec.optional(_TOKENS),
+    }
+}
+_SHAPES: Mapping[type, tuple[str, codec.Record]] = {
+    record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
+}
+"""The `type` of each record, and how it is written."""
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
     """The record as a line; `body` is the JSON of an entry's body, taken as it is."""
-    values = {field.name: _written(getattr(record, field.name)) for field in fields(record)}
+    name, shape = _SHAPES[type(record)]
+    values = {"type": name, **shape.encode(record, Blobs())}
     if body is None:
-        return f"{dump({'type': _TYPES[type(record)], **values})[0]}\n".encode()
+        return f"{dump(values)[0]}\n".encode()
     del values["body"]
-    head = dump({"type": _TYPES[type(record)], **values})[0]
-    return f'{head[:-1]},"body":{body}}}\n'.encode()
+    return f'{dump(values)[0][:-1]},"body":{body}}}\n'.encode()
 
 
 def parse_line(line: bytes) -> Record:
     """The record of a line.
 
-    :raises Unreadable: it is none, or not one of this format.
+    :raises Unreadable: it is not a record of this format.
     """
     try:
         value = json.loads(line, parse_constant=_refuse_constant)
         if b"\\ud" in line or b"\\uD" in line:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise Unreadable("it holds half of a surrogate pair, which is no text") from error
+        raise Unreadable("it has half of a surrogate pair, which is not text") from error
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"it is no JSON: {error}") from error
-    kind = value.get("type") if type(value) is dict else None
-    record = RECORDS.get(kind) if type(kind) is str else None
-    if record is None:
-        raise Unreadable(f"its type is {_shown(kind)}; expected one of {', '.join(RECORDS)}")
-    values: dict[str, Any] = {}
-    for name, check in _CHECKS[record].items():
-        if name not in value:
-            raise Unreadable(f"{kind}: {name} is missing")
-        try:
-            values[name] = check(value[name])
-        except Unreadable as error:
-            raise Unreadable(f"{kind}: {name} is {_shown(value[name])}; expected {error}") from error
-    return record(**values)
+        raise Unreadable(f"it is not JSON: {error}") from error
+    name = value.get("type") if type(value) is dict else None
+    if type(name) is not str or name not in RECORDS:
+        raise Unreadable(f"its type is {show(name)}; expected one of {', '.join(RECORDS)}")
+    try:
+        record: Record = _SHAPES[RECORDS[name]][1].decode(value, lambda _: None)
+    except Unreadable as error:
+        raise Unreadable(f"{name}: {error}") from error
+    return record
 
 
 def blob_record(name: str, data: bytes) -> BlobRecord:
@@ -248,120 +255,8 @@ def _renumbered_pin(pin: Pin, entry: int) -> Pin:
     return Pin(entry=entry, text=text)
 
 
-def _written(value: object) -> object:
-    if isinstance(value, Usage):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return value
-
-
-def _shown(value: object) -> str:
-    return mend(f"{json.dumps(value, ensure_ascii=False):.60}")
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no number")
-
-
-Check: TypeAlias = Callable[[Any], Any]
-
-
-def _of(*types: type, words: str) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) not in types:
-            raise Unreadable(words)
-        return value
-
-    return check
-
-
-def _number(least: int, *, most: int = _LARGEST, words: str) -> Check:
-    def check(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise Unreadable(words)
-        return value
-
-    return check
-
-
-def _maybe(inner: Check) -> Check:
-    def check(value: Any) -> Any:
-        return None if value is None else inner(value)
-
-    return check
-
-
-def _cost(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise Unreadable("a number")
-    return float(value)
-
-
-def _usage(value: Any) -> Usage:
-    names = [field.name for field in fields(Usage)]
-    if type(value) is not dict or not all(name in value for name in names):
-        raise Unreadable(f"an object with {', '.join(names)}")
-    return Usage(**{name: _maybe(_TOKENS)(value[name]) for name in names})
-
-
-_TEXT = _of(str, words="a text")
-_BOOL = _of(bool, words="true or false")
-_NUMBER = _number(1, words="an entry's number, from 1")
-_COUNT = _number(0, words="a whole number from 0")
-_TOKENS = _number(-_MOST_TOKENS, most=_MOST_TOKENS, words="a number of tokens")
-
-_CHECKS: Mapping[type[Record], Mapping[str, Check]] = {
-    Header: {"format": _NUMBER},
-    ConversationRecord: {"created_ms": _COUNT},
-    SessionRecord: {
-        "id": _TEXT,
-        "cwd": _TEXT,
-        "title": _maybe(_TEXT),
-        "title_by_user": _BOOL,
-        "parent_id": _maybe(_TEXT),
-        "forked_from": _maybe(_TEXT),
-        "leaf": _maybe(_NUMBER),
-        "turn": _COUNT,
-        "listed": _BOOL,
-        "archived": _BOOL,
-        "created_ms": _COUNT,
-        "updated_ms": _COUNT,
-    },
-    BlobRecord: {"sha256": _TEXT, "text": _maybe(_TEXT), "base64": _maybe(_TEXT)},
-    EntryRecord: {
-        "id": _NUMBER,
-        "parent": _maybe(_NUMBER),
-        "session": _maybe(_TEXT),
-        "turn": _COUNT,
-        "model": _TEXT,
-        "usage": _maybe(_usage),
-        "cost": _maybe(_cost),
-        "estimate": _maybe(_TOKENS),
-        "created_ms": _COUNT,
-        "kind": _TEXT,
-        "body": _of(dict, words="an object"),
-    },
-    MoveRecord: {
-        "session": _TEXT,
-        "from_leaf": _maybe(_NUMBER),
-        "to_leaf": _maybe(_NUMBER),
-        "reason": _TEXT,
-        "created_ms": _COUNT,
-    },
-    End: {"lines": _COUNT, "sha256": _maybe(_TEXT)},
-}
-
-
-# FROM store.export_file: A file of the exchange format, read line by line.
-#
-# Strategy: `check` reads all of it and holds every line to its place: an entry after its parent, a session before its
-# entries, a blob before the body that names it, an end that proves the rest; so that whatever is read again later is
-# known to be whole. A file is only ever read. Blobs are looked up in it by their places, not kept in memory. Knows no
-# SQL.
-
-
-_LONGEST_LINE = 1024 * 1024 * 1024
-_LONGEST_HEADER = 1024
-_MOST_CALLS = 2**31
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,69 +272,76 @@ class Block:
 
 
 class ExportFile:
-    """A file that `export` wrote. Closed by whoever opened it."""
+    """A file of exported conversations. Blobs are read again from their place in the file, not kept in memory.
+
+    Closed by whoever opened it.
+    """
 
     def __init__(self, path: Path) -> None:
         """:raises ArgumentError: it cannot be read."""
         self.path = path
         self._blobs: dict[str, int] = {}
+        """Where the line of each blob of the current conversation begins."""
         try:
             self._file: BinaryIO = path.open("rb")
-            self._again: BinaryIO = path.open("rb")
+            self._blob_file: BinaryIO = path.open("rb")
         except OSError as error:
             raise ArgumentError(f"{path} cannot be read: {error.strerror}.") from error
 
     def close(self) -> None:
         """Close it."""
         self._file.close()
-        self._again.close()
+        self._blob_file.close()
 
     def check(self) -> tuple[Block, ...]:
-        """Read all of it.
+        """Read all of it, and check that every record is valid and in its place.
 
-        :raises ArgumentError: some line cannot be taken; it names the line and says why.
+        :raises ArgumentError: a record is not; the message names the line and the reason.
         """
         number = 1
-        blocks: list[_Checked] = []
-        taken: set[str] = set()
+        checks: list[_BlockCheck] = []
+        sessions: set[str] = set()
         whole = hashlib.sha256()
         try:
             self._file.seek(0)
-            line = self._next_line(_LONGEST_HEADER, "no crow export")
+            line = self._next_line(_MAX_HEADER_BYTES, "not a crow export")
             _check_header(line)
             while True:
                 whole.update(line)
                 number += 1
                 offset = self._file.tell()
-                line = self._next_line(_LONGEST_LINE, "too long for a line of an export")
+                line = self._next_line(_MAX_LINE_BYTES, "too long for a line of an export")
                 record = parse_line(line)
+                if isinstance(record, End | ConversationRecord):
+                    if checks:
+                        checks[-1].check_end()
+                    self._blobs.clear()
                 if isinstance(record, End):
                     _check_end(record, number - 1, whole.hexdigest(), self._file.read(1))
                     break
                 if isinstance(record, ConversationRecord):
-                    self._end_block(blocks)
-                    blocks.append(_Checked(offset, number, taken))
-                _check_begun(blocks)
-                blocks[-1].add(line, number, record, self._load, offset, self._blobs)
-            self._end_block(blocks)
-            for block in blocks:
-                block.check_relatives(taken)
-        except _Misplaced as error:
-            raise ArgumentError(f"{self.path}, line {error.line}: {error}. Nothing was imported.") from error
+                    checks.append(_BlockCheck(offset, number, sessions))
+                if isinstance(record, BlobRecord):
+                    self._blobs[record.sha256] = offset
+                _last(checks).add(line, number, record, self._load)
+            for check in checks:
+                check.check_relatives()
         except Unreadable as error:
+            number = error.line if isinstance(error, _MisplacedError) else number
             raise ArgumentError(f"{self.path}, line {number}: {error}. Nothing was imported.") from error
         except OSError as error:
             raise ArgumentError(f"{self.path} cannot be read: {error.strerror}. Nothing was imported.") from error
-        return tuple(block.finished() for block in blocks)
+        return tuple(check.block() for check in checks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """The records of a block that was checked, an entry with its body (numbered as in the file).
+        """The records of a checked block, an entry with its body (numbered as in the file).
 
-        :raises ArgumentError: the file was changed since.
+        :raises ArgumentError: the file has changed since.
         """
         self._blobs.clear()
         self._file.seek(block.offset)
         found = hashlib.sha256()
+        changed = f"{self.path} was changed while it was imported; import it again."
         try:
             for _ in range(block.lines):
                 offset = self._file.tell()
@@ -450,18 +352,13 @@ class ExportFile:
                     self._blobs[record.sha256] = offset
                 yield record, _body(record, self._load) if isinstance(record, EntryRecord) else None
         except Unreadable as error:
-            raise ArgumentError(f"{self.path} was changed while it was imported; import it again.") from error
+            raise ArgumentError(changed) from error
         if found.hexdigest() != block.hash:
-            raise ArgumentError(f"{self.path} was changed while it was imported; import it again.")
+            raise ArgumentError(changed)
 
-    def _end_block(self, blocks: Sequence[_Checked]) -> None:
-        if blocks:
-            blocks[-1].check_end()
-        self._blobs.clear()
-
-    def _next_line(self, longest: int, words: str) -> bytes:
-        line = self._file.readline(longest + 1)
-        if len(line) > longest:
+    def _next_line(self, most_bytes: int, words: str) -> bytes:
+        line = self._file.readline(most_bytes + 1)
+        if len(line) > most_bytes:
             raise Unreadable(f"it is {words}")
         if not line.endswith(b"\n"):
             raise Unreadable("the file ends here, before its last line" if line or self._file.tell() else "it is empty")
@@ -471,46 +368,51 @@ class ExportFile:
         offset = self._blobs.get(name)
         if offset is None:
             return None
-        self._again.seek(offset)
-        record = parse_line(self._again.readline())
+        self._blob_file.seek(offset)
+        record = parse_line(self._blob_file.readline())
         return blob_data(record) if isinstance(record, BlobRecord) else None
 
 
-class _Misplaced(Unreadable):
-    """What only shows at the end of a conversation, about an earlier line."""
+class _MisplacedError(Unreadable):
+    """A fault of an earlier line, found later."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
         self.line = line
 
 
-class _Checked:
-    """A conversation as far as it was read: whether each record is in its place."""
+class _BlockCheck:
+    """Checks that the records of one conversation are in their places. `sessions` are those of the file so far."""
 
-    def __init__(self, offset: int, line: int, taken: set[str]) -> None:
+    def __init__(self, offset: int, line: int, sessions: set[str]) -> None:
         self._offset = offset
         self._line = line
         self._lines = 0
-        self._taken = taken
         self._hash = hashlib.sha256()
-        self._has_moves = False
+        self._sessions: dict[str, tuple[int, SessionRecord]] = {}
+        self._sessions_of_file = sessions
         self._entries = 0
-        self._leaves: list[tuple[int, str, int]] = []
-        self._relatives: list[tuple[int, str, str]] = []
-        self.sessions: list[str] = []
+        self._has_moves = False
 
-    def add(self, line: bytes, number: int, record: Record, load: Load, offset: int, blobs: dict[str, int]) -> None:
-        """:raises Unreadable: it has no place here."""
+    def add(self, line: bytes, number: int, record: Record, load: Load) -> None:
+        """:raises Unreadable: the record is not valid, or not in its place."""
         self._hash.update(line)
         self._lines += 1
         match record:
             case SessionRecord():
-                self._add_session(record, number)
+                if self._entries or self._has_moves:
+                    raise Unreadable("session: it comes after an entry; expected it before")
+                if not record.id or record.id in self._sessions_of_file:
+                    raise Unreadable(
+                        f'session: id is "{record.id:.80}"; expected one that no other session of the file has'
+                    )
+                self._sessions[record.id] = (number, record)
+                self._sessions_of_file.add(record.id)
             case BlobRecord():
                 blob_data(record)
-                blobs[record.sha256] = offset
             case EntryRecord():
-                self._add_entry(record)
+                self._check_entry(record)
+                self._entries = record.id
                 _body(record, load)
             case MoveRecord():
                 self._has_moves = True
@@ -524,60 +426,52 @@ class _Checked:
                 pass
 
     def check_end(self) -> None:
-        """:raises Unreadable: something is missing."""
-        if not self.sessions:
-            raise _Misplaced(self._line, "conversation: it has no session")
-        for line, session, leaf in self._leaves:
-            if leaf > self._entries:
-                words = f'session "{session}": leaf is {leaf}, but the conversation has {self._entries} entries'
-                raise _Misplaced(line, words)
+        """:raises Unreadable: the conversation is not complete."""
+        if not self._sessions:
+            raise _MisplacedError(self._line, "conversation: it has no session")
+        for line, session in self._sessions.values():
+            if session.leaf is not None and session.leaf > self._entries:
+                words = f"leaf is {session.leaf}, but the conversation has {self._entries} entries"
+                raise _MisplacedError(line, f'session "{session.id}": {words}')
 
-    def check_relatives(self, sessions: Collection[str]) -> None:
-        """:raises Unreadable: a session names one that is not in the file: it might be one of the reader's own."""
-        for line, session, kin in self._relatives:
-            if kin not in sessions:
-                raise _Misplaced(
-                    line, f'session "{session}": parent_id or forked_from is "{kin:.80}", not of this file'
-                )
+    def check_relatives(self) -> None:
+        """:raises Unreadable: a session names one that is not in the file, so it could be one of the reader's own."""
+        for line, session in self._sessions.values():
+            for relative in (session.parent_id, session.forked_from):
+                if relative is not None and relative not in self._sessions_of_file:
+                    words = f'parent_id or forked_from is "{relative:.80}", which is not a session of this file'
+                    raise _MisplacedError(line, f'session "{session.id}": {words}')
 
-    def finished(self) -> Block:
-        """The block."""
+    def block(self) -> Block:
+        """The checked conversation."""
         return Block(
             offset=self._offset,
             line=self._line,
             lines=self._lines,
             hash=self._hash.hexdigest(),
-            sessions=tuple(self.sessions),
+            sessions=tuple(self._sessions),
             entries=self._entries,
         )
 
-    def _add_session(self, record: SessionRecord, number: int) -> None:
-        if self._entries or self._has_moves:
-            raise Unreadable("session: it comes after an entry; expected it before")
-        if not record.id or record.id in self._taken:
-            raise Unreadable(f'session: id is "{record.id:.80}"; expected one that no other session of the file has')
-        self.sessions.append(record.id)
-        self._taken.add(record.id)
-        self._relatives += [
-            (number, record.id, kin) for kin in (record.parent_id, record.forked_from) if kin is not None
-        ]
-        if record.leaf is not None:
-            self._leaves.append((number, record.id, record.leaf))
-
-    def _add_entry(self, record: EntryRecord) -> None:
+    def _check_entry(self, record: EntryRecord) -> None:
         if self._has_moves:
             raise Unreadable("entry: it comes after a move; expected it before")
         if record.id != self._entries + 1:
             raise Unreadable(f"entry: id is {record.id}; expected {self._entries + 1}, the next number")
-        if record.parent is not None and record.parent >= record.id:
+        if record.parent is not None and not 0 < record.parent < record.id:
             raise Unreadable(f"entry: parent is {record.parent}; expected an entry before {record.id}, or null")
         if record.session is not None:
             self._check_writer("entry", record.session)
-        self._entries = record.id
 
     def _check_writer(self, kind: str, session: str) -> None:
-        if session not in self.sessions:
-            raise Unreadable(f'{kind}: session is "{session:.80}", which is no session of this conversation')
+        if session not in self._sessions:
+            raise Unreadable(f'{kind}: session is "{session:.80}", which is not a session of this conversation')
+
+
+def _last(checks: Sequence[_BlockCheck]) -> _BlockCheck:
+    if not checks:
+        raise Unreadable("it comes before any conversation")
+    return checks[-1]
 
 
 def _check_header(line: bytes) -> None:
@@ -586,14 +480,9 @@ def _check_header(line: bytes) -> None:
     except Unreadable:
         record = None
     if not isinstance(record, Header):
-        raise Unreadable('it is no crow export; expected {"type":"crow","format":1}')
+        raise Unreadable('it is not a crow export; expected {"type":"crow","format":1}')
     if record.format > FORMAT:
         raise Unreadable(f"format is {record.format}; this crow knows {FORMAT}: upgrade it")
-
-
-def _check_begun(blocks: Sequence[_Checked]) -> None:
-    if not blocks:
-        raise Unreadable("it comes before any conversation")
 
 
 def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
@@ -614,6 +503,6 @@ def _body(record: EntryRecord, load: Load) -> Body:
         body = decode_value(record.kind, dict(record.body), load)
     except Unreadable as error:
         raise Unreadable(f"entry {record.id} ({record.kind:.80}): {error}") from error
-    if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MOST_CALLS:
+    if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MAX_CALLS:
         raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected the index of a call, from 0")
     return body

@@ -243,7 +243,7 @@ def test_an_export_is_imported_elsewhere_once(
     assert (row["mode"], row["alias"], row["model"]) == ("ask", None, "")
     (tmp_path / "notes.txt").write_text("# Notes\n")
     assert refused(capfd, "import", str(tmp_path / "notes.txt")) == (
-        f'{tmp_path / "notes.txt"}, line 1: it is no crow export; expected {{"type":"crow","format":1}}.'
+        f'{tmp_path / "notes.txt"}, line 1: it is not a crow export; expected {{"type":"crow","format":1}}.'
         " Nothing was imported."
     )
     missing = tmp_path / "missing.jsonl"

@@ -1,4 +1,4 @@
-"""Bodies survive the way to JSON and back; what is damaged is named and nothing else raised."""
+"""Bodies are the same after a round trip through JSON; damaged ones raise only `Unreadable`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_back(body: Body) -> Body:
 @pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
 @settings(max_examples=40, deadline=None, database=None)
 @given(data=st.data())
-def test_every_body_is_read_back_as_it_was(cls: type, data: st.DataObject):
+def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject):
     body = data.draw(record(cls))
     assert read_back(body) == body
     assert encode(body).body is body
@@ -64,7 +64,7 @@ def test_every_body_is_read_back_as_it_was(cls: type, data: st.DataObject):
 
 @given(parts=value(typing.get_type_hints(User)["parts"]))
 @settings(max_examples=40, deadline=None, database=None)
-def test_parts_of_a_waiting_prompt_are_read_back_as_they_were(parts: tuple):
+def test_parts_of_a_waiting_prompt_are_read_back_unchanged(parts: tuple):
     assert decode_parts(encode_parts(parts)) == parts
 
 
@@ -78,7 +78,7 @@ def test_any_json_is_a_body_or_unreadable(kind: str, junk: object):
     assert KINDS[type(body)] == kind
 
 
-def test_there_is_one_kind_for_each_body_and_its_name_is_the_format():
+def test_each_body_has_one_kind_and_kinds_never_change():
     assert set(KINDS) == set(BODIES)
     assert list(KINDS.values()) == [
         "prompt",
@@ -105,17 +105,17 @@ def test_a_mask_of_an_older_version_hides_everything_before_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text": 1}', '{"text": "x"}', "[" * 100_000, b"\xff\xfe{"])
-def test_a_damaged_body_is_named(text: str | bytes):
+def test_a_damaged_body_is_unreadable(text: str | bytes):
     with pytest.raises(Unreadable, match="it is damaged"):
         decode("remark", text, lambda _: None)
 
 
-def test_an_unknown_kind_is_named():
+def test_an_unknown_kind_is_unreadable():
     with pytest.raises(Unreadable, match="its kind 'hologram' is unknown to this version"):
         decode("hologram", "{}", lambda _: None)
 
 
-def test_a_missing_blob_is_named():
+def test_a_body_without_its_blob_is_unreadable():
     stored = encode(File(call=domain.CallRef(assistant=1, index=0), path="/a", before=b"x", after_hash=""))
     with pytest.raises(Unreadable, match="no blob for"):
         decode("file", stored.text, lambda _: None)
@@ -127,7 +127,7 @@ def test_fields_of_other_versions_are_ignored_or_take_their_defaults():
     assert decode("note", '{"about":"weather","value":"x"}', lambda _: None) == Note(about="label", value="x")
 
 
-def test_pictures_files_and_prompts_are_put_aside_as_their_own_bytes():
+def test_pictures_files_and_prompts_become_blobs():
     picture = Image(data="aGVsbG8=", mime_type="image/png")
     spec = ToolSpec(name="t", description="d", input_schema={"type": "object"})
     specs = '[{"name":"t","description":"d","input_schema":{"type":"object"}}]'
@@ -146,7 +146,7 @@ def test_pictures_files_and_prompts_are_put_aside_as_their_own_bytes():
 
 
 @pytest.mark.parametrize("character", ["x", "字"])
-def test_a_body_is_put_aside_only_when_it_is_large(character: str):
+def test_only_a_large_body_becomes_a_blob(character: str):
     size = len(character.encode())
     small, large = (result(1, character * (count // size)) for count in (SPILL_BYTES - 500, SPILL_BYTES + 500))
     assert (encode(small).spilled, encode(small).text is None) == (None, False)
@@ -163,7 +163,7 @@ def test_a_body_is_put_aside_only_when_it_is_large(character: str):
         ("\0", "\0"),
     ],
 )
-def test_text_that_is_no_unicode_is_mended_and_the_body_returned_says_so(given_text: str, stored_text: str):
+def test_text_with_lone_surrogates_is_mended_in_the_returned_body_too(given_text: str, stored_text: str):
     for body, mended in (
         (result(1, given_text), result(1, stored_text)),
         (
@@ -181,7 +181,7 @@ def test_numbers_that_json_lacks_become_null():
     assert isinstance(encode(body).body, ToolResult)
 
 
-def test_columns_that_are_damaged_read_as_empty():
+def test_damaged_columns_read_as_empty():
     assert codec.from_json('{"a": 1}', {}) == {"a": 1}
     for damaged in (None, "", "{", "[]", "null", "[" * 100_000):
         assert codec.from_json(damaged, {}) == {}

@@ -1,4 +1,4 @@
-"""Sessions go out of one database and into another, whole; what is damaged or foreign is refused whole."""
+"""Sessions are exported from one database and imported into another; damaged and foreign files are refused."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def refers(body: Body) -> bool:
 
 @settings(max_examples=12, deadline=None, database=None)
 @given(operations=OPERATIONS)
-def test_any_conversation_comes_back_byte_for_byte(operations: list[tuple[str, int, typing.Any]]):
+def test_any_imported_conversation_is_exported_byte_for_byte(operations: list[tuple[str, int, typing.Any]]):
     anyio.run(round_trip, operations)
 
 
@@ -214,7 +214,7 @@ async def told(store: SqliteStore) -> None:
     await converse(store, "f1", "elsewhere")
 
 
-async def test_an_imported_session_is_a_new_one_with_old_words(
+async def test_an_imported_session_has_the_settings_of_a_new_one(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -235,7 +235,7 @@ async def test_an_imported_session_is_a_new_one_with_old_words(
 
 
 @pytest.mark.parametrize("claim", [b',"recorded_here":true', b""])
-async def test_a_file_entry_that_was_imported_is_told_from_one_that_was_recorded_here(
+async def test_an_imported_file_entry_is_not_marked_as_recorded_here(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, claim: bytes
 ):
     await told(sqlite_store)
@@ -254,7 +254,7 @@ async def test_a_file_entry_that_was_imported_is_told_from_one_that_was_recorded
     }
 
 
-async def test_a_session_leaves_the_branches_of_its_forks_behind_but_not_its_own(
+async def test_a_session_is_exported_with_its_own_branches_but_not_those_of_its_forks(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -272,9 +272,7 @@ async def test_a_session_leaves_the_branches_of_its_forks_behind_but_not_its_own
     assert [hit.session for hit in await other.search("look")] == ["f1"]
 
 
-async def test_importing_twice_changes_nothing_and_what_is_here_is_left_as_it_is(
-    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
-):
+async def test_a_second_import_changes_nothing(sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path):
     await told(sqlite_store)
     file = tmp_path / "x.jsonl"
     data = await exported(sqlite_store)
@@ -291,7 +289,7 @@ async def test_importing_twice_changes_nothing_and_what_is_here_is_left_as_it_is
     assert [one.is_new for one in await imported(other, file, data)] == [True]
 
 
-async def test_what_a_dead_process_left_open_is_closed_before_it_is_exported(tmp_path: Path, other: SqliteStore):
+async def test_a_turn_of_a_dead_process_is_closed_before_the_export(tmp_path: Path, other: SqliteStore):
     dead = await SqliteStore.open(tmp_path / "crow.db")
     await dead.create_session(new_session())
     user = await begin(dead, "s1", "hi")
@@ -306,9 +304,7 @@ async def test_what_a_dead_process_left_open_is_closed_before_it_is_exported(tmp
     assert (answer.text, answer.finish) == ("half", "interrupted")
 
 
-async def test_numbers_of_entries_in_a_checkpoint_follow_its_entries(
-    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
-):
+async def test_entry_ids_in_a_checkpoint_are_renumbered(sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path):
     await other.create_session(new_session("other"))
     await converse(other, "other", "one")
     await sqlite_store.create_session(new_session())
@@ -339,21 +335,21 @@ def edited(lines: list[bytes], kind: str, change: Mapping[str, object], which: i
 
 FOREIGN = [
     (b"", "line 1: it is empty"),
-    (b"# Notes\n", 'line 1: it is no crow export; expected {"type":"crow","format":1}'),
-    (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is no crow export"),
+    (b"# Notes\n", 'line 1: it is not a crow export; expected {"type":"crow","format":1}'),
+    (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is not a crow export"),
     (b'{"type":"crow","format":2}\n', "line 1: format is 2; this crow knows 1: upgrade it"),
     (b'{"type":"crow","format":1}\n', "line 2: the file ends here, before its last line"),
 ]
 
 
 @pytest.mark.parametrize(("data", "words"), FOREIGN)
-async def test_a_foreign_file_is_refused_by_its_line(other: SqliteStore, tmp_path: Path, data: bytes, words: str):
+async def test_a_foreign_file_is_refused_with_the_line(other: SqliteStore, tmp_path: Path, data: bytes, words: str):
     with pytest.raises(ArgumentError) as refused:
         await imported(other, tmp_path / "x.jsonl", data)
     assert f"{tmp_path / 'x.jsonl'}, {words}" in str(refused.value)
 
 
-async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
+async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -366,7 +362,7 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
         (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
         (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 is not that of the lines"),
         (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),
-        (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is no JSON"),
+        (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is not JSON"),
         (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
         (resealed([lines[0], *lines[2:]]), "line 2: it comes before any conversation"),
         (resealed(lines[:2]), "line 2: conversation: it has no session"),
@@ -377,8 +373,18 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
         ),
         (resealed(edited(lines, "entry", {"id": 7})), "entry: id is 7; expected 1, the next number"),
         (resealed(edited(lines, "entry", {"parent": 2}, 1)), "entry: parent is 2; expected an entry before 2, or null"),
-        (resealed(edited(lines, "entry", {"session": "s9"})), 'entry: session is "s9", which is no session of this co'),
+        (
+            resealed(edited(lines, "entry", {"session": "s9"})),
+            'entry: session is "s9", which is not a session of this co',
+        ),
         (resealed(edited(lines, "entry", {"cost": "free"})), 'entry: cost is "free"; expected a number'),
+        (resealed(edited(lines, "entry", {"cost": 10**400})), "expected a number"),
+        (
+            resealed(edited(lines, "entry", {"turn": 2**60})),
+            "entry: turn is 1152921504606846976; expected a whole numb",
+        ),
+        (resealed(edited(lines, "move", {"reason": 7})), "move: reason is 7; expected a text"),
+        (resealed([*lines[:2], b'{"type":"blob","sha256":"x","text":null}\n']), "line 3: blob: base64 is missing"),
         (resealed(edited(lines, "entry", {"kind": "hologram"})), "entry 1 (hologram): its kind 'hologram' is unknown"),
         (resealed(edited(lines, "entry", {"body": {}})), "entry 1 (user): it is damaged"),
         (
@@ -390,7 +396,7 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
             'line 3: session "s1": parent_id or forked_from is',
         ),
         (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected one that no other'),
-        (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it holds half of a surrogate pair"),
+        (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it has half of a surrogate pair"),
     ]
     for number, (damaged, words) in enumerate(cases):
         with pytest.raises(ArgumentError) as refused:
@@ -400,7 +406,7 @@ async def test_a_damaged_file_is_refused_by_its_line_and_nothing_is_written(
         assert rows_of(other, tmp_path / "other.db") == []
 
 
-async def test_a_file_that_was_edited_on_purpose_is_taken_without_its_hash(
+async def test_an_edited_file_without_its_hash_is_imported(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -410,7 +416,7 @@ async def test_a_file_that_was_edited_on_purpose_is_taken_without_its_hash(
     assert len(await other.search("secret")) == 1
 
 
-async def test_a_call_to_the_model_and_its_words_are_told_apart_after_an_import(
+async def test_results_refer_to_their_calls_after_an_import(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -424,7 +430,7 @@ async def test_a_call_to_the_model_and_its_words_are_told_apart_after_an_import(
     assert asked.body.calls == (ToolCall(id="c0", name="read_file", arguments='{"path":"x"}'),)
 
 
-async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
+async def test_an_unreadable_entry_is_exported_as_a_message_that_says_so(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ):
     await sqlite_store.create_session(new_session())
@@ -439,7 +445,7 @@ async def test_what_cannot_be_read_is_exported_as_the_words_that_say_so(
     assert end == entries[2].body
 
 
-async def test_a_session_that_comes_back_twice_is_whole_though_a_fork_kept_what_it_wrote_before(
+async def test_a_session_can_be_imported_twice_while_a_fork_keeps_its_old_entries(
     sqlite_store: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -450,7 +456,7 @@ async def test_a_session_that_comes_back_twice_is_whole_though_a_fork_kept_what_
         await imported(sqlite_store, tmp_path / f"{number}.jsonl", data)
 
 
-async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_fork_kept(
+async def test_search_tells_an_imported_session_from_the_fork_with_its_old_entries(
     sqlite_store: SqliteStore, tmp_path: Path
 ):
     await told(sqlite_store)
@@ -466,7 +472,7 @@ async def test_a_session_that_comes_back_is_not_taken_for_the_one_whose_words_a_
 # others, meanwhile
 
 
-async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it_is_there(
+async def test_others_can_write_during_an_import_and_see_it_only_when_it_is_complete(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
@@ -482,7 +488,7 @@ async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it
         await bystander.delete_session("s1")
         seen.append([row_ids((await bystander.sessions()).rows), await bystander.search("elsewhere")])
         seen.append([total.session for total in await SessionAdmin(bystander).totals(("session",), Scope())])
-        with pytest.raises(ArgumentError, match='Session "s1" is being imported, or removed, by another process'):
+        with pytest.raises(ArgumentError, match='Session "s1" is being imported or removed by another process'):
             await SessionAdmin(bystander).import_file(tmp_path / "x.jsonl", DEFAULTS)
 
     try:
@@ -504,7 +510,7 @@ async def test_an_import_lets_others_write_and_remove_and_is_seen_when_all_of_it
         await bystander.close()
 
 
-async def test_an_import_that_was_cut_short_leaves_nothing_and_can_be_repeated(
+async def test_a_cancelled_import_leaves_nothing_and_can_be_repeated(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
@@ -527,7 +533,7 @@ async def test_an_import_that_was_cut_short_leaves_nothing_and_can_be_repeated(
     assert await exported(other) == data
 
 
-async def test_what_a_dead_process_was_importing_is_removed_by_the_next(
+async def test_the_import_of_a_dead_process_is_removed_by_the_next_one(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)

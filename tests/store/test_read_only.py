@@ -1,4 +1,4 @@
-"""A database that cannot be written: what is there is listed, shown and exported all the same."""
+"""Sessions of a database that cannot be written can be listed, shown and exported."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def content(home: Path) -> dict[str, bytes]:
     "state", ["closed", "killed", "killed, without the log's index", "of an older version", "being written"]
 )
 @pytest.mark.parametrize(("files", "directory"), [(0o600, 0o500), (0o400, 0o500), (0o400, 0o700)])
-async def test_everything_in_a_database_that_cannot_be_written_can_be_seen(
+async def test_sessions_of_a_read_only_database_can_be_listed_shown_and_exported(
     tmp_path: Path, state: str, files: int, directory: int
 ):
     path = await made(tmp_path / "home")

@@ -1,4 +1,4 @@
-"""What MCP servers may do beyond answering: ask the user, change, offer too much, be configured."""
+"""MCP servers that ask the user, change their tools, offer too many, or are configured by the user."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox
     assert user.questions == []
 
 
-async def test_a_change_of_tools_is_heard_of_over_the_newer_protocol_too(open_box: OpenBox):
+async def test_a_change_of_tools_is_followed_over_the_newer_protocol_too(open_box: OpenBox):
     changed = anyio.Event()
 
     async def on_change() -> None:
@@ -95,14 +95,14 @@ async def test_a_change_of_tools_is_heard_of_over_the_newer_protocol_too(open_bo
 
     async with open_box(stdio("various.py", "listens"), on_change=on_change) as box:
         assert (await box.run("srv__more")).text == "there are more now"
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await changed.wait()
         assert names(box) == ["srv__more", "srv__extra"]
 
 
-async def test_a_tool_with_a_faulty_schema_costs_its_server_nothing_else(open_box: OpenBox):
+async def test_a_tool_with_an_invalid_schema_does_not_affect_the_others(open_box: OpenBox):
     async with open_box(stdio("various.py", "faulty")) as box:
-        await box.toolbox.wait_ready(10)
+        await box.toolbox.wait_ready(30)
         assert box.toolbox.servers() == (ServerStatus(name="srv", state="ready", tools=2),)
         assert names(box) == ["srv__good", "srv__odd_output"]
         assert await box.run("srv__good", a=None) == Outcome(text='good {"a": null}')
@@ -122,11 +122,11 @@ async def test_a_tool_with_a_faulty_schema_costs_its_server_nothing_else(open_bo
         None,
     ],
 )
-def test_what_a_provider_would_refuse_is_found_in_a_schema(schema: object):
+def test_a_schema_that_providers_refuse_has_a_fault(schema: object):
     assert schema_fault(schema) is not None
 
 
-def test_what_json_schema_allows_is_let_pass():
+def test_a_valid_schema_has_no_fault():
     assert (
         schema_fault({"type": "object", "properties": {"a": True, "b": {"items": [{"type": "null"}, False]}}}) is None
     )
@@ -137,7 +137,7 @@ async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
 ):
     monkeypatch.setattr("crow.tools.mcp.client.OFFERED_CHARS", 400)
     async with open_box(stdio("various.py", "many")) as box:
-        await box.toolbox.wait_ready(10)
+        await box.toolbox.wait_ready(30)
         offered = [spec.name for spec in box.toolbox.specs() if "__" in spec.name or spec.name.endswith("_tools")]
     assert offered[:2] == ["find_tools", "srv__get_weather"]
     assert 2 < len(offered) < 10
@@ -147,9 +147,9 @@ async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
     )
 
 
-async def test_of_too_many_tools_the_rest_is_found_and_called_under_its_own_name(open_box: OpenBox):
+async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(open_box: OpenBox):
     async with open_box(stdio("various.py", "many"), offered=3) as box:
-        await box.toolbox.wait_ready(10)
+        await box.toolbox.wait_ready(30)
         offered = [spec.name for spec in box.toolbox.specs()][-5:]
         found = await box.run("find_tools", query="invoice")
         nothing = await box.run("find_tools", query="zebra")
@@ -161,18 +161,18 @@ async def test_of_too_many_tools_the_rest_is_found_and_called_under_its_own_name
     assert offered == ["find_tools", "call_tool", "srv__get_weather", "srv__get_invoice", "srv__get_thing0"]
     assert found.text.startswith("srv__get_invoice: Get one invoice.\n{")
     assert '"required": ["id"]' in found.text
-    assert nothing.text == 'None of 100 tools fits "zebra". They are of these servers: srv.'
+    assert nothing.text == 'None of 100 tools matches "zebra". They belong to these servers: srv.'
     assert offer == PlannedCall(
         announcement=Announcement(title="srv: get_thing9"), access="external", tool="srv__get_thing9"
     )
     assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
-    assert own.fault == "call_tool: shell is no tool of an MCP server; call it by itself"
+    assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
 
 
 async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_long_they_may_take(open_box: OpenBox):
     options = ServerOptions(allow=("get_thing?",), deny=("*3",), read_only=("get_thing1",), call_timeout_s=5)
     async with open_box(stdio("various.py", "many", options=options, env=(("TOKEN", "t"),))) as box:
-        await box.toolbox.wait_ready(10)
+        await box.toolbox.wait_ready(30)
         assert names(box) == [f"srv__get_thing{number}" for number in (0, 1, 2, 4, 5, 6, 7, 8, 9)]
         assert (await box.offer("srv__get_thing1")).is_read_only
         assert not (await box.offer("srv__get_thing2")).is_read_only
@@ -183,16 +183,16 @@ async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_lon
 async def test_a_server_that_cannot_be_started_as_configured_says_so(open_box: OpenBox):
     options = ServerOptions(problem="environment variable TOKEN is not set")
     async with open_box(stdio("tiny.py", options=options)) as box:
-        await box.toolbox.wait_ready(5)
+        await box.toolbox.wait_ready(30)
         assert box.toolbox.servers() == (
             ServerStatus(name="srv", state="failed", detail="environment variable TOKEN is not set"),
         )
 
 
-async def test_a_stuck_call_of_one_server_is_no_matter_of_the_others(open_box: OpenBox, tmp_path: Path):
+async def test_a_stuck_call_of_one_server_does_not_delay_the_others(open_box: OpenBox, tmp_path: Path):
     slow = ServerOptions(call_timeout_s=0.2)
     async with open_box(stdio("tiny.py", name="slow", options=slow), stdio("tiny.py", name="quick")) as box:
-        await box.toolbox.wait_ready(10)
+        await box.toolbox.wait_ready(30)
         said = {}
 
         async def keep(name: str) -> None:

@@ -5,9 +5,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.tools.mcp.listing import prefixes, tool_names
+from crow.tools.mcp.listing import prefixes, unique_names
 
 NAME = st.text(alphabet=st.sampled_from("ab_-.é "), max_size=40)
+
+
+def tool_names(prefix: str, tools: list[str]) -> tuple[str, ...]:
+    return unique_names(prefix, "__", tools)
 
 
 def test_plain_names_stay_plain():
@@ -15,7 +19,7 @@ def test_plain_names_stay_plain():
     assert tool_names("github", ["list_issues", "get.user"]) == ("github__list_issues", "github__get_user")
 
 
-def test_names_that_would_meet_are_told_apart_by_a_hash():
+def test_names_that_would_be_equal_get_a_hash():
     assert prefixes(["a b", "a_b", "a__b", "é"]) == ("a_b", "a_b-f92b04e3", "a_b-fe2c189b", "server-8c15a821")
     assert tool_names("s", ["get_user", "get.user", "get user"]) == (
         "s__get_user",
@@ -24,14 +28,14 @@ def test_names_that_would_meet_are_told_apart_by_a_hash():
     )
 
 
-def test_a_tool_named_as_anothers_hash_would_name_it_takes_nothing_from_it():
+def test_a_tool_named_like_the_hash_of_another_keeps_its_name():
     (_, bent) = tool_names("s", ["a b", "a.b"])
     names = tool_names("s", ["a b", "a.b", bent.removeprefix("s__")])
     assert len(set(names)) == 3
     assert names[2] == bent
 
 
-def test_a_name_is_the_same_whatever_stands_beside_it_in_the_list():
+def test_a_name_does_not_depend_on_the_order_of_the_list():
     assert tool_names("s", ["b", "a"]) == tuple(reversed(tool_names("s", ["a", "b"])))
 
 

@@ -1,10 +1,4 @@
-"""Sessions out of the database, as lines of the exchange format.
-
-Strategy: which entries belong to the chosen sessions is found by one query per conversation: their paths, whatever they
-wrote, and every place they ever stood on, with all that lies before; the branches of other sessions stay behind. Then
-entries are read in batches of bounded size, so that memory does not grow with the session and no read stays open.
-What runs at the moment (waiting prompts, a stream that is not stored yet) is no part of it. Reads only.
-"""
+"""Sessions from the database into an export file, and from such a file into the database."""
 
 from __future__ import annotations
 
@@ -15,7 +9,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 
 from crow.domain.entries import Body, Entry, NewEntry
 from crow.domain.errors import ArgumentError, StoreUnavailable
@@ -55,11 +50,32 @@ __all__ = [
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 
+_PIECE_RECORDS = 200
+_PIECE_CHARACTERS = 1024 * 1024
+
+_NEEDED = """
+    WITH RECURSIVE
+    chosen (id) AS (SELECT value FROM json_each(:ids)),
+    needed (id) AS (
+        SELECT leaf FROM sessions WHERE id IN (SELECT id FROM chosen)
+        UNION SELECT e.id FROM chosen JOIN entries e ON e.session = chosen.id
+        UNION SELECT m.from_leaf FROM chosen JOIN moves m ON m.session = chosen.id
+        UNION SELECT m.to_leaf FROM chosen JOIN moves m ON m.session = chosen.id
+        UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
+    )
+    SELECT id, parent FROM entries
+    WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    ORDER BY id
+"""
+# The `+` keeps SQLite from using the index by conversation: if that is damaged, entries would be left out silently.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSelection:
-    """What is exported of a conversation: `head` and `moves` are ready, `ids` are its entries, ascending.
+    """What is exported of a conversation: the paths of the chosen sessions, what they wrote, and where they stood.
 
-    Those of them in `missing` are named by others, but are not in the database, which is damaged.
+    `head` and `moves` are ready; `ids` are the entries, ascending. Those in `missing` are named by others but are not
+    in the database, which is damaged.
     """
 
     conversation: int
@@ -71,7 +87,7 @@ class ExportSelection:
 
 
 class Lines:
-    """Turns what was read into the lines of one file, and ends it."""
+    """Writes the lines of one export file: `header`, then for each conversation `head`, `entries`, `moves`; `end`."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -83,18 +99,16 @@ class Lines:
         return self._counted(line_of(Header(format=FORMAT)))
 
     def head(self, chosen: ExportSelection) -> bytes:
-        """A conversation begins."""
+        """The conversation and its sessions."""
         self._blobs = set()
         return b"".join(self._counted(line_of(record)) for record in chosen.head)
 
     def entries(self, chosen: ExportSelection, entries: Sequence[Entry]) -> Iterator[bytes]:
-        """Some of its entries, with the blobs that were not there before."""
+        """Some of its entries, each after the blobs that it is the first to name."""
         for entry in entries:
-            body = encode(
-                renumbered(entry.body, lambda name: _number(chosen.ids, name), lambda name: _bound(chosen.ids, name))
-            )
+            numbered = renumbered(entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one))
+            body = encode(numbered)
             text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
-            assert text is not None
             for name, data in body.blobs.items():
                 if name != body.spilled and name not in self._blobs:
                     self._blobs.add(name)
@@ -115,7 +129,7 @@ class Lines:
             yield self._counted(line_of(record, body=text))
 
     def moves(self, chosen: ExportSelection) -> bytes:
-        """The conversation ends."""
+        """The moves of its sessions."""
         return b"".join(self._counted(line_of(record)) for record in chosen.moves)
 
     def end(self) -> bytes:
@@ -129,7 +143,7 @@ class Lines:
 
 
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """The chosen sessions and their sub-agents, by conversation; None chooses every one that is listed."""
+    """The chosen sessions and their sub-agents, by conversation; None chooses every listed one."""
     start = "SELECT value FROM json_each(:ids)"
     if ids is None:
         start = "SELECT id FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"
@@ -140,10 +154,7 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
         " ORDER BY conversation, number",
         {"ids": json.dumps(ids)},
     )
-    found: dict[int, tuple[str, ...]] = {}
-    for conversation, session_id in rows:
-        found[conversation] = (*found.get(conversation, ()), session_id)
-    return found
+    return {conversation: tuple(one for _, one in group) for conversation, group in groupby(rows, key=itemgetter(0))}
 
 
 def choose(
@@ -154,17 +165,15 @@ def choose(
     ids, missing = _entry_ids(connection, chosen)
     query = "SELECT created_ms FROM conversations WHERE id = ?"
     (created_ms,) = connection.execute(query, (conversation,)).fetchone() or (0,)
-    rows = connection.execute(
+    names = [field.name for field in fields(SessionRecord)]
+    records = []
+    for row in connection.execute(
         "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
         " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number",
         chosen,
-    )
-    names = [field.name for field in fields(SessionRecord)]
-    records = []
-    for row in rows:
+    ):
         values = dict(zip(names, row, strict=True))
-        for name in ("title_by_user", "listed", "archived"):
-            values[name] = bool(values[name])
+        values |= {name: bool(values[name]) for name in ("title_by_user", "listed", "archived")}
         for name in ("parent_id", "forked_from"):
             values[name] = values[name] if values[name] in known else None
         values["leaf"] = _maybe_number(ids, values["leaf"])
@@ -196,10 +205,11 @@ def choose(
 def next_entries(
     connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
 ) -> tuple[list[Entry], int]:
-    """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took; words stand for those that
-    are missing.
+    """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took.
 
-    :raises StoreUnavailable: one was deleted meanwhile.
+    A missing entry is replaced by a message that says so.
+
+    :raises StoreUnavailable: a session was deleted meanwhile.
     """
     ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
@@ -216,16 +226,16 @@ def next_entries(
 
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
-    """The ids of what is exported, ascending, and which of them others name though they are not there."""
+    """The ids of the exported entries, ascending, and which of them are named by others but missing."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
-    there = array("q")
+    found = array("q")
     for entry_id, parent in connection.execute(_NEEDED, chosen):
-        there.append(entry_id)
-        if isinstance(parent, int) and not _number(there, parent):
+        found.append(entry_id)
+        if isinstance(parent, int) and not _number(found, parent):
             named.add(parent)
-    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not _number(there, one))
-    return array("q", sorted([*there, *missing])) if missing else there, missing
+    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not _number(found, one))
+    return array("q", sorted([*found, *missing])) if missing else found, missing
 
 
 def _maybe_number(ids: array[int], entry: int | None) -> int | None:
@@ -233,56 +243,19 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 def _number(ids: array[int], entry: int) -> int:
-    """The number of an entry in the file, 0 if it is not there."""
-    at = bisect_left(ids, entry)
-    return at + 1 if at < len(ids) and ids[at] == entry else 0
+    """The number of an entry in the file; 0 if it is not exported."""
+    at = _bound(ids, entry)
+    return at if at <= len(ids) and ids[at - 1] == entry else 0
 
 
 def _bound(ids: array[int], entry: int) -> int:
-    """The number from which on entries have at least this id."""
+    """The number of the first exported entry with at least this id."""
     return bisect_left(ids, entry) + 1
-
-
-_NEEDED = """
-    WITH RECURSIVE
-    chosen (id) AS (SELECT value FROM json_each(:ids)),
-    needed (id) AS (
-        SELECT leaf FROM sessions WHERE id IN (SELECT id FROM chosen)
-        UNION SELECT e.id FROM chosen JOIN entries e ON e.session = chosen.id
-        UNION SELECT m.from_leaf FROM chosen JOIN moves m ON m.session = chosen.id
-        UNION SELECT m.to_leaf FROM chosen JOIN moves m ON m.session = chosen.id
-        UNION SELECT e.parent FROM needed JOIN entries e ON e.id = needed.id
-    )
-    SELECT id, parent FROM entries
-    WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
-    ORDER BY id
-"""
-# `+` keeps the index by conversation out of it: where that is damaged, what it lacks would be left out without a
-# word.
-
-
-# FROM store.intake: Conversations of an exported file into the database.
-#
-# Strategy: others go on working meanwhile, so a conversation is written in many small transactions, between which
-# they
-# take their turns; its sessions stay hidden until the whole file is here, and are shown in one. Until then they are
-# owned
-# by the store that brings them, as a turn is: should it die, they are what a deleted session leaves, and go the same
-# way.
-# What is here already is left as it is: nothing is merged, nothing overwritten. A session comes in as a new one
-# would,
-# with the model and mode that the caller gives; no permission, configuration, alias or further directory comes with
-# it.
-# The file was checked before.
-
-
-_PIECE_RECORDS = 200
-_PIECE_CHARACTERS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
-    """What an imported session gets, as a new one would."""
+    """The model and mode of an imported session, as of a new one."""
 
     model: str
     mode: str
@@ -290,16 +263,18 @@ class ImportDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some records of a conversation, ready to be written: entries come with their bodies as stored."""
+    """Some records of a conversation, ready to be written; entries come with their bodies as stored."""
 
     entries: Sequence[tuple[EntryRecord, Encoded]]
     moves: Sequence[MoveRecord]
 
 
 class Importer:
-    """One conversation on its way into the database: `begin`, each `next_piece` through `add`, then `show`.
+    """Imports one conversation of a checked file: `begin`, each `next_piece` through `add`, then `show`.
 
-    Entry n of the file gets the id `_base` + n: those ids are reserved, since others write in between.
+    Each call is a small transaction, so that others can write in between. Until `show`, the sessions are hidden as
+    deleted ones are, and owned by this process as a turn is: if it dies, they are removed like deleted sessions.
+    Entry n of the file gets the id `_base` + n; these ids are reserved.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
@@ -309,16 +284,16 @@ class Importer:
         self._base = 0
         self._conversation = 0
         self._rows: list[SessionRecord] = []
-        self._tips: dict[str | None, SessionState] = {}
+        self._states: dict[str | None, SessionState] = {}
 
     def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
-        """Make the conversation and its hidden sessions; false, and nothing is done, if they are here.
+        """Insert the conversation and its hidden sessions. Returns false, and does nothing, if they exist already.
 
-        :raises ArgumentError: one of them is about to come or to go, by somebody else's doing.
+        :raises ArgumentError: another process imports or removes one of them now.
         """
-        if _is_here(connection, self._block):
+        if _exists(connection, self._block):
             return False
-        self._base = _reserved(connection, self._block.entries)
+        self._base = _reserve_ids(connection, self._block.entries)
         for record, body in self._records:
             match record:
                 case ConversationRecord(created_ms=created_ms):
@@ -330,9 +305,9 @@ class Importer:
                     break
                 case _:
                     pass
-        # What a session that is not in the file wrote: of no row, so that it counts for none.
-        self._tips[None] = SessionState(connection, self._rows[0].id, now_ms=0)
-        self._tips[None].session_id = ""
+        # For entries of sessions that are not in the file: they count for no session.
+        self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
+        self._states[None].session_id = ""
         connection.execute(
             "UPDATE sessions SET deleted_ms = ?, state = 'running', owner = ?, lease_ms = ? WHERE conversation = ?",
             (now_ms, here, now_ms, self._conversation),
@@ -340,7 +315,7 @@ class Importer:
         return True
 
     def next_piece(self) -> Piece | None:
-        """What comes next in the file; None at its end. Touches no database.
+        """The next records of the file; None at its end. Does not use the database.
 
         :raises ArgumentError: the file was changed since it was checked.
         """
@@ -348,36 +323,32 @@ class Importer:
         moves: list[MoveRecord] = []
         characters = 0
         for record, body in self._records:
-            match record:
-                case EntryRecord():
-                    assert body is not None
-                    stored = encode(renumbered(body, lambda number: self._id(number) or 0, self._bound))
-                    characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
-                    entries.append((record, stored))
-                case MoveRecord():
-                    moves.append(record)
-                case _:
-                    pass
+            if isinstance(record, EntryRecord) and body is not None:
+                stored = encode(renumbered(body, lambda number: self._id(number) or 0, self._bound))
+                characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
+                entries.append((record, stored))
+            elif isinstance(record, MoveRecord):
+                moves.append(record)
             if len(entries) + len(moves) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
                 break
         return Piece(entries=entries, moves=moves) if entries or moves else None
 
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
-        """Write a piece. :raises StoreUnavailable: others took this process for dead, and removed what it wrote."""
+        """Write a piece. :raises StoreUnavailable: others took this process for dead and removed what it wrote."""
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
         )
         if not found.rowcount:
             raise StoreUnavailable(
-                "The import was interrupted for so long that it was given up. Import the file again."
+                "The import was interrupted for too long and has been removed. Import the file again."
             )
         for record, stored in piece.entries:
-            tip = self._tips[record.session]
-            tip.leaf, tip.now_ms = self._id(record.parent), record.created_ms
+            state = self._states[record.session]
+            state.leaf, state.now_ms = self._id(record.parent), record.created_ms
             new = NewEntry(
                 body=stored.body, model=record.model, usage=record.usage, cost=record.cost, estimate=record.estimate
             )
-            tip.add(new, turn=record.turn, encoded=stored, entry_id=self._base + record.id)
+            state.add(new, turn=record.turn, encoded=stored, entry_id=self._base + record.id)
         connection.executemany(
             "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
             [
@@ -387,9 +358,9 @@ class Importer:
         )
 
     def show(self, connection: sqlite3.Connection) -> None:
-        """See `show` below."""
+        """Make the sessions visible: all of the file is imported."""
         for record in self._rows:
-            self._tips[record.id].save()
+            self._states[record.id].save()
             leaf = self._id(record.leaf)
             listed = record.listed or (leaf is not None and has_user(connection, leaf))
             connection.execute(
@@ -408,72 +379,70 @@ class Importer:
         )
 
     def _add_session(self, connection: sqlite3.Connection, record: SessionRecord) -> None:
-        connection.execute(
-            "INSERT INTO sessions (id, conversation, forked_from, parent_id, cwd, title_by_user, model, mode, turn,"
-            " archived, created_ms, updated_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                record.id,
-                self._conversation,
-                record.forked_from,
-                record.parent_id,
-                record.cwd,
-                record.title_by_user,
-                self._defaults.model,
-                self._defaults.mode,
-                record.turn,
-                record.archived,
-                record.created_ms,
-                record.updated_ms,
-            ),
-        )
+        values = {
+            **{name: getattr(record, name) for name in _SESSION_COLUMNS},
+            "conversation": self._conversation,
+            "model": self._defaults.model,
+            "mode": self._defaults.mode,
+        }
+        marks = ", ".join("?" * len(values))
+        connection.execute(f"INSERT INTO sessions ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
         if record.title is not None:
             set_title(connection, record.id, record.title)
         self._rows.append(record)
-        self._tips[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
+        self._states[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
 
     def _id(self, number: int | None) -> int | None:
-        """The id of an entry of the file; None if it has none with this number."""
+        """The id of an entry of the file; None if the file has no entry with this number."""
         return self._base + number if number is not None and 1 <= number <= self._block.entries else None
 
     def _bound(self, number: int) -> int:
         return self._base + max(1, min(number, self._block.entries + 1))
 
 
-def show(connection: sqlite3.Connection, intakes: Sequence[Importer]) -> None:
-    """All of it is here: the sessions are sessions like any other."""
-    for intake in intakes:
-        intake.show(connection)
+_SESSION_COLUMNS = (
+    *("id", "cwd", "title_by_user", "parent_id", "forked_from", "turn", "archived", "created_ms", "updated_ms"),
+)
+"""Columns that a new row takes from the file as they are."""
+
+
+def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
+    """Make all imported sessions visible, in one transaction."""
+    for one in imports:
+        one.show(connection)
 
 
 def abandon(connection: sqlite3.Connection, here: str) -> None:
-    """Nothing more comes of what `here` was bringing in: it may be removed."""
+    """Give up the imports of the process `here`, so that what they wrote is removed."""
     connection.execute(
         "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
     )
 
 
-def _is_here(connection: sqlite3.Connection, block: Block) -> bool:
-    """Whether the conversation is here: imported before from the same lines, or under one of its sessions' ids. A fork
-    alone, made of an import whose sessions are gone, is another conversation's."""
+def _exists(connection: sqlite3.Connection, block: Block) -> bool:
+    """Whether the conversation was imported before, or one of its sessions exists.
+
+    A fork of an import whose own sessions are deleted does not count: it belongs to another conversation.
+    """
     same = connection.execute(
         "SELECT 1 FROM imports i JOIN sessions s ON s.conversation = i.conversation AND s.deleted_ms IS NULL"
         " WHERE i.hash = ? AND s.forked_from IS NULL",
         (block.hash,),
     ).fetchone()
-    is_here = same is not None
+    exists = same is not None
     for name in block.sessions:
         row = connection.execute("SELECT deleted_ms IS NULL FROM sessions WHERE id = ?", (name,)).fetchone()
-        if row == (0,) and not is_here:
+        if row == (0,) and not exists:
             raise ArgumentError(
-                f'Session "{name}" is being imported, or removed, by another process at this moment. Import the file'
-                " again when that is done."
+                f'Session "{name}" is being imported or removed by another process now. Import the file again when that'
+                " is done."
             )
-        is_here = is_here or row is not None
-    return is_here
+        exists = exists or row is not None
+    return exists
 
 
-def _reserved(connection: sqlite3.Connection, entries: int) -> int:
-    """The id after which so many ids are free, and are given to no other entry from now on."""
+def _reserve_ids(connection: sqlite3.Connection, entries: int) -> int:
+    """Reserve so many ids for entries; returns the id before the first of them."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
     if row is None:
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', ?)", (entries,))

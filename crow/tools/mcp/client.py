@@ -1,16 +1,9 @@
-"""All tools of one session behind one MCP client: the built-in server in this process, the others beside it.
-
-Strategy: `open_toolbox` enters the built-in client in the session's task and gives every external server a task of its
-own; none is waited for, and closing waits for none longer than half a second. Names lead to servers: built-in ones
-are plain, external ones carry their server's prefix, so that nothing can stand in for a built-in tool. Beyond a bound,
-external tools are found by words. Looking at a call asks no server.
-"""
+"""All tools of one session: the built-in ones and those of external MCP servers."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -42,32 +35,54 @@ from crow.tools.builtin.task import outcome_of_task, task_of
 from crow.tools.builtin.tool import ToolContext, check, parse, parse_foreign, with_expectation
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.connection import OnChange, ServerConnection
-from crow.tools.mcp.listing import ExternalTool, prefixes
+from crow.tools.mcp.listing import ExternalTool, find_tools, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import FoundSkill, find_skills
 
-__all__ = [
-    "CALL_TOOL",
-    "FIND_TOOLS",
-    "McpToolbox",
-    "ToolSettings",
-    "call_within",
-    "found_text",
-    "open_toolbox",
-    "query_of",
-]
+__all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
 
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
+FIND_TOOLS = ToolSpec(
+    name="find_tools",
+    description="Search the tools that are not listed, by words of their names and descriptions. call_tool calls them.",
+    input_schema={
+        "type": "object",
+        "properties": {
+            "query": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 300,
+                "description": "What the tool should do, or its name.",
+            }
+        },
+        "required": ["query"],
+    },
+)
+
+CALL_TOOL = ToolSpec(
+    name="call_tool",
+    description="Call a tool that find_tools has found.",
+    input_schema={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "The exact name of the tool."},
+            "arguments": {"type": "object", "description": "Its arguments, as its schema says."},
+        },
+        "required": ["name"],
+    },
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """What the configuration says about tools.
+    """The user's settings for tools.
 
-    A server has `start_timeout_s` to answer, a call of its tools `call_timeout_s`. More external tools than `offered`
-    are found by `find_tools`. `skill_folders` are the user's own. No process that tools start gets the `keys`.
+    A server has `start_timeout_s` to start, a call of its tools `call_timeout_s`. If there are more external tools than
+    `offered`, the model finds the rest with `find_tools`. `skill_folders` are the user's own. No process that tools
+    start gets the `keys`.
     """
 
     start_timeout_s: float = 10.0
@@ -78,18 +93,71 @@ class ToolSettings:
     keys: KeySource = HiddenKeys
 
 
+@asynccontextmanager
+async def open_toolbox(
+    workspace: Workspace,
+    ports: Ports,
+    servers: Sequence[McpServer],
+    settings: ToolSettings | None = None,
+    *,
+    on_change: OnChange | None = None,
+) -> AsyncIterator[McpToolbox]:
+    """The tools of a session. Enter and leave it in the session's task; leaving takes less than a second.
+
+    The servers start in the background: see `McpToolbox.servers` for their state, and `on_change` to follow it.
+    """
+    settings = settings or ToolSettings()
+    connections = [
+        ServerConnection(
+            server,
+            prefix=prefix,
+            cwd=workspace.cwd,
+            keys=settings.keys,
+            start_timeout_s=settings.start_timeout_s,
+            call_timeout_s=settings.call_timeout_s,
+            on_change=on_change,
+            asker=ports.asker,
+        )
+        for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
+    ]
+    context = ToolContext(
+        workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private, keys=settings.keys
+    )
+    context.skills = await anyio.to_thread.run_sync(load_skills, settings, workspace)
+    failure: Exception | None = None
+    async with Client(builtin.build_server(context, ports), cache=None, raise_exceptions=True) as client:
+        await client.list_tools()  # the client learns here that results need no validation
+        async with anyio.create_task_group() as tasks:
+            for connection in connections:
+                tasks.start_soon(connection.serve)
+            try:
+                yield McpToolbox(context, ports, client, connections, settings)
+            except Exception as error:  # noqa: BLE001 - raised below, outside the task groups that would wrap it
+                failure = error
+            finally:
+                for connection in connections:
+                    connection.stop()
+                tasks.start_soon(context.jobs.close)
+                tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
+    if failure is not None:
+        raise failure
+
+
 class McpToolbox:
-    """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`."""
+    """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`.
+
+    Built-in tools have plain names; external ones have the prefix of their server, so none can replace a built-in tool.
+    """
 
     def __init__(
         self,
-        around: ToolContext,
+        context: ToolContext,
         ports: Ports,
         client: Client,
         connections: Sequence[ServerConnection],
         settings: ToolSettings,
     ) -> None:
-        self._around = around
+        self._context = context
         self._ports = ports
         self._client = client
         self._connections = tuple(connections)
@@ -97,14 +165,15 @@ class McpToolbox:
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
-        absent = {"skill"} if not self._around.skills else set()
+        absent = {"skill"} if not self._context.skills else set()
         if self._ports.delegate is None:
             absent.add("task")
         own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
-        external = self._external()
-        count = fitting(external, self._settings.offered)
-        finding = (FIND_TOOLS, CALL_TOOL) if count < len(external) else ()
-        return (*own, *finding, *(tool.spec for tool in external[:count]))
+        external = self._external_tools()
+        weights = accumulate(tool.weight for tool in external[: self._settings.offered])
+        offered = sum(weight <= OFFERED_CHARS for weight in weights)
+        finding = (FIND_TOOLS, CALL_TOOL) if offered < len(external) else ()
+        return (*own, *finding, *(tool.spec for tool in external[:offered]))
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
@@ -112,40 +181,43 @@ class McpToolbox:
 
     def skills(self) -> tuple[SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
-        return tuple(found.skill for found in self._around.skills)
+        return tuple(found.skill for found in self._context.skills)
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
-        ready = (connection for connection in self._connections if connection.status.state == "ready")
-        return tuple(prompt for connection in ready for prompt in connection.shelf.listed)
+        return tuple(prompt for connection in self._ready() for prompt in connection.prompts)
 
     async def prompt(self, name: str) -> ServerPrompt | None:
         """See :class:`crow.tools.ServerPrompts`."""
-        for connection in self._connections:
-            if name.startswith(f"{connection.prefix}:"):
-                return next((one for one in await connection.prompts() if one.name == name), None)
-        return None
+        connection = self._connection_of(name, ":")
+        prompts = await connection.list_prompts() if connection is not None else ()
+        return next((prompt for prompt in prompts if prompt.name == name), None)
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
-        connection = next(one for one in self._connections if prompt.name.startswith(f"{one.prefix}:"))
-        return await connection.fill(prompt, arguments)
+        connection = self._connection_of(prompt.name, ":")
+        assert connection is not None, "the prompt is of this toolbox"
+        return await connection.fill_prompt(prompt, arguments)
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Get ready for a turn: look for skills, start failed servers again, and wait at most `timeout_s` until every
-        server that ever worked is ready or has failed. `beside` is called in the thread that looks for skills."""
-        self._around.skills = await anyio.to_thread.run_sync(self._look, beside)
+        """Get ready for a turn: load skills, and start failed servers again.
+
+        Waits at most `timeout_s` for the servers that have ever worked. `beside` is called in the thread that loads
+        skills.
+        """
+
+        def load() -> tuple[FoundSkill, ...]:
+            if beside is not None:
+                beside()
+            return load_skills(self._settings, self._context.workspace)
+
+        self._context.skills = await anyio.to_thread.run_sync(load)
         revived = [connection for connection in self._connections if connection.revive()]
         awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
-        if not all(connection.settled.is_set() for connection in awaited):
-            with anyio.move_on_after(timeout_s):
-                for connection in awaited:
+        with anyio.move_on_after(timeout_s):
+            for connection in awaited:
+                if not connection.settled.is_set():
                     await connection.settled.wait()
-
-    def _look(self, beside: Callable[[], None] | None) -> tuple[FoundSkill, ...]:
-        if beside is not None:
-            beside()
-        return skills_around(self._settings, self._around.workspace)
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`; returns when they are ready or have failed."""
@@ -163,11 +235,18 @@ class McpToolbox:
     async def offer(self, call: ToolCall) -> PlannedCall:
         """See :meth:`crow.tools.Toolbox.offer`."""
         if call.name in BUILTIN_NAMES:
-            return await builtin.offer(call, self._around)
-        if call.name == FIND_TOOLS.name:
-            return found_offer(call)
-        if call.name == CALL_TOOL.name:
-            return await self._offer_within(call)
+            return await builtin.offer(call, self._context)
+        try:
+            if call.name == FIND_TOOLS.name:
+                announcement = Announcement(title=f"Find tools: {in_title(query_of(call))}", kind="search")
+                return PlannedCall(announcement=announcement, access="none")
+            if call.name == CALL_TOOL.name:
+                inner = inner_call(call)
+                return replace(await self.offer(inner), tool=inner.name)
+        except ArgumentError as error:
+            is_search = call.name == FIND_TOOLS.name
+            announcement = Announcement(title=call.name, kind="search" if is_search else "other")
+            return PlannedCall(announcement=announcement, access="none" if is_search else "external", fault=str(error))
         found = await self._find(call.name)
         title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
         return PlannedCall(
@@ -181,15 +260,17 @@ class McpToolbox:
         self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
     ) -> Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
-        if call.name == "task" and self._ports.delegate is not None:
-            return await self._delegate(call, call_id, on_output)
-        if call.name in BUILTIN_NAMES:
-            return await self._run_builtin(call, call_id, on_output, judged)
         try:
+            if call.name == "task" and self._ports.delegate is not None:
+                # In the caller's task, so that the sub-agent has ended whenever the call has.
+                task = task_of(builtin.arguments_of(call))
+                return outcome_of_task(await self._ports.delegate.delegate(call_id, task, self, on_output))
+            if call.name in BUILTIN_NAMES:
+                return await self._run_builtin(call, call_id, on_output, judged)
             if call.name == FIND_TOOLS.name:
-                return Outcome(text=found_text(query_of(call), [tool.spec for tool in self._external()]))
+                return Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name == CALL_TOOL.name:
-                call = call_within(call)
+                call = inner_call(call)
         except ArgumentError as error:
             return Outcome(text=str(error), is_error=True)
         found = await self._find(call.name)
@@ -202,237 +283,89 @@ class McpToolbox:
     async def _run_builtin(
         self, call: ToolCall, call_id: str, on_output: OnOutput, judged: PlannedCall | None
     ) -> Outcome:
-        async def progressed(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
+        """:raises ~crow.domain.errors.ArgumentError: bad arguments."""
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
+        arguments, meta = builtin.arguments_of(call), builtin.meta_for(call_id, judged)
         try:
-            arguments = builtin.arguments_of(call)
-        except ArgumentError as error:
-            return Outcome(text=str(error), is_error=True)
-        try:
-            result = await self._client.call_tool(
-                call.name, arguments, progress_callback=progressed, meta=builtin.meta_for(call_id, judged)
-            )
+            result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
                 raise error.__cause__ from None  # a bug of ours, which MCP has wrapped
             raise
         return builtin.from_result(result)
 
-    async def _delegate(self, call: ToolCall, call_id: str, on_output: OnOutput) -> Outcome:
-        """Run a sub-agent in the caller's task, so that it has ended whenever the call has."""
-        assert self._ports.delegate is not None
-        try:
-            task = task_of(builtin.arguments_of(call))
-            return outcome_of_task(await self._ports.delegate.delegate(call_id, task, self, on_output))
-        except ArgumentError as error:
-            return Outcome(text=str(error), is_error=True)
+    def _ready(self) -> list[ServerConnection]:
+        return [connection for connection in self._connections if connection.status.state == "ready"]
 
-    async def _offer_within(self, call: ToolCall) -> PlannedCall:
-        """The offer of the tool that `call_tool` is to call, under that tool's name."""
-        try:
-            inner = call_within(call)
-        except ArgumentError as error:
-            return PlannedCall(announcement=Announcement(title=call.name), access="external", fault=str(error))
-        return replace(await self.offer(inner), tool=inner.name)
+    def _external_tools(self) -> tuple[ExternalTool, ...]:
+        return tuple(tool for connection in self._ready() for tool in connection.tools)
 
-    def _external(self) -> tuple[ExternalTool, ...]:
-        ready = (connection for connection in self._connections if connection.status.state == "ready")
-        return tuple(tool for connection in ready for tool in connection.tools)
+    def _connection_of(self, name: str, separator: str) -> ServerConnection | None:
+        """The server of a tool or prompt with this name."""
+        return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
-        """The server and tool of a name; one whose server is still starting is waited for, one whose server has failed
-        starts it again."""
-        for connection in self._connections:
-            if name.startswith(f"{connection.prefix}__"):
-                await connection.available()
-                for tool in connection.tools:
-                    if tool.spec.name == name:
-                        return connection, tool
-        return None
+        """The server and tool of a name. Waits for a server that is starting, and restarts a failed one."""
+        connection = self._connection_of(name, "__")
+        if connection is None:
+            return None
+        await connection.available()
+        return next(((connection, tool) for tool in connection.tools if tool.spec.name == name), None)
 
     def _fault(self, call: ToolCall, found: tuple[ServerConnection, ExternalTool] | None) -> str | None:
+        """Why an external call cannot run; None if it can."""
         if found is None:
-            return self._unknown(call.name)
+            return self._describe_unknown(call.name)
+        connection, tool = found
         if call.fault is not None:
-            return with_expectation(call.fault, found[1].spec)
-        if found[0].status.state == "failed":
-            return f"MCP server {found[0].name} is not available: {found[0].status.detail}"
+            return with_expectation(call.fault, tool.spec)
+        if connection.status.state == "failed":
+            return f"MCP server {connection.name} is not available: {connection.status.detail}"
         try:
             parse(call.name, call.arguments)
         except ArgumentError as error:
-            return with_expectation(f"{error}.", found[1].spec)
+            return with_expectation(f"{error}.", tool.spec)
         try:
             parse_foreign(call.name, call.arguments)
         except ArgumentError as error:
             return str(error)
         return None
 
-    def _unknown(self, name: str) -> str:
-        for connection in self._connections:
-            if name.startswith(f"{connection.prefix}__") and connection.status.state == "failed":
-                return f'No tool "{name}": MCP server {connection.name} is not available: {connection.status.detail}'
+    def _describe_unknown(self, name: str) -> str:
+        connection = self._connection_of(name, "__")
+        if connection is not None and connection.status.state == "failed":
+            return f'No tool "{name}": MCP server {connection.name} is not available: {connection.status.detail}'
         names = [spec.name for spec in self.specs()]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
 
 
-def skills_around(settings: ToolSettings, workspace: Workspace) -> tuple[FoundSkill, ...]:
+def load_skills(settings: ToolSettings, workspace: Workspace) -> tuple[FoundSkill, ...]:
     """The skills of the user and of the workspace."""
     return find_skills(settings.skill_folders, workspace.cwd, workspace.contains)
 
 
-def fitting(tools: Sequence[ExternalTool], most: int) -> int:
-    """How many of the first tools are offered: at most so many, and not so heavy that they would fill a context."""
-    weights = accumulate(tool.weight for tool in tools[:most])
-    return sum(weight <= OFFERED_CHARS for weight in weights)
-
-
-def found_offer(call: ToolCall) -> PlannedCall:
-    """The offer of a search for tools."""
-    try:
-        title, fault = f"Find tools: {in_title(query_of(call))}", None
-    except ArgumentError as error:
-        title, fault = call.name, str(error)
-    return PlannedCall(announcement=Announcement(title=title, kind="search"), access="none", fault=fault)
-
-
-@asynccontextmanager
-async def open_toolbox(
-    workspace: Workspace,
-    ports: Ports,
-    servers: Sequence[McpServer],
-    settings: ToolSettings | None = None,
-    *,
-    on_change: OnChange | None = None,
-) -> AsyncIterator[McpToolbox]:
-    """The tools of a session. Enter and leave it in the session's task; leaving takes less than a second.
-
-    The servers start in the background; see `McpToolbox.servers` for how they fare and `on_change` to hear of it.
-    """
-    settings = settings or ToolSettings()
-    names = prefixes([server.name for server in servers])
-    connections = [
-        ServerConnection(
-            server,
-            prefix=prefix,
-            cwd=workspace.cwd,
-            keys=settings.keys,
-            start_timeout_s=settings.start_timeout_s,
-            call_timeout_s=settings.call_timeout_s,
-            on_change=on_change,
-            asker=ports.asker,
-        )
-        for server, prefix in zip(servers, names, strict=True)
-    ]
-    around = ToolContext(
-        workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private, keys=settings.keys
-    )
-    around.skills = await anyio.to_thread.run_sync(skills_around, settings, workspace)
-    server = builtin.build_server(around, ports)
-    failure: Exception | None = None
-    async with Client(server, cache=None, raise_exceptions=True) as client:
-        await client.list_tools()  # the client learns here that results need no validation
-        async with anyio.create_task_group() as tasks:
-            for connection in connections:
-                tasks.start_soon(connection.serve)
-            try:
-                yield McpToolbox(around, ports, client, connections, settings)
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task groups that would wrap it
-                failure = error
-            finally:
-                for connection in connections:
-                    connection.stop()
-                tasks.start_soon(around.jobs.close)
-                tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
-    if failure is not None:
-        raise failure
-
-
-# FROM tools.finding: `find_tools` and `call_tool`: tools that are too many to be offered one by one.
-#
-# Strategy: offered only beyond a bound on external tools. What is found is told with its schema, and called by its
-# name
-# through `call_tool`, which stands for that tool in everything: looks, rules, permissions. Pure.
-
-
-MOST_FOUND = 10
-SCHEMA_CHARS = 4_000
-
-FIND_TOOLS = ToolSpec(
-    name="find_tools",
-    description=(
-        "Search the tools that are there but not offered by themselves, by words of their names and descriptions. "
-        "call_tool calls them."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "query": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 300,
-                "description": "What the tool should do or be named.",
-            }
-        },
-        "required": ["query"],
-    },
-)
-
-CALL_TOOL = ToolSpec(
-    name="call_tool",
-    description="Call a tool that find_tools has found.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "description": "The tool's name, exactly."},
-            "arguments": {"type": "object", "description": "Its arguments, as its schema says."},
-        },
-        "required": ["name"],
-    },
-)
-
-
 def query_of(call: ToolCall) -> str:
-    """What is looked for. :raises ~crow.domain.errors.ArgumentError: nothing."""
+    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
     return query
 
 
-def call_within(call: ToolCall) -> ToolCall:
-    """The call that a `call_tool` call stands for. :raises ~crow.domain.errors.ArgumentError: it names none."""
+def inner_call(call: ToolCall) -> ToolCall:
+    """The call in a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
-    given = parse(call.name, call.arguments)
-    name, arguments = given.get("name"), given.get("arguments") or {}
+    values = parse(call.name, call.arguments)
+    name, arguments = values.get("name"), values.get("arguments") or {}
     if not isinstance(name, str) or not name:
         raise ArgumentError("call_tool: name is missing; expected the name of a tool that find_tools has found")
     if "__" not in name:
-        raise ArgumentError(f"call_tool: {name} is no tool of an MCP server; call it by itself")
+        raise ArgumentError(f"call_tool: {name} is not a tool of an MCP server; call it directly")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(id=call.id, name=name, arguments=text)
-
-
-def found_text(query: str, specs: Sequence[ToolSpec]) -> str:
-    """The tools that fit the query best, with their schemas."""
-    words = [word for word in re.split(r"[^a-z0-9]+", query.lower()) if word]
-    scored = [(fit(words, spec), -place, spec) for place, spec in enumerate(specs)]
-    best = sorted((found for found in scored if found[0] > 0), key=lambda found: found[:2], reverse=True)
-    if not best:
-        servers = sorted({spec.name.partition("__")[0] for spec in specs})
-        return f'None of {len(specs)} tools fits "{query}". They are of these servers: {", ".join(servers)}.'
-    blocks = [
-        f"{spec.name}: {spec.description}\n{json.dumps(spec.input_schema, ensure_ascii=False)[:SCHEMA_CHARS]}"
-        for _, _, spec in best[:MOST_FOUND]
-    ]
-    more = f"\n[{len(best) - MOST_FOUND} more fit; narrow the query]" if len(best) > MOST_FOUND else ""
-    return "\n\n".join(blocks) + more
-
-
-def fit(words: Sequence[str], spec: ToolSpec) -> int:
-    """How well a tool fits: a word in the name counts for more than one in the description."""
-    name, description = spec.name.lower(), spec.description.lower()
-    return sum(3 * (word in name) + (word in description) for word in words)

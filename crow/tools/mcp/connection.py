@@ -1,11 +1,4 @@
-"""One external MCP server of a session: started, listed, named when it fails, and started again.
-
-Strategy: one task owns the library's client from entering to leaving it, as that demands; calls come from any task.
-The server gets one deadline for starting, whatever it does with it. The handshake that every server knows comes
-first, since the newer probe makes an old server cost ten seconds; only one that refuses it is asked the new way.
-Whatever a server provokes is its own failure, kept as a sentence; at its next use it is started anew, at once after a
-good life, later and later after a bad one.
-"""
+"""One external MCP server of a session: started, called, and restarted after a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +16,7 @@ import anyio.to_thread
 import httpx2
 import mcp_types as mcp
 from mcp.client import Client
-from mcp.client.session import IncomingMessage
+from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
@@ -42,9 +35,9 @@ from crow.tools import (
     ServerStatus,
     StdioServer,
 )
-from crow.tools.mcp.calls import ServerCalls, sentence
-from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, listed
-from crow.tools.mcp.prompts import PromptList
+from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, report_progress
+from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_tools
+from crow.tools.mcp.prompts import fill_prompt, list_prompts
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
 
@@ -53,12 +46,12 @@ __all__ = ["OnChange", "ServerConnection"]
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[], Awaitable[None]]
-"""Told when a server became ready, failed or changed its tools; ask `servers()` and `specs()` what is so now."""
+"""Called when a server is ready, has failed, or has changed its tools or prompts."""
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
 BACKOFF_S = 1.0
-BACKOFF_MOST_S = 300.0
+MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 REFUSED_HANDSHAKE = frozenset(
@@ -69,7 +62,10 @@ REFUSED_HANDSHAKE = frozenset(
 
 
 class ServerConnection:
-    """A server. `serve` is its task; everything else may be called from others."""
+    """A server. `serve` is its task, which owns the library's client; all other methods may be called from any task.
+
+    A failed server is restarted at its next use: at once after `STEADY_S` of work, later and later otherwise.
+    """
 
     def __init__(
         self,
@@ -87,39 +83,35 @@ class ServerConnection:
         self.prefix = prefix
         self.tools: tuple[ExternalTool, ...] = ()
         """The newest known tools, kept when the server is gone."""
-        self.shelf = PromptList(server.name, prefix, on_change)
+        self.prompts: Mapping[ServerPrompt, str] = {}
+        """The newest known prompts, with the server's own name of each."""
         self.settled = anyio.Event()
-        """Set while the server is ready or has failed; another event with each start."""
+        """Set while the server is ready or has failed; a new event with each start."""
         self.was_ready = False
-        options = server.options
         self._server = server
-        self._options = options
         self._cwd = cwd
         self._keys = keys
-        self._start_timeout_s = options.start_timeout_s or start_timeout_s
-        self._call_timeout_s = options.call_timeout_s or call_timeout_s
+        self._start_timeout_s = server.options.start_timeout_s or start_timeout_s
+        self._call_timeout_s = server.options.call_timeout_s or call_timeout_s
         self._on_change = on_change
         self._asker = asker
         self._state: Literal["starting", "ready", "failed"] = "starting"
         self._detail = ""
         self._client: Client | None = None
-        self._greeted = False
-        self._transport: ServerProcess | None = None
+        self._is_initialized = False
+        self._process: ServerProcess | None = None
         self._starting = anyio.CancelScope()
         self._stopping = anyio.Event()
-        self._listing_changed = anyio.Event()
-        self._wanted = anyio.Event()
         self._restarting = anyio.Event()
+        self._wanted = anyio.Event()
         self._lost = anyio.Event()
         self._lost_words = ""
-        self._calls = ServerCalls(
-            server.name,
-            prefix,
-            timeout_s=self._call_timeout_s,
-            asker=asker,
-            failed=self._notice_loss,
-            ending=self._words,
-        )
+        self._tools_changed = anyio.Event()
+        self._prompts_changed = anyio.Event()
+        self._prompts_known = anyio.Event()
+        self._running: list[str] = []
+        self._questions: dict[anyio.CancelScope, str] = {}
+        self._asked = 0
         self._failures = 0
         self._losses = 0
         self._loss = ""
@@ -128,29 +120,51 @@ class ServerConnection:
 
     @property
     def status(self) -> ServerStatus:
-        """How the server is."""
-        tools = len(self.tools) if self._state == "ready" else 0
+        """The state of the server now."""
         return ServerStatus(
             name=self.name,
             state=self._state,
             detail=self._detail,
-            tools=tools,
+            tools=len(self.tools) if self._state == "ready" else 0,
             losses=self._losses,
             loss=self._loss,
         )
 
+    # The life of the server
+
+    async def serve(self) -> None:
+        """Start the server and keep it until `stop`; never raises for what the server does."""
+        while not self._stopping.is_set():
+            self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
+            self._ready_at, self._is_initialized = math.inf, False
+            deadline = anyio.current_time() + self._start_timeout_s
+            try:
+                try:
+                    # First the handshake that every server knows: the newer probe costs an old server ten seconds.
+                    await self._connect("legacy", deadline)
+                except Exception as error:
+                    if self._is_initialized or not refused_handshake(error):
+                        raise
+                    await self._connect("auto", deadline)
+            except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
+                await self._fail(self._describe_end(error))
+                await self._wanted.wait()
+
     def stop(self) -> None:
-        """Let `serve` end; a server that is still starting is given up at once."""
+        """End `serve`, at once if the server is still starting."""
         self._stopping.set()
         self._wanted.set()
         if not self.settled.is_set():
             self._starting.cancel()
 
     def revive(self, *, at_once: bool = False) -> bool:
-        """Start a failed server again, unless it failed too recently and not `at_once`; whether it is starting now."""
+        """Start a failed server again; returns whether it starts now.
+
+        Unless `at_once`, it does not start if it failed too recently or is misconfigured.
+        """
         if self._state != "failed" or self._stopping.is_set():
             return False
-        if not at_once and (self._options.problem or time.monotonic() < self._retry_at):
+        if not at_once and (self._server.options.problem or time.monotonic() < self._retry_at):
             return False
         self._state = "starting"
         self.settled = anyio.Event()
@@ -158,7 +172,7 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever it does now."""
+        """Start the server again, whatever its state."""
         if self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
@@ -167,59 +181,37 @@ class ServerConnection:
             self.revive(at_once=True)
 
     async def available(self) -> bool:
-        """Whether the server is there for a call, once it has started; one that has failed is started again."""
+        """Wait until the server has started, and start a failed one again; returns whether it is ready."""
         await self.settled.wait()
         if self.revive():
             await self.settled.wait()
         return self._state == "ready"
 
-    async def serve(self) -> None:
-        """Start the server and keep it until `stop`; never raises for what the server does."""
-        while not self._stopping.is_set():
-            self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
-            try:
-                await self._live()
-            except Exception as error:  # noqa: BLE001 - a stranger's failure, whatever it is, must stay the stranger's
-                await self._fail(self._words(error))
-                await self._wanted.wait()
-
-    async def _live(self) -> None:
-        """One life of the server. :raises Exception: it failed, in whatever way."""
-        if self._options.problem:
-            raise ToolServerError(self._options.problem)
-        self._ready_at = math.inf
-        self._greeted = False
-        deadline = anyio.current_time() + self._start_timeout_s
-        try:
-            await self._serve("legacy", deadline)
-        except Exception as error:
-            if self._greeted or not refused_handshake(error):
-                raise
-            await self._serve("auto", deadline)
-
-    async def _serve(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
-        if self._stopping.is_set():
-            raise ToolServerError("stopped")
+    async def _connect(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
+        """Connect and stay connected until `stop` or `restart`. :raises Exception: the server failed."""
+        if self._stopping.is_set() or self._server.options.problem:
+            raise ToolServerError("stopped" if self._stopping.is_set() else self._server.options.problem)
         with anyio.CancelScope(deadline=deadline) as self._starting:
             async with AsyncExitStack() as stack:
+                transport = filter_invalid_tools(await self._open(stack), self.name)
                 client = Client(
-                    filter_invalid_tools(await self._open(stack), self._dropped),
+                    transport,
                     mode=mode,
                     cache=None,
                     read_timeout_seconds=self._call_timeout_s,
-                    message_handler=self._hear,
-                    elicitation_callback=self._calls.elicit,
+                    message_handler=self._on_message,
+                    elicitation_callback=self._on_question,
                 )
                 await stack.enter_async_context(client)
-                self._greeted = True
-                self.tools = await self._list(client)
+                self._is_initialized = True
+                self.tools = await list_tools(client, self.prefix, self._server.options)
                 self._starting.deadline = math.inf
                 self._client = client
                 self.was_ready, self._ready_at = True, time.monotonic()
-                self.shelf.begin()
+                self._prompts_known = anyio.Event()
                 await self._settle("ready", "")
                 try:
-                    await self._attend(client)
+                    await self._follow(client)
                 finally:
                     self._client = None
         if self._starting.cancelled_caught:
@@ -227,87 +219,88 @@ class ServerConnection:
             raise ToolServerError("stopped" if stopped else f"it did not answer within {self._start_timeout_s:g} s")
 
     async def _open(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
+        """The transport to the server."""
         match self._server:
-            case StdioServer():
-                self._transport = ServerProcess(self._server, self._cwd, self._keys)
-                return self._transport
-            case HttpServer(transport="sse"):
-                return sse_client(
-                    self._server.url,
-                    headers=dict(self._server.headers),
-                    timeout=HTTP_S,
-                    sse_read_timeout=HTTP_READ_S,
-                )
-            case HttpServer():
-                make = partial(
-                    httpx2.AsyncClient,
-                    headers=dict(self._server.headers),
-                    timeout=httpx2.Timeout(HTTP_S, read=HTTP_READ_S),
-                )
-                # it reads the certificates of the system: 25 ms in which nothing else would happen
+            case StdioServer() as server:
+                self._process = ServerProcess(server, self._cwd, self._keys)
+                return self._process
+            case HttpServer(transport="sse", url=url, headers=headers):
+                return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
+            case HttpServer(url=url, headers=headers):
+                timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
+                make = partial(httpx2.AsyncClient, headers=dict(headers), timeout=timeout)
+                # it reads the certificates of the system, which would block the event loop for 25 ms
                 http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
-                return streamable_http_client(self._server.url, http_client=http)
+                return streamable_http_client(url, http_client=http)
 
-    async def _attend(self, client: Client) -> None:
-        """Keep the listing up to date until `stop` or `restart`. :raises ToolServerError: the server ended."""
-        closed = self._transport.closed if self._transport is not None else anyio.Event()
+    async def _follow(self, client: Client) -> None:
+        """Keep the listings up to date until `stop` or `restart`. :raises ToolServerError: the server ended."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.shelf.keep, client)
-            if listens(client):
+            tasks.start_soon(self._follow_prompts, client)
+            if sends_changes(client):
                 tasks.start_soon(self._listen, client)
             try:
-                await self._attend_until(closed, client)
+                await self._follow_tools(client)
             except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
                 failure = error
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
-    async def _attend_until(self, closed: anyio.Event, client: Client) -> None:
+    async def _follow_tools(self, client: Client) -> None:
+        closed = self._process.closed if self._process is not None else anyio.Event()
         while True:
-            await first_of(self._stopping, self._restarting, self._lost, closed, self._listing_changed)
+            await first_of(self._stopping, self._restarting, self._lost, closed, self._tools_changed)
             if self._stopping.is_set() or self._restarting.is_set():
                 return
             if closed.is_set():
                 raise ToolServerError("it ended")
             if self._lost.is_set():
                 raise ToolServerError(self._lost_words)
-            self._listing_changed = anyio.Event()
-            self.tools = await self._list(client)
+            self._tools_changed = anyio.Event()
+            self.tools = await list_tools(client, self.prefix, self._server.options)
             await self._settle("ready", "")
 
+    async def _follow_prompts(self, client: Client) -> None:
+        while True:
+            self._prompts_changed = anyio.Event()
+            found = await list_prompts(client, self.name, self.prefix)
+            self._prompts_known.set()
+            if found != self.prompts:
+                self.prompts = found
+                if self._on_change is not None:
+                    await self._on_change()
+            await self._prompts_changed.wait()
+
     async def _listen(self, client: Client) -> None:
-        """Hear of changes of the listing from a server that speaks the newer protocol."""
+        """Follow the changes that a server with the newer protocol sends on a stream of their own."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
                     async for _ in changes:
-                        self._listing_changed.set()
-                        self.shelf.change()
+                        self._tools_changed.set()
+                        self._prompts_changed.set()
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
-                self._listing_changed.set()  # it may have changed meanwhile
-                self.shelf.change()
+                self._tools_changed.set()  # they may have changed meanwhile
+                self._prompts_changed.set()
             except (MCPError, TimeoutError, RuntimeError) as error:
-                logger.info("MCP server %s tells no changes: %s", self.name, sentence(error))
+                logger.info("MCP server %s sends no changes: %s", self.name, describe_error(error))
                 return
             else:
                 return
 
-    def _dropped(self, tool: str, fault: str) -> None:
-        logger.warning("MCP server %s: tool %s is left out: %s", self.name, tool, fault)
-
-    async def _hear(self, message: IncomingMessage) -> None:
-        if isinstance(message, mcp.ToolListChangedNotification):
-            self._listing_changed.set()
-        if isinstance(message, mcp.PromptListChangedNotification):
-            self.shelf.change()
-        if isinstance(message, mcp.ElicitCompleteNotification) and self._asker is not None:
-            await self._asker.elicited(message.params.elicitation_id)
-
-    async def _list(self, client: Client) -> tuple[ExternalTool, ...]:
-        return await listed(client, self.prefix, self._options)
+    async def _on_message(self, message: IncomingMessage) -> None:
+        match message:
+            case mcp.ToolListChangedNotification():
+                self._tools_changed.set()
+            case mcp.PromptListChangedNotification():
+                self._prompts_changed.set()
+            case mcp.ElicitCompleteNotification() if self._asker is not None:
+                await self._asker.elicited(message.params.elicitation_id)
+            case _:
+                pass
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
@@ -318,66 +311,114 @@ class ServerConnection:
     async def _fail(self, detail: str) -> None:
         lived_s = time.monotonic() - self._ready_at
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
-        spared = 1 if self.was_ready else 0  # the first death of a server that has worked costs no waiting
-        wait_s = 0.0 if self._failures <= spared else BACKOFF_S * 2.0 ** min(self._failures - 1 - spared, 20)
-        self._retry_at = time.monotonic() + min(wait_s, BACKOFF_MOST_S)
+        free = 1 if self.was_ready else 0  # the first failure of a server that has worked costs no wait
+        wait_s = 0.0 if self._failures <= free else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        self._retry_at = time.monotonic() + min(wait_s, MAX_BACKOFF_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
             if self._ready_at < math.inf:
                 self._losses, self._loss = self._losses + 1, detail
         await self._settle("failed", detail)
 
-    def _words(self, error: BaseException) -> str:
-        """Why the server failed: its end says more than the broken connection."""
-        transport = self._transport
-        if transport is not None and transport.closed.is_set():
-            said = f'; it last said "{transport.last_words}"' if transport.last_words else ""
-            return transport.reason + said
-        return sentence(error)
+    def _describe_end(self, error: BaseException) -> str:
+        """Why the server failed: the end of its process says more than the broken connection."""
+        process = self._process
+        if process is not None and process.closed.is_set():
+            return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
+        return describe_error(error)
+
+    # Its tools and prompts
 
     async def call(
         self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
     ) -> Outcome:
         """Call a tool; a failure is an outcome that names the server."""
         await self.available()
-        client = self._client
-        if client is None:
-            return self._calls.failure(f"is not available: {self._detail or 'it was stopped'}")
-        return await self._calls.call(client, tool, arguments, on_output, call_id)
+        if self._client is None:
+            return self._failure(f"is not available: {self._detail or 'it was stopped'}")
+        self._running.append(call_id)
+        try:
+            progress = report_progress(on_output)
+            result = await self._client.call_tool(tool.name, dict(arguments), progress_callback=progress)
+        except MCPError as error:
+            return self._failure(self._describe_refusal(tool, error))
+        except Exception as error:  # noqa: BLE001 - a server's answer may raise anything in the library
+            return self._failure(f"gave {tool.name} an answer that cannot be used: {describe_error(error)}")
+        finally:
+            self._running.remove(call_id)
+            self._withdraw_questions(call_id)
+        return outcome_of(result)
 
-    async def prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the server, once it has started and said what it has."""
+    async def list_prompts(self) -> tuple[ServerPrompt, ...]:
+        """The prompts of the server, once it has started and listed them."""
         if not await self.available():
             return ()
         with anyio.move_on_after(self._start_timeout_s):
-            await self.shelf.known.wait()
-        return tuple(self.shelf.listed)
+            await self._prompts_known.wait()
+        return tuple(self.prompts)
 
-    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+    async def fill_prompt(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :meth:`crow.tools.ServerPrompts.fill`."""
-        client = self._client
-        if client is None:
+        if self._client is None:
             raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
-        return await self.shelf.fill(client, prompt, arguments)
+        return await fill_prompt(self._client, prompt, self.prompts.get(prompt), arguments)
 
-    def _notice_loss(self, error: MCPError) -> None:
-        """An HTTP server has no process to watch: that it is gone, or has forgotten the session, shows at a call."""
-        gone = error.code == mcp.CONNECTION_CLOSED or error.message == "Session terminated"
-        if isinstance(self._server, HttpServer) and gone:
-            self._lost_words = sentence(error)
+    async def _on_question(
+        self,
+        context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
+        params: mcp.ElicitRequestParams,
+    ) -> mcp.ElicitResult | mcp.ErrorData:
+        """Pass a question of the server to the user. It belongs to the running call, if there is only one."""
+        call_id = self._running[0] if len(self._running) == 1 else ""
+        self._asked += 1
+        with anyio.CancelScope() as scope:
+            if self._running:
+                self._questions[scope] = call_id
+            try:
+                return await ask_user(self._asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
+            finally:
+                self._questions.pop(scope, None)
+        return mcp.ElicitResult(action="cancel")
+
+    def _withdraw_questions(self, ended: str) -> None:
+        """Withdraw the questions of a call that has ended, and all questions when no call runs any more."""
+        for scope, call_id in self._questions.items():
+            if not self._running or (call_id and call_id == ended):
+                scope.cancel()
+
+    def _failure(self, words: str) -> Outcome:
+        return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
+
+    def _describe_refusal(self, tool: ExternalTool, error: MCPError) -> str:
+        gone = error.code == mcp.CONNECTION_CLOSED
+        if isinstance(self._server, HttpServer) and (gone or error.message == "Session terminated"):
+            # There is no process to watch: only a call shows that the server is gone or has forgotten the session.
+            self._lost_words = describe_error(error)
             self._lost.set()
+        if error.code == mcp.REQUEST_TIMEOUT:
+            return f"did not answer {tool.name} within {self._call_timeout_s:g} s"
+        if gone:
+            return f"ended during {tool.name}: {self._describe_end(error)}"
+        return f"refused {tool.name}: {describe_error(error)}"
 
 
 def refused_handshake(error: BaseException) -> bool:
-    """Whether a server that speaks only the newer protocol may have answered the handshake so."""
+    """Whether a server that speaks only the newer protocol may have answered the handshake with this error."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return any(map(refused_handshake, exceptions))
         case MCPError():
             return error.code in REFUSED_HANDSHAKE
-        case RuntimeError():  # the library's, where a server answers with a version that has no handshake
+        case RuntimeError():  # from the library, if a server answers with a version that has no handshake
             return True
     return False
+
+
+def sends_changes(client: Client) -> bool:
+    """Whether the server sends changes of its listings the newer way, on a stream of their own."""
+    capabilities = (client.server_capabilities.tools, client.server_capabilities.prompts)
+    is_changing = any(listing is not None and listing.list_changed for listing in capabilities)
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing
 
 
 async def first_of(*events: anyio.Event) -> None:
@@ -390,10 +431,3 @@ async def first_of(*events: anyio.Event) -> None:
 
         for event in events:
             tasks.start_soon(wait, event)
-
-
-def listens(client: Client) -> bool:
-    """Whether the server tells changes of its listings the newer way, on a stream of their own."""
-    told = (client.server_capabilities.tools, client.server_capabilities.prompts)
-    changing = any(listing is not None and listing.list_changed for listing in told)
-    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and changing

@@ -1,10 +1,4 @@
-"""MCP over the standard streams of a child process, as the transport that `mcp.Client` takes.
-
-Strategy: the child leads a process group and is ended in well under a second: its input closed, 100 ms, SIGTERM,
-300 ms, SIGKILL; whatever it started ends with it, also when it ends by itself. Messages to it are queued without
-waiting, so that a child that does not read can hold up nobody. What it prints between messages is ignored, what it
-says on standard error is logged and its last words kept. It gets a minimal environment and none of crow's keys.
-"""
+"""Runs an MCP server as a child process and exchanges messages with it over its standard streams."""
 
 from __future__ import annotations
 
@@ -15,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 
 import anyio
+import anyio.lowlevel
 import mcp_types as mcp
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
 
 from crow.tools import StdioServer
@@ -43,9 +38,13 @@ INHERITED = (
 
 
 class ServerProcess:
-    """An MCP server as a child process, which does not get the `keys`. Enter and leave it in one task; once only.
+    """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in one task; once only.
 
-    `closed` is set when the child has ended or closed its output, or broke the protocol; `reason` then says why.
+    The child gets a minimal environment without the `keys`. It leads a process group, which ends with it: on leaving,
+    its input is closed, SIGTERM follows after `CLOSE_S` and SIGKILL after `TERM_S`. Lines of its output that are not
+    messages are ignored; its standard error is logged.
+
+    `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which.
     """
 
     def __init__(self, server: StdioServer, cwd: Path, keys: KeySource = HiddenKeys) -> None:
@@ -59,46 +58,40 @@ class ServerProcess:
         self._partial = bytearray()
         self._lines: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._taken_bytes = 0
-        self._paused = False
+        self._received_bytes = 0
+        self._is_paused = False
         self._arrived = anyio.Event()
         self._errors = bytearray()
         self._error_lines = 0
 
     @property
     def last_words(self) -> str:
-        """The end of what the server wrote to standard error."""
+        """The end of the server's standard error."""
         return self._errors.decode("utf-8", "replace").strip()[-LAST_WORDS_CHARS:]
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, minus the signal that ended it, None while it runs or if it never did."""
+        """The exit code, or minus the signal that ended the process; None while it runs or if it never did."""
         return None if self._process is None else self._process.returncode
 
     async def __aenter__(
         self,
-    ) -> tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]:
+    ) -> tuple[ObjectReceiveStream[SessionMessage | Exception], ObjectSendStream[SessionMessage]]:
         """Start the server. :raises OSError: it cannot be started. :raises ValueError: a NUL in its command."""
-        self._process = process = await start(
+        self._process = await start(
             [self._server.command, *self._server.args],
             cwd=self._cwd,
             env=child_environment(self._keys(), only=INHERITED, more=dict(self._server.env)),
-            on_output=self._take_output,
-            on_errors=self._take_errors,
+            on_output=self._on_output,
+            on_errors=self._on_errors,
             takes_input=True,
         )
-        to_client, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
-        for stream in (to_client, from_server, to_server, from_client):
-            self._stack.callback(stream.close)
-        self._stack.push_async_callback(self._end)
+        self._stack.push_async_callback(self._end, self._process)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
-        tasks.start_soon(self._deliver, to_client)
-        tasks.start_soon(self._send, process, from_client)
-        tasks.start_soon(self._watch_process, process)
-        tasks.start_soon(self._watch_output, process)
-        return from_server, to_server
+        tasks.start_soon(self._watch_process, self._process)
+        tasks.start_soon(self._watch_output, self._process)
+        return _Incoming(self), _Outgoing(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,20 +99,45 @@ class ServerProcess:
         """End the server, within half a second."""
         await self._stack.__aexit__(kind, error, trace)
 
-    async def _end(self) -> None:
-        assert self._process is not None
-        self._process.close_input()
+    async def receive(self) -> SessionMessage:
+        """The next message. :raises anyio.EndOfStream: the server is closed."""
+        await anyio.lowlevel.checkpoint()  # a server that floods must not block the event loop
+        while True:
+            while self._lines:
+                message = parse_message(self._lines.popleft())
+                if not self._lines:
+                    self._resume()
+                if message is not None:
+                    return message
+            if self.closed.is_set():
+                raise anyio.EndOfStream
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+
+    def send(self, message: SessionMessage) -> None:
+        """Queue a message without waiting, so that a server that does not read blocks nothing.
+
+        :raises anyio.BrokenResourceError: the server is closed.
+        """
+        if self._process is None or self.closed.is_set():
+            raise anyio.BrokenResourceError
+        line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+        if self._process.write(line.encode("utf-8", "replace") + b"\n") > UNREAD_BYTES:
+            self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
+
+    async def _end(self, process: Process) -> None:
+        process.close_input()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S):
-                await self._process.exited.wait()
-            await self._process.end(TERM_S)
+                await process.exited.wait()
+            await process.end(TERM_S)
 
     async def _watch_process(self, process: Process) -> None:
-        """Notice the end of the process, even if somebody it started holds its output open."""
+        """Notice the end of the process, even if one of its children keeps the output open."""
         await process.exited.wait()
-        seen = -1
-        while self._paused or self._taken_bytes > seen:  # what it still said comes first
-            seen = self._taken_bytes
+        before = -1
+        while self._is_paused or self._received_bytes > before:  # read the rest of its output first
+            before = self._received_bytes
             with anyio.move_on_after(CLOSE_S):
                 await process.output_ended.wait()
                 break
@@ -140,57 +158,31 @@ class ServerProcess:
             self.closed.set()
             self._arrived.set()
 
-    async def _send(self, process: Process, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        async with messages:
-            async for message in messages:
-                if self.closed.is_set():
-                    return
-                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                if process.write(line.encode("utf-8", "replace") + b"\n") > UNREAD_BYTES:
-                    self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
-
-    async def _deliver(self, client: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        async with client:
-            while self._lines or not self.closed.is_set():
-                if not self._lines:
-                    self._arrived = anyio.Event()
-                    await self._arrived.wait()
-                    continue
-                message = message_in(self._lines.popleft())
-                if message is not None:
-                    try:
-                        await client.send(message)
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                        return  # the client is gone
-                self._resume_when_drained()
-
-    def _take_output(self, data: bytes) -> None:
-        """Split what arrives into lines; a reader that falls behind stops the server from writing on."""
-        self._taken_bytes += len(data)
-        newline = data.find(b"\n")
-        if newline < 0:
-            self._partial += data
-        else:
-            *lines, rest = (bytes(self._partial) + data).split(b"\n") if self._partial else data.split(b"\n")
-            self._partial = bytearray(rest)
+    def _on_output(self, data: bytes) -> None:
+        """Split output into lines; pause the server while too many wait to be read."""
+        self._received_bytes += len(data)
+        first, *others = data.split(b"\n")
+        self._partial += first
+        if others:
+            lines = [bytes(self._partial), *others[:-1]]
+            self._partial = bytearray(others[-1])
             self._lines.extend(lines)
             self._queued_bytes += sum(map(len, lines))
             self._arrived.set()
         if len(self._partial) > LINE_BYTES:
             self._partial.clear()
             self._close(f"it sent a line of more than {LINE_BYTES:,} bytes")
-        if self._queued_bytes > QUEUED_BYTES and not self._paused and self._process is not None:
-            self._paused = True
+        if self._queued_bytes > QUEUED_BYTES and not self._is_paused and self._process is not None:
+            self._is_paused = True
             self._process.pause()
 
-    def _resume_when_drained(self) -> None:
-        if not self._lines:
-            self._queued_bytes = 0
-            if self._paused and self._process is not None:
-                self._paused = False
-                self._process.resume()
+    def _resume(self) -> None:
+        self._queued_bytes = 0
+        if self._is_paused and self._process is not None:
+            self._is_paused = False
+            self._process.resume()
 
-    def _take_errors(self, data: bytes) -> None:
+    def _on_errors(self, data: bytes) -> None:
         self._errors += data
         del self._errors[: -4 * LAST_WORDS_CHARS]
         for line in data.decode("utf-8", "replace").splitlines():
@@ -201,8 +193,35 @@ class ServerProcess:
                 logger.info("%s: further lines are not logged", self._server.name)
 
 
-def message_in(line: bytes) -> SessionMessage | None:
-    """The message in a line, None for what is none."""
+class _Incoming(ObjectReceiveStream[SessionMessage | Exception]):
+    """The messages of a server, as a stream for `mcp.Client`."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+
+    async def receive(self) -> SessionMessage:
+        return await self._server.receive()
+
+    async def aclose(self) -> None:
+        """Nothing to close: the process is ended by whoever entered it."""
+
+
+class _Outgoing(ObjectSendStream[SessionMessage]):
+    """The messages to a server, as a stream for `mcp.Client`."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+
+    async def send(self, item: SessionMessage) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._server.send(item)
+
+    async def aclose(self) -> None:
+        """Nothing to close: the process is ended by whoever entered it."""
+
+
+def parse_message(line: bytes) -> SessionMessage | None:
+    """The message in a line; None if there is none."""
     if not line.strip():
         return None
     try:

@@ -71,6 +71,8 @@ def call(params, meta):
                 )
             return text("counted")
         case "wait":
+            token = meta["progressToken"]
+            send({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
             cancelled.wait(30)
             return text("cancelled" if cancelled.is_set() else "waited")
         case "die":
