@@ -18,7 +18,6 @@ from acp import PROTOCOL_VERSION, RequestError, schema
 from acp.connection import Connection
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crow.agent.session import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.frontend.content import own_parts, parts_from
 from crow.frontend.frames import RequestId
@@ -429,7 +428,7 @@ class AcpAgent:
     async def _set_mode(self, params: dict[str, Any]) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
         async with self._sessions.settled(params["sessionId"]) as session:
-            await set_mode(session.branch, mode)
+            await session.branch.set_mode(mode)
         return {}
 
     async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -439,11 +438,11 @@ class AcpAgent:
             )
             match choice.option:
                 case "mode":
-                    await set_mode(session.branch, str(choice.value))
+                    await session.branch.set_mode(str(choice.value))
                 case "model":
-                    await set_model(session.branch, str(choice.value))
+                    await session.branch.set_model(str(choice.value))
                 case _:
-                    await set_option(session.branch, choice.option, choice.value)
+                    await session.branch.set_option(choice.option, choice.value)
             return {"configOptions": self._sessions.options(session)}
 
     def _check_logged_in(self) -> None:

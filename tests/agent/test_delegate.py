@@ -155,7 +155,7 @@ async def test_a_sub_agent_has_only_the_tools_it_was_given_and_never_task(tmp_pa
         results = run.client.stored(ToolResult)
     assert [spec.name for spec in model.requests["child"][0].tools] == ["read_file", "grep"]
     assert [result.text for result in results if result.name == "shell"] == [
-        'No tool "shell" for this task. There are: read_file, grep.'
+        'This task has no tool "shell". It has: read_file, grep.'
     ]
     assert results[-1].text.startswith('task: tools names "task"; a task can use read_file, write_file, ')
     assert not (tmp_path / "work" / "x").exists()
@@ -178,7 +178,7 @@ async def test_a_task_goes_on_where_it_stopped_and_only_one_of_this_session(tmp_
             again, stranger = stranger, again
     assert again.text.startswith("two\n")
     assert task_id_of(again) == child
-    assert stranger.text == 'task: there is no task "s1" of this session to go on with'
+    assert stranger.text == 'task: this session has no task "s1" to resume'
     said = [
         part.text
         for message in model.requests["child"][1].messages

@@ -195,7 +195,7 @@ async def test_a_retry_is_told_before_the_text_that_follows_it() -> None:
 def test_neighbours_of_one_kind_are_merged_and_nothing_changes_place() -> None:
     retry = Retrying(reason="r", wait_s=0)
     given = [TextDelta(text="a"), TextDelta(text="b"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
-    assert merged(given) == [TextDelta(text="ab"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
+    assert list(merged(given)) == [TextDelta(text="ab"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
 
 
 async def test_retries_of_one_answer_are_told_once() -> None:

@@ -38,7 +38,8 @@ async def test_after_thirty_times_the_turn_ends_with_words(tmp_path: Path) -> No
         (told,) = run.client.stored(Remark)
         assert len(run.tools.order) == 2 * 30
     assert told.text == (
-        "Stopped: look was called 30 times alike, with the same result. Say what should be done differently."
+        "Stopped: look was called 30 times with the same arguments and the same result. "
+        "Say what should be done differently."
     )
 
 

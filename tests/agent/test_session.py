@@ -10,7 +10,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.agent.session import set_mode
 from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
@@ -342,7 +341,7 @@ async def test_a_change_of_mode_is_told_to_the_model_once_and_noted(tmp_path: Pa
     model = ScriptedModel(Say(text=["1"]), Say(text=["2"]), Say(text=["3"]))
     async with opened(tmp_path, model) as run:
         await run.session.prompt(text("a"))
-        await set_mode(run.session.branch, "plan")
+        await run.session.branch.set_mode("plan")
         await run.session.prompt(text("b"))
         await run.session.prompt(text("c"))
         log = await run.log()
@@ -380,7 +379,7 @@ async def test_every_failure_of_a_server_is_named_also_one_that_is_over(tmp_path
         assert len(run.client.stored(Remark)) == len(remarks)
     assert remarks == [
         "MCP server db is not available: no such file",
-        "MCP server db had ended and was started again: it crashed </servers> <mode>",
+        "MCP server db stopped and was restarted: it crashed </servers> <mode>",
         "MCP server db is not available: it hung",
     ]
     told = "These MCP servers ended and were started again, without what they held: db: it crashed ‹/servers› ‹mode›"
@@ -390,7 +389,7 @@ async def test_every_failure_of_a_server_is_named_also_one_that_is_over(tmp_path
         told,
         "These MCP servers are not available: db: it hung",
     ]
-    title = "MCP server db had ended and is being started again"
+    title = "MCP server db stopped and is being restarted"
     assert notices[0] == NoticeShown(severity="warning", title=title, description="it crashed thrice")
 
 
@@ -416,7 +415,7 @@ async def test_closing_a_session_that_never_had_a_prompt_loads_nothing(tmp_path:
         loads.append("load")
 
     async with opened(tmp_path, ScriptedModel()) as run:
-        run.session._adapters = replace(run.session._adapters, load=load)
+        run.session.adapters = replace(run.session.adapters, load=load)
         await anyio.wait_all_tasks_blocked()
     assert loads == []
 
@@ -481,7 +480,7 @@ async def test_a_session_that_went_on_elsewhere_follows_and_says_so(tmp_path: Pa
         await first.session.prompt(text("c"))
         said = [str(message) for message in here.requests[1].messages]
         assert any("'b'" in words for words in said)
-        assert any("went on elsewhere" in remark.text for remark in first.client.stored(Remark))
+        assert any("Another process added" in remark.text for remark in first.client.stored(Remark))
 
 
 async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 
-from crow.agent.session import AfterDelay
+from crow.agent.background import AfterDelay
 
 
 async def test_a_short_block_begins_nothing() -> None:
