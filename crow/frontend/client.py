@@ -17,7 +17,6 @@ from acp import RequestError
 from acp.connection import Connection
 
 from crow.agent import PermissionQuestion
-from crow.domain.conversation import Replay
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import (
     CommandsChanged,
@@ -30,6 +29,7 @@ from crow.domain.events import (
     OptionsChanged,
     UrlQuestion,
 )
+from crow.domain.replay import Replay
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.server import ClientConnection, EditorTimeouts
 from crow.frontend.tool_calls import PART_BYTES, call_fields, diff_contents, fenced, head_and_tail, text_content, weight

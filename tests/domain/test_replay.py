@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from crow.domain.conversation import Replay
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -28,6 +27,7 @@ from crow.domain.entries import (
 )
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, Event, TextShown, ThoughtShown
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN
+from crow.domain.replay import Replay
 from tests.support.paths import PathBuilder, damaged, histories, result_of, said, user
 
 
