@@ -66,10 +66,6 @@ class TurnRunner:
             return await self._run_server_prompt(prompt, prompt.called)
         return await self._run_turn()
 
-    def mute(self) -> bool:
-        """Show nothing more of the answer; see :meth:`Turn.mute`."""
-        return self.turn is not None and self.turn.mute()
-
     async def end_turn(self, end: TurnEnd) -> None:
         """Store what is left of the turn together with its end."""
         if self._prefetch is not None:

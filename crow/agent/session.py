@@ -30,8 +30,9 @@ from crow.llm import ModelInfo
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
 
-if TYPE_CHECKING:  # a cycle
+if TYPE_CHECKING:  # cycles
     from crow.agent.runner import TurnRunner
+    from crow.agent.turn import Turn
 
 __all__ = ["PendingPrompt", "Session"]
 
@@ -178,16 +179,20 @@ class Session:
 
         The prompt is in the inbox when this returns. If the turn ends first, the prompt stays in the history.
         """
-        if self._runner is None or self._runner.turn is None:
+        if self._turn is None:
             return False
         message_id = new_message_id()
         parts = await with_contents(parts, self.workspace)
         await self.adapters.store.enqueue(self.id, parts, message_id)
-        if self._runner.turn is None:  # it ended meanwhile; the sender has to prompt again
+        if (turn := self._turn) is None:  # it ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
             return False
-        self._runner.turn.steer(User(parts=tuple(parts), message_id=message_id))
+        turn.steer(User(parts=tuple(parts), message_id=message_id))
         return True
+
+    @property
+    def _turn(self) -> Turn | None:
+        return self._runner.turn if self._runner is not None else None
 
     def withdraw(self, prompt: PendingPrompt) -> None:
         """End one submitted prompt as `cancelled`. The other prompts stay."""
@@ -204,8 +209,8 @@ class Session:
             self._cancel(prompt)
 
     def _cancel(self, prompt: PendingPrompt) -> None:
-        runner = self._runner
-        if prompt is self._queue[0] and self._ending is None and runner is not None and runner.mute():
+        turn = self._turn if prompt is self._queue[0] and self._ending is None else None
+        if turn is not None and turn.mute():
             # The turn only listens to the model: its end is stored while the connection is being closed.
             self._ending = BackgroundTask(self._tasks, partial(self._end_turn, CANCELLED))
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)

@@ -239,11 +239,6 @@ def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tup
 
 def total_usage(usages: Sequence[Usage]) -> Usage | None:
     """The sum; None without any."""
-    if not usages:
-        return None
-    return Usage(
-        input_tokens=sum(usage.input_tokens or 0 for usage in usages),
-        output_tokens=sum(usage.output_tokens or 0 for usage in usages),
-        cached_tokens=sum(usage.cached_tokens or 0 for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in usages),
-    )
+    names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+    sums = {name: sum(getattr(usage, name) or 0 for usage in usages) for name in names}
+    return Usage(**sums) if usages else None
