@@ -270,7 +270,7 @@ class Session:
 
     def _turn_runner(self) -> TurnRunner:
         if self._runner is None:
-            from crow.agent.runner import TurnRunner  # with its imports 60 ms, not needed to open a session
+            from crow.agent.runner import TurnRunner  # takes 30 ms; opening a session needs none of it
 
             self._runner = TurnRunner(self)
         return self._runner

@@ -11,7 +11,7 @@ from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.tools import PlannedCall
 from tests.agent.harness import NoteTaker, text
-from tests.agent.test_delegate import Casting, running
+from tests.agent.test_subagents import Casting, running
 from tests.support.scripted_model import Say, call
 
 SHOWN = Announcement(title="t")

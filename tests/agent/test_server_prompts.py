@@ -89,6 +89,7 @@ class HangingPrompts(Tools):
     async def prompt(self, name: str) -> ServerPrompt | None:
         self.asked.set()
         await anyio.sleep_forever()
+        raise AssertionError
 
 
 async def test_a_prompt_that_is_cancelled_while_its_server_fills_it_in_stays_in_the_history(tmp_path: Path) -> None:
