@@ -74,23 +74,21 @@ class Branch:
         """Send an event to the client."""
         await self._client.publish(event)
 
-    async def record(
-        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
-    ) -> tuple[Entry, ...]:
-        """Store `entries` under the leaf, then publish them. `release` ends the turn.
+    async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf, together with `changes` of the row, then publish them.
 
         :raises ~crow.domain.errors.StoreError: see :meth:`crow.store.Store.append`.
         """
-        stored = await self.store_only(entries, changes=changes, release=release)
+        stored = await self.store_only(entries, changes=changes)
         await self._publish_stored(stored)
         return stored
 
     async def store_only(
-        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
+        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None
     ) -> tuple[Entry, ...]:
         """Store `entries` under the leaf without publishing them."""
         async with self._lock:
-            return await self._append(entries, changes=changes, release=release)
+            return await self._append(entries, changes=changes)
 
     async def _append(
         self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False

@@ -69,22 +69,22 @@ class Rule:
         plain = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
         return plain | {"pattern": True} if self.is_pattern else plain
 
-    def covers(self, name: str, offer: PlannedCall) -> bool:
+    def covers(self, name: str, call: PlannedCall) -> bool:
         """Whether the rule is about this call."""
-        if not fnmatchcase(name, self.tool) or (self.allow and offer.is_protected):
+        if not fnmatchcase(name, self.tool) or (self.allow and call.is_protected):
             return False
-        if self.allow and offer.asks_once:
-            return not self.is_pattern and self.argument is not None and self.argument == offer.argument
+        if self.allow and call.asks_once:
+            return not self.is_pattern and self.argument is not None and self.argument == call.argument
         if self.argument is None:
-            return not (self.allow and offer.outside)
+            return not (self.allow and call.outside)
         if not self.is_pattern:
-            return self.argument == offer.argument
-        if offer.access == "execute" and offer.argument is not None:
-            return covers_command(self.argument, offer.argument, allow=self.allow)
-        if offer.paths:
+            return self.argument == call.argument
+        if call.access == "execute" and call.argument is not None:
+            return covers_command(self.argument, call.argument, allow=self.allow)
+        if call.paths:
             matcher = path_matcher(self.argument, ignore_case=not self.allow)
-            return any(matcher.fullmatch(normalize("NFC", path)) for path in offer.paths)
-        return offer.argument is not None and fnmatchcase(offer.argument, self.argument)
+            return any(matcher.fullmatch(normalize("NFC", path)) for path in call.paths)
+        return call.argument is not None and fnmatchcase(call.argument, self.argument)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,35 +109,35 @@ class Refuse:
 Decision: TypeAlias = Allow | Ask | Refuse
 
 
-def decide(name: str, offer: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
+def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
     """The decision about a call of tool `name`. An unknown mode is as strict as `ask`."""
-    name = offer.tool or name
-    covering = [rule for rule in rules if rule.covers(name, offer)]
-    if any(not rule.allow for rule in covering) or (name == "skill" and is_unreadable(offer, rules)):
+    name = call.tool or name
+    covering = [rule for rule in rules if rule.covers(name, call)]
+    if any(not rule.allow for rule in covering) or (name == "skill" and is_unreadable(call, rules)):
         return Refuse(words=f"The user has forbidden this call of {name}. Do it another way, or ask them.")
-    is_harmless = offer.access in ("none", "read") or (offer.access == "external" and offer.is_read_only)
+    is_harmless = call.access in ("none", "read") or (call.access == "external" and call.is_read_only)
     if mode == "plan" and not is_harmless:
         return Refuse(
             words=f"{name} is not available in plan mode: nothing may be changed or run. "
             "Read, search and write the plan; the user leaves plan mode when they agree with it."
         )
-    if offer.access == "none":
+    if call.access == "none":
         return Allow(why="touches only the session")
-    if offer.access == "read" and not offer.outside and not offer.asks_once:
+    if call.access == "read" and not call.outside and not call.asks_once:
         return Allow(why="reads inside the workspace are free")
     if covering:
         users = any(rule.is_users for rule in covering)
         return Allow(why="allowed by the user's rules" if users else "always allowed by the user in this session")
-    if offer.outside or offer.is_protected or offer.asks_once:
+    if call.outside or call.is_protected or call.asks_once:
         return Ask()
-    if mode == "auto" or (mode == "accept-edits" and offer.access == "write"):
+    if mode == "auto" or (mode == "accept-edits" and call.access == "write"):
         return Allow(why=f"mode {mode}")
     return Ask()
 
 
-def is_unreadable(offer: PlannedCall, rules: Sequence[Rule]) -> bool:
+def is_unreadable(call: PlannedCall, rules: Sequence[Rule]) -> bool:
     """Whether the user has forbidden to read the file of a call that is not `read_file`."""
-    return bool(offer.paths) and any(not rule.allow and rule.covers("read_file", offer) for rule in rules)
+    return bool(call.paths) and any(not rule.allow and rule.covers("read_file", call) for rule in rules)
 
 
 def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
@@ -266,12 +266,12 @@ def rule_text(rule: Rule) -> str:
     return f"`{rule.tool}({argument})`" if rule.is_pattern else f"`{rule.tool}`, exactly `{argument}`"
 
 
-def rule_for(name: str, offer: PlannedCall, *, allow: bool) -> Rule:
+def rule_for(name: str, call: PlannedCall, *, allow: bool) -> Rule:
     """The rule that an "always" answer about this call makes. Outside the workspace it is about that file."""
-    name = offer.tool or name
-    if offer.outside and offer.paths and "*" not in offer.paths[0] and "?" not in offer.paths[0]:
-        return Rule(tool=name, argument=offer.paths[0], allow=allow, is_pattern=True)
-    return Rule(tool=name, argument=offer.argument, allow=allow)
+    name = call.tool or name
+    if call.outside and call.paths and "*" not in call.paths[0] and "?" not in call.paths[0]:
+        return Rule(tool=name, argument=call.paths[0], allow=allow, is_pattern=True)
+    return Rule(tool=name, argument=call.argument, allow=allow)
 
 
 def rule_words(rule: Rule) -> str:

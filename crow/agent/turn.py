@@ -26,17 +26,7 @@ from crow.agent.compaction.compactor import Compactor
 from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
-from crow.domain.entries import (
-    Assistant,
-    Entry,
-    NewEntry,
-    Remark,
-    Reminder,
-    StopReason,
-    ToolResult,
-    TurnEnd,
-    User,
-)
+from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, ToolResult, TurnEnd, User
 from crow.domain.errors import (
     ContextOverflow,
     ModelTimeout,
