@@ -1,8 +1,8 @@
 """Whether a call may run, decided from the mode, the rules and what the call touches.
 
 A refusal (a deny rule, plan mode) comes first, then what is always free, then the user's rules, then what the mode
-allows. Everything else is asked. A write to a protected path is asked each time, and no rule allows it. Anything outside
-the workspace is asked in every mode, unless a rule names that place.
+allows. Everything else asks the user. A write to a protected path asks each time, and no rule allows it. Paths outside
+the workspace ask in every mode, unless a rule names that place.
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ class SubAgents:
             self.log.forget(client.answers)
 
     async def _open(self, task: Task, client: Client) -> Branch:
-        """The branch of a new task, or of the one to resume. :raises ~crow.domain.errors.ArgumentError: no such task."""
+        """The branch of a new task, or of the one to resume.
+
+        :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
+        """
         store, row = self.adapters.store, self.parent.row
         if task.resume is None:
             extra = row.config.get("system_prompt_append")
@@ -150,7 +153,7 @@ class ToolSubset:
 
 
 class SubAgentClient:
-    """The client of a sub-agent: passes its calls to the session's client and shows its text as progress of the call."""
+    """The client of a sub-agent: passes on its calls, and shows its text as progress of the task's call."""
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput) -> None:
         self.ask = client.ask

@@ -6,8 +6,8 @@
         if it calls no tool: return why it stopped
         run its calls                               announced, asked about, started, run, stored
 
-A step is stored before its tools run, and a result before the model sees it, so a turn can end at any moment: cancelled,
-failed or killed. A failure of the model is raised. A failure of a tool is text for the model.
+A step is stored before its tools run, and a result before the model sees it, so a turn can end at any moment:
+cancelled, failed or killed. A failure of the model is raised. A failure of a tool is text for the model.
 """
 
 from __future__ import annotations

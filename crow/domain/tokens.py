@@ -57,8 +57,8 @@ SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4})
 def estimate_text(text: str) -> int:
     """Tokens of `text`.
 
-    A quarter per ASCII character (half inside encoded runs), half per Latin, Greek or Cyrillic letter, one per character
-    above (CJK, Indic, symbols), two beyond the basic plane (emoji).
+    A quarter per ASCII character (half inside encoded runs), half per Latin, Greek or Cyrillic letter, one per higher
+    character (CJK, Indic, symbols), two beyond the basic plane (emoji).
     """
     if not text:
         return 0
