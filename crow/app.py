@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from crow import __version__
-from crow.agent import Adapters, SessionSettings
+from crow.agent import Adapters, SessionSettings, WaitableToolbox
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.domain.errors import AuthError, CrowError
@@ -31,7 +31,6 @@ from crow.settings.endpoints import Target
 
 if TYPE_CHECKING:
     from crow.agent.compaction.hooks import Hooks, NamedHook
-    from crow.agent.runner import WaitableToolbox
     from crow.agent.templates import Template
     from crow.frontend.server import ServerDependencies
     from crow.llm import EndpointMemory, Model, ModelInfo

@@ -1,4 +1,7 @@
-"""What an agent does, in terms of protocols only: sessions, turns, compaction, the system prompt, permissions."""
+"""The agent: sessions, turns, compaction, the system message, permissions.
+
+This file holds what a session needs from outside, as protocols. The adapters behind them come from `crow.app`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-if TYPE_CHECKING:
+from crow.agent.permissions import Rule
+from crow.agent.templates import Template
+from crow.domain.entries import CallRef
+from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+from crow.llm import Model, ModelInfo
+from crow.store import Store
+from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Workspace
+
+if TYPE_CHECKING:  # cycles: both use `Client`
     from crow.agent.compaction.budget import CompactionPolicy
     from crow.agent.compaction.hooks import Hooks
-    from crow.agent.permissions import Rule
-    from crow.agent.runner import WaitableToolbox
-    from crow.agent.templates import Template
-    from crow.domain.entries import CallRef
-    from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
-    from crow.llm import Model, ModelInfo
-    from crow.store import Store
-    from crow.tools import McpServer, PlannedCall, Ports, Workspace
 
 __all__ = [
     "Adapters",
@@ -26,6 +29,7 @@ __all__ = [
     "OpenToolbox",
     "PermissionQuestion",
     "SessionSettings",
+    "WaitableToolbox",
     "new_message_id",
     "new_session_id",
 ]
@@ -33,8 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionQuestion:
-    """May this announced call run? `always` says in words what an "always" answer would cover; empty: none is offered,
-    the question is about this once."""
+    """May this announced call run? `always` says what an "always" answer would cover; empty: it is not offered."""
 
     call: CallRef
     name: str
@@ -47,54 +50,48 @@ class Client(Protocol):
     """The editor, as one session sees it."""
 
     async def publish(self, event: Event) -> None:
-        """Tell the editor; returns when it was written. A vanished editor is no error here."""
+        """Send an event; returns when it was written. No error if the editor is gone."""
         ...
 
     async def ask(
         self, question: PermissionQuestion
     ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"]:
-        """Ask the user. An editor that answers nonsense means `reject_once`, one that fails `cannot_ask`; `unanswered`:
-        nobody answered in all the time there is for it."""
+        """Ask the user. An invalid answer is `reject_once`, an editor that fails `cannot_ask`, a timeout
+        `unanswered`."""
         ...
 
     @property
     def takes_notices(self) -> bool:
-        """Whether a `NoticeShown` is shown as what it is; else what the user should know is better part of the
-        history."""
+        """Whether the editor shows a `NoticeShown`. If not, such news belongs in the history."""
         ...
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
-        """The kinds of questions that `elicit` can put to the user."""
+        """The kinds of questions that `elicit` supports."""
         ...
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Put a question to the user and wait for them, however long. A kind that the editor does not take, an editor
-        that fails, or nonsense means `cancel`."""
+        """Ask the user a question and wait without limit. An editor that fails or answers nonsense means `cancel`."""
         ...
 
     async def elicited(self, question_id: str) -> None:
-        """Tell the editor that what a `UrlQuestion` led to is done."""
+        """Tell the editor that the page of a `UrlQuestion` is no longer needed."""
         ...
 
 
-def new_session_id() -> str:
-    """A random id, the client's name for a session for ever."""
-    return f"crow-{secrets.token_hex(12)}"
+class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
+    """A toolbox whose MCP servers start in the background."""
 
-
-def new_message_id() -> str:
-    """A random id for a message, the client's name for it live and in replay."""
-    return f"msg_{secrets.token_hex(12)}"
-
-
-# FROM agent.adapters: What a session is made of: the adapters that it is given, as protocols, and what the
-# configuration says of it.
+    async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
+        """Wait until every server is ready or has failed, for at most `timeout_s`. Calls `beside` in a thread."""
+        ...
 
 
 class OpenToolbox(Protocol):
-    """Opens a session's tools; entered and left in the session's task. `on_change` is told when a server became ready,
-    failed, or changed what it offers."""
+    """Opens a session's tools. Entered and left in the session's task.
+
+    Calls `on_change` when a server became ready, failed, or changed what it offers.
+    """
 
     def __call__(
         self,
@@ -108,7 +105,7 @@ class OpenToolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """What the configuration says about sessions."""
+    """The settings that concern sessions."""
 
     steps_per_turn: int
     compaction: CompactionPolicy
@@ -117,10 +114,12 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """What a session is made of. `load` imports the heavy packages, off the event loop; `model` gives the model of a
-    name, or raises AuthError or ConfigError; `info` says what is known of it without loading anything. `settings` and
-    `default_model` (empty if none is set) are asked anew for each turn, as the user may change them meanwhile; so are
-    `models`, the names offered."""
+    """Everything a session needs from outside.
+
+    `load` imports the packages that turns need, in a thread. `model` returns the model of a name, or raises AuthError
+    or ConfigError; `info` describes it without loading anything. `settings`, `default_model` (empty: none is set) and
+    `models`, the names to choose from, are read anew for each turn because the user may change them.
+    """
 
     store: Store
     load: Callable[[], Awaitable[None]]
@@ -132,3 +131,13 @@ class Adapters:
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
     hooks: Callable[[], Hooks] | None = None
+
+
+def new_session_id() -> str:
+    """A random id for a session."""
+    return f"crow-{secrets.token_hex(12)}"
+
+
+def new_message_id() -> str:
+    """A random id for a message, the same live and in replay."""
+    return f"msg_{secrets.token_hex(12)}"

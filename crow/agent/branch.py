@@ -1,118 +1,122 @@
-"""The branch a session stands on: its tail in memory, and the only way to add to it.
-
-Strategy: entries are recorded first (one transaction, compare-and-set on the leaf, under one lock), then added to the
-projection, then published; so whatever the client or the model hears of is on disk. Loaded once, extended by the same
-function that stores. Knows neither the protocol nor SQL.
-"""
+"""The branch a session stands on: its entries in memory, and the only way to store more."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 import anyio
 
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, User
-from crow.domain.events import EntryStored, Event
+from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, TurnEnd, User
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
+from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import Part, Text
-from crow.store import SessionChanges, SessionRow, Store, Tail, TurnStart
+from crow.store import SessionChanges, Store, Tail
 
 __all__ = ["Branch"]
 
+logger = logging.getLogger(__name__)
+
+END_S = 5.0
+TITLE_CHARS = 80
+
 
 class Branch:
-    """A session's path, from the newest counting checkpoint to the leaf."""
+    """A session's path, from the checkpoint in force to the leaf.
+
+    An entry is stored first, then added to the projection, then published: the client and the model never see what is
+    not on disk. The end of a turn that the store refuses stays in memory until `settle` can store it.
+    """
 
     def __init__(self, store: Store, client: Client, tail: Tail) -> None:
         self._store = store
         self._client = client
         self._lock = anyio.Lock(fast_acquire=True)
+        self._pending_end: tuple[NewEntry, ...] = ()
+        self._rejected_prompts: list[str] = []
+        self._settled_at = 0.0
         self.turn = 0
         self._stand_on(tail)
 
     def _stand_on(self, tail: Tail) -> None:
-        self.row: SessionRow = tail.row
+        self.row = tail.row
         self.leaf = tail.row.leaf
-        """The entry the session stands on, whose tail is in memory, wherever others may have moved the stored one."""
-        self._projection = Projection(tail.entries)
+        """The newest entry in memory. Another process may have moved the stored leaf."""
+        self.projection = Projection(tail.entries)
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """The tail, oldest first; not to be changed."""
-        return self._projection.entries
+        """The entries that count, oldest first. Do not change them."""
+        return self.projection.entries
 
     def context(self) -> Context:
         """What the model would see now."""
-        return self._projection.context()
-
-    @property
-    def projection(self) -> Projection:
-        """What the model sees, and what is in force; not to be changed."""
-        return self._projection
+        return self.projection.context()
 
     @property
     def prompt(self) -> Prompt | None:
         """The prompt entry in force."""
-        return self._projection.prompt
+        return self.projection.prompt
 
     @property
     def plan(self) -> tuple[PlanItem, ...]:
         """The newest plan."""
-        return self._projection.plan
+        return self.projection.plan
 
     def newest_user(self) -> Entry | None:
-        """The newest prompt that is in memory."""
+        """The newest user entry in memory."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry.body, User)), None)
 
-    def newest_user_text(self) -> str:
-        """The text of the newest prompt; "" if there is none."""
-        entry = self.newest_user()
-        if entry is None or not isinstance(entry.body, User):
-            return ""
-        return "\n".join(part.text for part in entry.body.parts if isinstance(part, Text))
-
     async def publish(self, event: Event) -> None:
-        """Tell the client."""
+        """Send an event to the client."""
         await self._client.publish(event)
 
-    async def record(
-        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
-    ) -> tuple[Entry, ...]:
-        """Store `entries` under the leaf, then tell the client. See :meth:`crow.store.Store.append` for errors.
+    async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf, together with `changes` of the row, then publish them.
 
-        `release` gives the turn back.
+        :raises ~crow.domain.errors.StoreError: see :meth:`crow.store.Store.append`.
         """
-        stored = await self.store_only(entries, changes=changes, release=release)
-        for entry in stored:
-            await self.publish(EntryStored(entry=entry))
+        stored = await self.store_only(entries, changes=changes)
+        await self._publish_stored(stored)
         return stored
 
     async def store_only(
+        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None
+    ) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf without publishing them."""
+        async with self._lock:
+            return await self._append(entries, changes=changes)
+
+    async def _append(
         self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
     ) -> tuple[Entry, ...]:
-        """Store `entries` under the leaf without telling the client."""
-        async with self._lock:
-            with anyio.CancelScope(shield=True):  # what the log holds and what is known of it stay the same
-                stored = await self._store.append(
-                    self.row.id,
-                    leaf=self.leaf,
-                    turn=self.turn,
-                    entries=entries,
-                    changes=changes,
-                    release=release,
-                )
-                self._extend(stored)
-                if not self._projection.complete:  # a restore needs entries that were not kept in memory
-                    self._stand_on(await self._store.tail(self.row.id))
-                if changes is not None:
-                    self.row = await self._store.session(self.row.id)
-            return stored
+        with anyio.CancelScope(shield=True):  # the entries in memory must match the database
+            stored = await self._store.append(
+                self.row.id, leaf=self.leaf, turn=self.turn, entries=entries, changes=changes, release=release
+            )
+            self._extend(stored)
+            if not self.projection.complete:  # a restore needs entries that are not in memory
+                self._stand_on(await self._store.tail(self.row.id))
+            if changes is not None:
+                self.row = await self._store.session(self.row.id)
+        return stored
+
+    def _extend(self, stored: Sequence[Entry]) -> None:
+        for entry in stored:
+            self.projection.add(entry)
+            self.leaf = entry.id
+
+    async def _publish_stored(self, stored: Sequence[Entry]) -> None:
+        for entry in stored:
+            await self.publish(EntryStored(entry=entry))
 
     async def claim(
         self, message_id: str | None, *, parts: Sequence[Part] | None = None, cut: int | None = None
-    ) -> TurnStart:
-        """Take the turn; a leaf that others moved is followed. See :meth:`crow.store.Store.take_turn`."""
+    ) -> bool:
+        """Take the turn; see :meth:`crow.store.Store.take_turn`. True if another process had moved the session."""
         async with self._lock:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn = start.turn
@@ -120,33 +124,108 @@ class Branch:
                 self._stand_on(await self._store.tail(self.row.id))
             else:
                 self._extend(start.entries)
-            return start
+            return start.moved
+
+    def store_at_end(self, entries: Sequence[NewEntry]) -> None:
+        """Store these entries in the transaction that ends the turn."""
+        self._pending_end += tuple(entries)
+
+    async def end_turn(self, end: TurnEnd) -> None:
+        """Store the end of the turn and release it, whatever happens meanwhile.
+
+        :raises ~crow.domain.errors.StoreError: it stays pending; `settle` tries again.
+        """
+        self.store_at_end([NewEntry(body=end)])
+        with anyio.move_on_after(END_S, shield=True):
+            await self.settle()
+
+    async def reject_prompt(self, message_id: str) -> None:
+        """Remove a prompt from the inbox, now or in `settle`: its sender got an error."""
+        self._rejected_prompts.append(message_id)
+        if not self._pending_end:
+            await self.try_to_settle()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the store has everything that `store_at_end` and `reject_prompt` asked for."""
+        return not (self._pending_end or self._rejected_prompts)
+
+    async def settle(self) -> None:
+        """Store the pending end of the turn, and release the turn.
+
+        :raises ~crow.domain.errors.StoreError: the store still refuses; everything stays pending.
+        """
+        stored: Sequence[Entry] = ()
+        async with self._lock:
+            self._settled_at = time.monotonic()
+            if self._pending_end:
+                try:
+                    stored = await self._append(self._pending_end, release=True)
+                except (LeafMoved, SessionBusy, NoSuchSession):
+                    logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+                self._pending_end = ()
+            while self._rejected_prompts:
+                await self._store.drop_prompt(self.row.id, self._rejected_prompts[0])
+                del self._rejected_prompts[0]
+        await self._publish_stored(stored)
+
+    async def try_to_settle(self) -> None:
+        """`settle`, but only log a failure."""
+        try:
+            await self.settle()
+        except StoreError as error:
+            logger.warning("Session %s: the end of a turn could not be stored yet: %s", self.row.id, error)
+
+    async def close(self) -> None:
+        """Settle once more. What the store still refuses goes to the next session that opens this one."""
+        if not self.is_settled and time.monotonic() - self._settled_at > 1:
+            await self.try_to_settle()
+        if self._pending_end:
+            self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
 
     async def change(self, changes: SessionChanges) -> None:
-        """Touch the session's row only."""
+        """Change the session's row only."""
         self.row = await self._store.update_session(self.row.id, changes)
 
+    async def set_mode(self, mode: str) -> None:
+        """Change the permission mode from the next call on."""
+        if mode != self.row.mode:
+            await self.change(SessionChanges(mode=mode))
+        await self.publish(ModeChanged(mode=mode))
+
+    async def set_model(self, name: str) -> None:
+        """Change the model from the next turn on."""
+        if name != self.row.model:
+            await self.change(SessionChanges(model=name))
+        await self.publish(OptionsChanged())
+
+    async def set_option(self, name: str, value: str | bool) -> None:
+        """Change an entry of the session's configuration from the next turn on."""
+        if self.row.config.get(name) != value:
+            await self.change(SessionChanges(config={**self.row.config, name: value}))
+        await self.publish(OptionsChanged())
+
+    async def set_default_title(self) -> None:
+        """Use the first line of the newest prompt as title, unless the session has one."""
+        entry = self.newest_user()
+        if self.row.title is not None or entry is None or not isinstance(entry.body, User):
+            return
+        text = "\n".join(part.text for part in entry.body.parts if isinstance(part, Text))
+        line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        if line:
+            title = line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
+            await self.change(SessionChanges(title=title))
+            await self.publish(TitleChanged(title=title))
+
     async def move(self, to: int | None, reason: str) -> None:
-        """Stand on another entry of the conversation (None: before all), recorded under `reason`."""
+        """Move the leaf to another entry of the conversation (None: before the first). `reason` is recorded."""
         async with self._lock:
-            with anyio.CancelScope(shield=True):  # where the store stands is where this stands
+            with anyio.CancelScope(shield=True):  # the leaf in memory must match the database
                 await self._store.move_leaf(self.row.id, leaf=self.leaf, to=to, reason=reason)
                 self._stand_on(await self._store.tail(self.row.id))
 
-    async def step_back(self) -> None:
-        """Move the leaf before the turn that just ended; its entries stay in the log as a branch of their own."""
-        first = next((entry for entry in self.entries if entry.turn == self.turn), None)
-        if first is not None:
-            await self.move(first.parent, "refusal")
-
     async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
-        """Keep a piece of the running stream."""
+        """Save a piece of the running answer."""
         await self._store.save_draft(
             self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
         )
-
-    def _extend(self, stored: Sequence[Entry]) -> None:
-        for entry in stored:
-            self._projection.add(entry)
-        if stored:
-            self.leaf = stored[-1].id

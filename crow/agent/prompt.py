@@ -262,7 +262,8 @@ class Briefing:
 
     def look_back(self) -> None:
         """Read again what was told; after the branch was loaded or moved."""
-        self._checkpoint = self._branch.projection.checkpoint
+        self._projection = self._branch.projection
+        self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
     def read(self) -> None:
@@ -303,8 +304,9 @@ class Briefing:
         The caller stores both before its next request.
         """
         assert self._facts is not None, "a turn begins first"
-        if self._branch.projection.checkpoint is not self._checkpoint:
-            self.look_back()  # what was told before it may be covered now
+        projection = self._branch.projection
+        if projection is not self._projection or projection.checkpoint is not self._checkpoint:
+            self.look_back()  # the branch moved, or a compaction covered what was told
         facts = self._facts.with_mode(self._branch.row.mode)
         text = changes(self._told, facts)
         if text is None:

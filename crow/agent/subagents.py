@@ -1,10 +1,4 @@
-"""Sub-agents: the delegate port.
-
-Strategy: a sub-agent is a turn on a branch of its own, in the task of the call that wants it. Its conversation is
-stored like any other, with `parent_id`; what it calls is announced, judged and asked about as the session's own calls
-are, under the session's id; of its words the client sees the newest lines as progress of the call. It cannot delegate.
-Knows protocols only.
-"""
+"""Sub-agents: each runs a task as one turn in a conversation of its own."""
 
 from __future__ import annotations
 
@@ -16,28 +10,27 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.to_thread
 
-from crow.agent import Client, new_message_id
+from crow.agent import Adapters, Client, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
-from crow.domain.entries import Assistant, Entry, NewEntry, Started, ToolResult, TurnEnd
+from crow.domain.entries import Assistant, Entry, Started, ToolResult, TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, ElicitationKind, EntryStored, Event, TextShown
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model
-from crow.store import NewSession, SessionChanges, Store
-from crow.tools import OnOutput, Outcome, PlannedCall, ServerStatus, SkillInfo, SubagentResult, Task, Toolbox
+from crow.store import NewSession, SessionChanges
+from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox
 
 __all__ = ["SubAgents"]
 
-OWN_TO_THE_SESSION = frozenset({"task", "update_plan", "recall"})
-SHOWN_EVERY_S = 0.1
-SHOWN_CHARS = 2_000
-END_S = 5.0
-WORDS = (
+ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
+PROGRESS_EVERY_S = 0.1
+PROGRESS_CHARS = 2_000
+ROLE = (
     "You are a sub-agent: another agent gave you this task and reads your last answer, nothing else of what you do. "
     "Answer with all that it needs to know, and do not ask back."
 )
@@ -45,143 +38,128 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubAgents:
-    """Runs the tasks of one session. `compactor` makes room on a branch; `steps` bounds the requests of a task."""
+    """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
-    store: Store
+    A task's conversation is stored like a session, with `parent_id`. Its calls are announced, judged and asked about
+    under the session's id. `running` holds the ids of the tasks that run now.
+    """
+
+    adapters: Adapters
     parent: Branch
     client: Client
     log: BranchLog
     permissions: Permissions
-    model: Callable[[str], Awaitable[Model]]
     compactor: Callable[[Branch, Model, Briefing], Awaitable[Compactor]]
-    steps: Callable[[], int]
     running: set[str] = field(default_factory=set)
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:  # noqa: ARG002
         """See :class:`crow.tools.SubagentRunner`."""
-        tools = ToolSubset(toolbox, chosen(toolbox.specs(), task.tools))
-        watcher = Watcher(self.client, self.log, on_output)
-        branch = watcher.branch = await self._open(task, watcher)
-        task_id = branch.row.id
-        self.running.add(task_id)
+        tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
+        client = SubAgentClient(self.client, self.log, on_output)
+        client.branch = branch = await self._open(task, client)
+        self.running.add(branch.row.id)
         try:
-            return await self._run(branch, task, tools, watcher)
+            end = await self._run(branch, task, tools)
+            return client.result(branch.row.id, end)
         finally:
-            self.running.discard(task_id)
-            self.log.forget(watcher.answers)
+            self.running.discard(branch.row.id)
+            self.log.forget(client.answers)
 
     async def _open(self, task: Task, client: Client) -> Branch:
-        """The branch of a new task, or of the one to go on with.
+        """The branch of a new task, or of the one to resume.
 
-        :raises ~crow.domain.errors.ArgumentError: there is none to go on with.
+        :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
         """
-        row = self.parent.row
+        store, row = self.adapters.store, self.parent.row
         if task.resume is None:
+            extra = row.config.get("system_prompt_append")
+            append = f"{extra}\n\n{ROLE}" if isinstance(extra, str) and extra else ROLE
             new = NewSession(
                 id=f"task-{secrets.token_hex(8)}",
                 cwd=row.cwd,
                 model=row.model,
                 mode=row.mode,
                 additional_directories=row.additional_directories,
-                config={**row.config, "system_prompt_append": appended(row.config.get("system_prompt_append"))},
+                config={**row.config, "system_prompt_append": append},
                 parent_id=row.id,
                 title=task.title,
             )
-            await self.store.create_session(new)
-            return Branch(self.store, client, await self.store.open_session(new.id))
-        unknown = ArgumentError(f'task: there is no task "{task.resume}" of this session to go on with')
+            await store.create_session(new)
+            return Branch(store, client, await store.open_session(new.id))
         if task.resume in self.running:
             raise ArgumentError(f"task: {task.resume} is still running; wait for it to end")
+        unknown = ArgumentError(f'task: this session has no task "{task.resume}" to resume')
         try:
-            tail = await self.store.open_session(task.resume)
+            tail = await store.open_session(task.resume)
         except NoSuchSession:
             raise unknown from None
         if tail.row.parent_id != row.id:
             raise unknown
-        branch = Branch(self.store, client, tail)
+        branch = Branch(store, client, tail)
         await branch.change(SessionChanges(mode=row.mode, model=row.model))
         return branch
 
-    async def _run(self, branch: Branch, task: Task, tools: ToolSubset, watcher: Watcher) -> SubagentResult:
-        """One prompt in the branch, to its end. Cancelled or failed, it is ended all the same."""
+    async def _run(self, branch: Branch, task: Task, tools: ToolSubset) -> TurnEnd:
+        """Run one turn on the branch and end it, also when it is cancelled or fails."""
         with anyio.CancelScope(shield=True):
             await branch.claim(new_message_id(), parts=(Text(text=task.prompt),))
         turn: Turn | None = None
-        failure = ""
-        end = TurnEnd(stop="end_turn")
+        end = TurnEnd(stop="error", detail="Internal error")
         try:
-            model = await self.model(branch.row.model)
+            model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch)
             await anyio.to_thread.run_sync(briefing.read)
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
-            turn = Turn(
-                branch,
-                await self.compactor(branch, model, briefing),
-                tools,
-                steps=self.steps(),
-                briefing=briefing,
-                permissions=self.permissions,
-            )
+            compactor = await self.compactor(branch, model, briefing)
+            steps = self.adapters.settings().steps_per_turn
+            turn = Turn(branch, compactor, tools, briefing=briefing, permissions=self.permissions, steps=steps)
             end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():
-            await ended(branch, turn, TurnEnd(stop="cancelled"))
+            end = TurnEnd(stop="cancelled")
             raise
         except CrowError as error:
-            failure = str(error)
-            end = TurnEnd(stop="error", detail=failure)
-        except Exception:
-            await ended(branch, turn, TurnEnd(stop="error", detail="Internal error"))
-            raise
-        await ended(branch, turn, end)
-        return watcher.delegated(branch.row.id, end, failure)
+            end = TurnEnd(stop="error", detail=str(error))
+        finally:
+            await (branch.end_turn(end) if turn is None else turn.end(end))
+        return end
 
 
 class ToolSubset:
-    """A toolbox with some of the tools of another."""
+    """Some of the tools of a toolbox."""
 
     def __init__(self, toolbox: Toolbox, specs: Sequence[ToolSpec]) -> None:
         self._toolbox = toolbox
         self._specs = tuple(specs)
         self._names = frozenset(spec.name for spec in specs)
+        self.servers = toolbox.servers
+        self.restart = toolbox.restart
+        self.run = toolbox.run
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :class:`crow.tools.Toolbox`."""
         return self._specs
 
-    def servers(self) -> tuple[ServerStatus, ...]:
-        """See :class:`crow.tools.Toolbox`."""
-        return self._toolbox.servers()
-
     def skills(self) -> tuple[SkillInfo, ...]:
         """See :class:`crow.tools.Toolbox`."""
         return self._toolbox.skills() if "skill" in self._names else ()
 
-    async def restart(self, name: str | None = None) -> tuple[str, ...]:
-        """See :class:`crow.tools.Toolbox`."""
-        return await self._toolbox.restart(name)
-
     async def offer(self, call: ToolCall) -> PlannedCall:
         """See :class:`crow.tools.Toolbox`."""
-        offer = await self._toolbox.offer(call)
+        plan = await self._toolbox.offer(call)
         if call.name in self._names:
-            return offer
-        fault = f'No tool "{call.name}" for this task. There are: {", ".join(spec.name for spec in self._specs)}.'
-        return PlannedCall(announcement=offer.announcement, access="none", fault=fault)
-
-    async def run(
-        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
-    ) -> Outcome:
-        """See :class:`crow.tools.Toolbox`."""
-        return await self._toolbox.run(call, call_id, on_output, judged=judged)
+            return plan
+        fault = f'This task has no tool "{call.name}". It has: {", ".join(spec.name for spec in self._specs)}.'
+        return PlannedCall(announcement=plan.announcement, access="none", fault=fault)
 
 
-class Watcher:
-    """The client of a sub-agent: its calls go to the session's client, its words become progress of the call."""
+class SubAgentClient:
+    """The client of a sub-agent: passes on its calls, and shows its text as progress of the task's call."""
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput) -> None:
         self.ask = client.ask
         self.elicit = client.elicit
         self.elicited = client.elicited
+        self.takes_notices = False
         self.answers: list[int] = []
         self.branch: Branch | None = None
         self._client = client
@@ -193,11 +171,6 @@ class Watcher:
         self._shown_at = 0.0
         self._cost: float | None = None
         self._usage: list[Usage] = []
-
-    @property
-    def takes_notices(self) -> bool:
-        """See :class:`crow.agent.Client`."""
-        return False
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
@@ -215,35 +188,35 @@ class Watcher:
             case CallProgressed() | CallEnded() | EntryStored(entry=Entry(body=Started() | ToolResult())):
                 await self._client.publish(event)
             case EntryStored(entry=entry):
-                self._take(entry)
+                self._add(entry)
             case TextShown(text=text):
                 self._text += text
-                if time.monotonic() - self._shown_at >= SHOWN_EVERY_S:
+                if time.monotonic() - self._shown_at >= PROGRESS_EVERY_S:
                     await self._show()
             case _:
                 pass
 
-    def _take(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         if entry.cost is not None:
             self._cost = (self._cost or 0.0) + entry.cost
         if entry.usage is not None:
             self._usage.append(entry.usage)
         if isinstance(entry.body, Assistant):
+            assert self.branch is not None, "set before the turn runs"
             self.answers.append(entry.id)
-            assert self.branch is not None, "set before anything runs"
             self._log.adopt(entry.id, self.branch)
             self._answer = entry.body.text
 
     async def _show(self) -> None:
         self._shown_at = time.monotonic()
         text = "\n".join([*self._lines[-50:], self._text.strip()]).strip()
-        await self._on_output(text[-SHOWN_CHARS:])
+        await self._on_output(text[-PROGRESS_CHARS:])
 
-    def delegated(self, task_id: str, end: TurnEnd, failure: str) -> SubagentResult:
-        """How it ended."""
+    def result(self, task_id: str, end: TurnEnd) -> SubagentResult:
+        """The result of the task, for the agent that gave it."""
         text = self._answer
         if end.stop == "error":
-            text = f"{text}\n\nThe task failed: {failure}".strip()
+            text = f"{text}\n\nThe task failed: {end.detail}".strip()
         elif end.stop != "end_turn":
             text = f"{text}\n\n[the task ended early: {end.stop}]".strip()
         return SubagentResult(
@@ -251,14 +224,14 @@ class Watcher:
             text=text,
             is_error=end.stop != "end_turn",
             steps=len(self.answers),
-            usage=total(self._usage),
+            usage=total_usage(self._usage),
             cost=self._cost,
         )
 
 
-def chosen(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
-    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: one that there is not."""
-    allowed = {spec.name: spec for spec in specs if spec.name not in OWN_TO_THE_SESSION}
+def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
+    """The tools for a task. :raises ~crow.domain.errors.ArgumentError: `names` has one that a task cannot use."""
+    allowed = {spec.name: spec for spec in specs if spec.name not in ONLY_FOR_THE_SESSION}
     if names is None:
         return tuple(allowed.values())
     for name in names:
@@ -267,28 +240,8 @@ def chosen(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[Tool
     return tuple(spec for name, spec in allowed.items() if name in names)
 
 
-def appended(extra: object) -> str:
-    """What the system message of a sub-agent ends with."""
-    return f"{extra}\n\n{WORDS}" if isinstance(extra, str) and extra else WORDS
-
-
-def total(usages: Sequence[Usage]) -> Usage | None:
-    """All of them together; None if there is none."""
-    if not usages:
-        return None
-    return Usage(
-        input_tokens=sum(usage.input_tokens or 0 for usage in usages),
-        output_tokens=sum(usage.output_tokens or 0 for usage in usages),
-        cached_tokens=sum(usage.cached_tokens or 0 for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in usages),
-    )
-
-
-async def ended(branch: Branch, turn: Turn | None, end: TurnEnd) -> None:
-    """Store what is left of the turn together with its end, and give it back, whatever happens meanwhile."""
-    with anyio.move_on_after(END_S, shield=True):
-        left = []
-        if turn is not None:
-            await turn.end_open()
-            left = turn.leftover()
-        await branch.record([*left, NewEntry(body=end)], release=True)
+def total_usage(usages: Sequence[Usage]) -> Usage | None:
+    """The sum; None without any."""
+    names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+    sums = {name: sum(getattr(usage, name) or 0 for usage in usages) for name in names}
+    return Usage(**sums) if usages else None

@@ -1,39 +1,42 @@
-"""The tool calls of one step: announced, asked about, started, run, their results stored as they land.
-
-Strategy: every call is announced before anything runs. Calls that write files are barriers in call order; what stands
-between two barriers is asked about in call order and then runs at once. `started` is stored before a call runs, so
-that whatever may have touched the world is known after a crash; for one that only reads files, together with its
-result if that comes soon. Knows tools, permissions and the log; not who is asked.
-"""
+"""The tool calls of one step: announced, permitted, run and stored."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
 
 import anyio
 
 from crow.agent import Client, PermissionQuestion
+from crow.agent.background import AfterDelay
 from crow.agent.branch import Branch
+from crow.agent.compaction.budget import Gauge
 from crow.agent.permissions import Allow, Ask, Refuse, Rule, decide, rule_for, rule_words, rules_in
-from crow.agent.session import AfterDelay
-from crow.domain.entries import Assistant, CallRef, Entry, NewEntry, Skill, Started, ToolResult
+from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
 from crow.tools import Outcome, PlannedCall, Toolbox
 
-__all__ = ["CallDecision", "Calls", "Permissions"]
+__all__ = ["Calls", "Permissions"]
 
-CANCELLED_SHOWN = "Cancelled."
-
+CUT_CHARS = 48_000
+"""The model sees at most this much of a result."""
 SOON_S = 0.05
-"""A call that only reads and takes longer than this is stored as started while it runs."""
+"""A call that only reads is stored together with its result, or after this time while it still runs."""
+REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
+CANNOT_ASK = (
+    "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
+    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]."
+)
+UNANSWERED = (
+    "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
+    "unasked; say what it was for, so that they can come back to it."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,139 +45,133 @@ class OpenCall:
 
     ref: CallRef
     call: ToolCall
-    offer: PlannedCall
+    plan: PlannedCall
 
 
 class Calls:
     """Runs the calls of one turn, step by step.
 
-    `seen_by_model(text, beside)` is how many characters of a result, one of `beside` in its step, the model may see.
-    `ran` tells whether any call of the turn was started, `dismissed` that the user was asked and cancelled the turn.
+    Calls that write files are barriers: the calls between two barriers run at once, in the order of the answer
+    otherwise. `ran`: any call of the turn was started. `dismissed`: the user cancelled the turn when asked.
     """
 
-    def __init__(
-        self, branch: Branch, permissions: Permissions, toolbox: Toolbox, seen_by_model: Callable[[str, int], int]
-    ) -> None:
+    def __init__(self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge) -> None:
         self.ran = False
         self.dismissed = False
         self._branch = branch
         self._permissions = permissions
         self._toolbox = toolbox
-        self._seen_by_model = seen_by_model
-        self._beside = 1
+        self._gauge = gauge
+        self._calls_in_step = 1
         self._open: dict[CallRef, OpenCall] = {}
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
 
-    async def look(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
-        """What each call is about to do. What is to be shown of it is stored with the answer, before it is shown."""
+    async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
+        """What each call is about to do. The answer is stored with it before anything is announced."""
         return tuple([await self._toolbox.offer(call) for call in calls])
 
     async def run(
-        self, entry: Entry, answer: Assistant, offers: Sequence[PlannedCall]
+        self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
     ) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """Run all calls of `answer`, which `entry` holds; they and their results, in call order.
+        """Run all calls of `answer`, stored as `entry`. Returns the calls with their results, in order.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
-        changed = False
-        self._beside = len(answer.calls)
-        for group in grouped(await self._announce(entry, answer, offers)):
+        self._calls_in_step = len(answer.calls)
+        has_changes = False
+        for group in grouped(await self._announce(entry, answer, plans)):
             allowed = []
             for call in group:
-                judged = await self._allowed(call, look_again=changed)
+                permitted = await self._permit(call, plan_again=has_changes)
                 if self.dismissed:
                     return ()
-                if judged is not None:
-                    allowed.append((call, *judged))
+                if permitted is not None:
+                    allowed.append((call, *permitted))
             async with anyio.create_task_group() as tasks:
-                for call, why, offer in allowed:
-                    tasks.start_soon(self._run_one, call, why, offer)
+                for call, why, plan in allowed:
+                    tasks.start_soon(self._run_one, call, why, plan)
             if self._failure is not None:
                 raise self._failure
-            changed = changed or any(call.offer.access not in ("none", "read") for call in group)
+            has_changes = has_changes or any(call.plan.access not in ("none", "read") for call in group)
         results, self._results = self._results, {}
         return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
 
     async def end_open(self) -> None:
         """Tell the client that announced calls without a result are over."""
-        for call in self._open.values():
-            await self._branch.publish(CallEnded(call=call.ref, text=CANCELLED_SHOWN))
+        for ref in self._open:
+            await self._branch.publish(CallEnded(call=ref, text="Cancelled."))
         self._open = {}
 
-    async def _announce(self, entry: Entry, answer: Assistant, offers: Sequence[PlannedCall]) -> list[OpenCall]:
+    async def _announce(self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]) -> list[OpenCall]:
         calls = []
-        for index, (call, offer) in enumerate(zip(answer.calls, offers, strict=True)):
-            opened = OpenCall(ref=CallRef(assistant=entry.id, index=index), call=call, offer=offer)
-            self._open[opened.ref] = opened
+        for index, (call, plan) in enumerate(zip(answer.calls, plans, strict=True)):
+            ref = CallRef(assistant=entry, index=index)
+            self._open[ref] = opened = OpenCall(ref=ref, call=call, plan=plan)
             calls.append(opened)
             await self._branch.publish(
-                CallAnnounced(
-                    call=opened.ref, name=call.name, arguments=call.arguments, announcement=offer.announcement
-                )
+                CallAnnounced(call=ref, name=call.name, arguments=call.arguments, announcement=plan.announcement)
             )
         return calls
 
-    async def _allowed(self, opened: OpenCall, *, look_again: bool) -> tuple[str, PlannedCall] | None:
-        """Why the call may run, and as what; None when it may not and was answered so."""
-        offer = opened.offer
-        if look_again:  # an earlier call of this step changed something: what was seen before may be out of date
-            offer = await self._toolbox.offer(opened.call)
-        if offer.fault is not None:
-            await self._answer(opened, Outcome(text=offer.fault, is_error=True))
+    async def _permit(self, opened: OpenCall, *, plan_again: bool) -> tuple[str, PlannedCall] | None:
+        """Why the call may run, and its plan. None if it may not run: then it is answered, or the turn dismissed."""
+        plan = opened.plan
+        if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
+            plan = await self._toolbox.offer(opened.call)
+        if plan.fault is not None:
+            await self._answer(opened, Outcome(text=plan.fault, is_error=True))
             return None
-        verdict = await self._permissions.judge(opened.ref, opened.call, offer)
-        if verdict.dismissed:
-            self.dismissed = True
-        elif verdict.why is None:
-            await self._answer(opened, Outcome(text=verdict.words, is_error=True))
-        return None if verdict.why is None else (verdict.why, offer)
+        match await self._permissions.judge(opened.ref, opened.call, plan):
+            case Allow(why=why):
+                return why, plan
+            case Refuse(words=words):
+                await self._answer(opened, Outcome(text=words, is_error=True))
+            case None:
+                self.dismissed = True
+        return None
 
-    async def _run_one(self, opened: OpenCall, why: str, offer: PlannedCall) -> None:
-        started = NewEntry(body=Started(call=opened.ref, why=why))
-        try:
-            if offer.access != "read":
-                await self._branch.record([started])
-                self.ran = True
-                outcome, duration_ms = await self._timed(opened, offer)
-                await self._answer(opened, outcome, duration_ms=duration_ms)
-                return
-            unstored, self.ran = [started], True
-            async with AfterDelay(SOON_S, partial(self._start_late, unstored)):
-                outcome, duration_ms = await self._timed(opened, offer)
-            await self._answer(opened, outcome, duration_ms=duration_ms, before=unstored)
-        except StoreError as error:
-            self._failure = error  # raised by run(), outside of task groups that would wrap it
+    async def _run_one(self, opened: OpenCall, why: str, plan: PlannedCall) -> None:
+        """Run one call. `started` is stored before a call that may have effects, so they are known after a crash."""
 
-    async def _start_late(self, unstored: list[NewEntry]) -> None:
-        """Store that a call runs which takes its time. If that fails, its result is the next to try."""
-        with suppress(StoreError):
-            await self._branch.record(unstored)
-            unstored.clear()
-
-    async def _timed(self, opened: OpenCall, offer: PlannedCall) -> tuple[Outcome, int]:
-        """What the call gave, and how many milliseconds it took."""
-        begun = time.monotonic()
-
-        async def progressed(text: str) -> None:
+        async def publish_progress(text: str) -> None:
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
-        outcome = await self._toolbox.run(opened.call, opened.ref.call_id, progressed, judged=offer)
-        return outcome, round((time.monotonic() - begun) * 1000)
+        started = [NewEntry(body=Started(call=opened.ref, why=why))]
+        try:
+            if plan.access != "read":
+                await self._branch.record(started)
+                started = []
+            self.ran = True
+            begun = time.monotonic()
+            async with AfterDelay(SOON_S, partial(self._store_started, started)):
+                outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, judged=plan)
+                duration_ms = round((time.monotonic() - begun) * 1000)
+            await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
+        except StoreError as error:
+            self._failure = error  # raised by `run`, since a task group would wrap it
+
+    async def _store_started(self, started: list[NewEntry]) -> None:
+        """Store that a slow call runs. After a failure it is stored with the result."""
+        with suppress(StoreError):
+            if started:
+                await self._branch.record(started)
+                started.clear()
 
     async def _answer(
         self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
     ) -> None:
-        """Store the result, after the entries `before` it, which are not stored yet."""
-        seen = self._seen_by_model(outcome.text, self._beside)
+        """Store the result of a call, together with the entries `before` it."""
+        fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
+        cut = CUT_CHARS if fitting is None else min(CUT_CHARS, fitting)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,
             text=outcome.text,
             is_error=outcome.is_error,
             duration_ms=duration_ms,
-            announcement=outcome.announcement or opened.offer.announcement,
-            cut=seen if seen < len(outcome.text) else None,
+            announcement=outcome.announcement or opened.plan.announcement,
+            cut=cut if cut < len(outcome.text) else None,
             images=outcome.images,
             attachments=outcome.attachments,
             plan=outcome.plan,
@@ -190,89 +187,47 @@ class Calls:
 
 
 def grouped(calls: Sequence[OpenCall]) -> list[list[OpenCall]]:
-    """Runs of calls that may run at once; each barrier stands alone."""
+    """Calls that may run at once, in order. Each barrier is a group of its own."""
     groups: list[list[OpenCall]] = [[]]
     for call in calls:
-        if call.offer.is_barrier:
+        if call.plan.is_barrier:
             groups += [[call], []]
         else:
             groups[-1].append(call)
     return [group for group in groups if group]
 
 
-# FROM agent.asking: May this call run: the policy applied to a session as it stands, and the user asked where it says
-# so.
-#
-# Strategy: mode and rules are looked up at each call, so that a change counts from the next one on; sub-agents share
-# the
-# instance of their session, and so its mode, its rules and its user. What an "always" answer means is stored with the
-# session. Knows the policy and the user; not tools.
-
-
-REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
-CANNOT_ASK = (
-    "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
-    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]."
-)
-
-UNANSWERED = (
-    "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
-    "unasked; say what it was for, so that they can come back to it."
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallDecision:
-    """`why` it may run; else `words` for the model. `dismissed`: the user cancelled instead of answering."""
-
-    why: str | None = None
-    words: str = ""
-    dismissed: bool = False
-
-
 class Permissions:
-    """Judges the calls of one session. `rules` are those of the user's file, and may be replaced between turns."""
+    """Decides whether calls of one session may run, and asks the user where needed.
+
+    Mode and rules are read at each call, so a change counts from the next call on. Sub-agents use the instance of
+    their session. `rules` are those of the user's file.
+    """
 
     def __init__(self, branch: Branch, client: Client, rules: Sequence[Rule] = ()) -> None:
         self._branch = branch
         self._client = client
         self.rules = tuple(rules)
 
-    async def judge(self, ref: CallRef, call: ToolCall, offer: PlannedCall) -> CallDecision:
-        """Whether an announced call may run."""
+    async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
+        """Whether an announced call may run. None: the user cancelled the turn instead of answering."""
         row = self._branch.row
-        decision = decide(call.name, offer, row.mode, (*self.rules, *rules_in(row.permissions)))
-        match decision:
-            case Allow(why=why):
-                return CallDecision(why=why)
-            case Refuse(words=words):
-                return CallDecision(words=words)
-            case Ask():
-                return await self._ask(ref, call, offer)
-            case _ as never:
-                assert_never(never)
+        decision = decide(call.name, plan, row.mode, (*self.rules, *rules_in(row.permissions)))
+        return await self._ask(ref, call, plan) if isinstance(decision, Ask) else decision
 
-    async def _ask(self, ref: CallRef, call: ToolCall, offer: PlannedCall) -> CallDecision:
-        can_last = not offer.is_protected and not offer.asks_once
+    async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
+        can_last = not plan.is_protected and not plan.asks_once
+        always = rule_words(rule_for(call.name, plan, allow=True)) if can_last else ""
         answer = await self._client.ask(
-            PermissionQuestion(
-                call=ref,
-                name=call.name,
-                arguments=call.arguments,
-                offer=offer,
-                always=rule_words(rule_for(call.name, offer, allow=True)) if can_last else "",
-            )
+            PermissionQuestion(call=ref, name=call.name, arguments=call.arguments, offer=plan, always=always)
         )
         if answer == "cancelled":
-            return CallDecision(dismissed=True)
+            return None
         allows = answer in ("allow_once", "allow_always")
-        if (can_last and answer in ("allow_always", "reject_always")) or (allows and offer.asks_once):
-            await self._remember(rule_for(call.name, offer, allow=allows))
+        if (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
+            rule, known = rule_for(call.name, plan, allow=allows).as_json(), self._branch.row.permissions
+            if rule not in known:
+                await self._branch.change(SessionChanges(permissions=(*known, rule)))
         if allows:
-            return CallDecision(why=f"{answer.replace('_', ' ')} by the user")
-        return CallDecision(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
-
-    async def _remember(self, rule: Rule) -> None:
-        known = self._branch.row.permissions
-        if rule.as_json() not in known:
-            await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
+            return Allow(why=f"{answer.replace('_', ' ')} by the user")
+        return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))

@@ -1,1 +1,1 @@
-"""Values and pure functions: no I/O, no third-party package, no clock."""
+"""Values and pure functions, without I/O, clock or third-party packages."""

@@ -1,9 +1,8 @@
-"""The two projections of a path: what the model sees of it, and what the client is shown.
+"""What the model sees of a path.
 
-Strategy: a fold over the entries, which keeps the finished messages and, apart from them, the one step whose results
-still come in; an entry costs its own size, a break (checkpoint, mask, restore) one fold of what is kept. Total: any
-path, however damaged, gives a valid request, and between breaks a request is a prefix of the next one. The history for
-the client is in `replay`. Knows no clock, no store, no provider.
+A fold over the entries keeps the finished messages and, apart from them, the one step whose results still come in. Any
+path, however damaged, gives a valid request. Between two breaks (checkpoint, mask, restore) one request is a prefix of
+the next. An entry costs its own size, a break one fold of the entries that count.
 """
 
 from __future__ import annotations
@@ -56,18 +55,17 @@ from crow.domain.rendering import (
     tool_message,
     user_parts,
 )
-from crow.domain.replay import Replay
 from crow.domain.tokens import estimate_message, estimate_tools
 
-__all__ = ["Context", "OpenStep", "Projection", "Replay", "Rows", "for_model"]
+__all__ = ["Context", "Projection", "for_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is sent to the model: `messages[0]` is the system message.
+    """The messages for the model. `messages[0]` is the system message.
 
-    Beside each message, at the same index: the entry it comes from (0: none) and its estimated tokens, uncalibrated;
-    `tools_estimate` is the same for the tool specs.
+    `origins` and `estimates` have, at the index of each message, its entry (0: none) and its estimated tokens,
+    uncalibrated. `tools_estimate` is the same for the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -89,20 +87,20 @@ class Context:
 
     @property
     def estimate(self) -> int:
-        """Estimated tokens of the whole."""
+        """Estimated tokens of all of it."""
         return self.tools_estimate + sum(self.estimates)
 
 
 def for_model(entries: Sequence[Entry]) -> Context:
-    """What the model sees of a path, given oldest first. Total: there is no failing input."""
+    """What the model sees of a path, oldest first. No input fails."""
     return Projection(entries).context()
 
 
 class Projection:
     """What the model sees, kept up to date entry by entry.
 
-    `prompt`, `plan`, `mode` (empty: not noted) and `checkpoint` are those in force. `complete` is false after a restore
-    whose entries are not here: the tail must be loaded again.
+    `prompt`, `plan`, `mode` (empty: never changed) and `checkpoint` are those in force. `complete` is false after a
+    restore whose entries are not in memory: the tail must be loaded again.
     """
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
@@ -113,11 +111,11 @@ class Projection:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """The entries that count, oldest first: from the first kept one, and before it the newest prompt entry."""
+        """The entries that count, oldest first: the newest prompt entry, and all from the first kept one on."""
         return self._entries
 
     def add(self, entry: Entry) -> None:
-        """Extend the path by its new leaf."""
+        """Add a new leaf to the path."""
         self._context = None
         self._entries.append(entry)
         if isinstance(entry.body, (Checkpoint, Mask, Restore)):
@@ -128,7 +126,7 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """What the model would see now. Messages of an entry are the same objects each time, between breaks."""
+        """What the model would see now. Between breaks the messages of an entry stay the same objects."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -141,7 +139,7 @@ class Projection:
         return self._context
 
     def _stand(self) -> None:
-        """Find what counts, drop what it covers, and fold the rest."""
+        """Start again: find the checkpoint and masks in force, drop covered entries, and fold the rest."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         self._masks: list[tuple[int, frozenset[int]]] = []
@@ -160,7 +158,8 @@ class Projection:
         self._call_ids: set[str] = set()
         self._step: OpenStep | None = None
         self._settled_rows: Rows | None = None
-        self._rows = Rows(SystemMessage(text=""))
+        system = SystemMessage(text="")
+        self._rows = Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
             self._drop_covered(first_kept(self.checkpoint))
             self._rows.push(checkpoint_message(self.checkpoint.body), self.checkpoint.id)
@@ -175,11 +174,9 @@ class Projection:
         ]
 
     def _is_chain(self) -> bool:
-        """Whether nothing that counts is missing before or between the entries."""
-        if self.checkpoint is None:
-            kept = self._entries
-            parent = None
-        else:
+        """Whether no entry that counts is missing before or between the others."""
+        kept, parent = self._entries, None
+        if self.checkpoint is not None:
             first = first_kept(self.checkpoint)
             kept = [entry for entry in self._entries if entry.id >= first]
             parent = kept[0].parent if kept and first in (kept[0].id, self.checkpoint.id + 1) else -1
@@ -208,9 +205,9 @@ class Projection:
                 self._fold_result(entry, body)
             case Reminder() | Skill():
                 if self._step is None:
-                    self._rows.say((added_part(body),), entry.id, entry.turn, "words")
+                    self._rows.say((added_part(body),), entry.id, entry.turn, "crow")
                 else:
-                    self._step.words.append((added_part(body), entry.id, entry.turn))
+                    self._step.reminders.append((added_part(body), entry.id, entry.turn))
                     self._settled_rows = None
             case TurnEnd():
                 self._settle()
@@ -235,7 +232,7 @@ class Projection:
         calls = self._unique_calls(entry.id, body.calls)
         message = assistant_message(body, calls)
         if message is None:
-            self._rows.close()  # a request was made here: later words are no part of it
+            self._rows.close()  # a request was made here, and later text is not part of it
             return
         self._rows.push(message, entry.id)
         if calls:
@@ -246,7 +243,7 @@ class Projection:
             self.plan = body.plan
         step = self._step
         if step is None or not step.holds(body.call) or body.call.index in step.results:
-            return  # a stray: its call is unknown, answered, or was given up before a later request
+            return  # its call is unknown, already answered, or was given up before a later request
         call_id = step.calls[body.call.index].id
         render = elided_message if is_maskable(body) and self._is_masked(entry.id) else tool_message
         step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
@@ -269,7 +266,7 @@ class Projection:
         return tuple(unique)
 
     def _settled(self) -> Rows:
-        """The rows with the open step, as it is now."""
+        """The messages with the open step as it is now."""
         if self._step is None:
             return self._rows
         if self._settled_rows is None:
@@ -278,56 +275,45 @@ class Projection:
         return self._settled_rows
 
     def _settle(self) -> None:
-        """The step takes no more results."""
+        """Close the open step: later results for it are ignored."""
         if self._step is None:
             return
         if self._settled_rows is not None:
-            self._rows = self._settled_rows  # the very messages that were sent
+            self._rows = self._settled_rows  # the same message objects that were sent
         else:
             self._step.render_into(self._rows)
         self._step = self._settled_rows = None
 
 
 def first_kept(checkpoint: Entry) -> int:
-    """The least id of an entry that a counting checkpoint leaves in view."""
+    """The lowest id of the entries that a checkpoint leaves visible."""
     assert isinstance(checkpoint.body, Checkpoint)
     first = checkpoint.body.first_kept
     return checkpoint.id + 1 if first is None else min(first, checkpoint.id + 1)
 
 
-# FROM domain.rows: Messages in the order that every endpoint accepts.
-#
-# Strategy: rows grow at the end only; roles are made to alternate where they are pushed, and each call of a step is
-# answered where the step is rendered, so no caller can build an invalid request. Knows messages and ids, not entries.
+Openness: TypeAlias = Literal["closed", "crow", "user"]
+"""Who may add to the last message: nobody, or crow's own text, which also joins a prompt of its turn."""
 
 
-Openness: TypeAlias = Literal["closed", "words", "user"]
-"""Whether the last message still takes parts: no, it holds crow's words only, or it holds a prompt."""
-
-
+@dataclass(slots=True)
 class Rows:
-    """Messages that form a valid request at any time, each with its origin and estimate."""
+    """Messages in an order that every endpoint accepts, each with its entry and estimate. They grow at the end only."""
 
-    __slots__ = ("estimates", "messages", "openness", "origins", "turn")
-
-    def __init__(self, system: SystemMessage) -> None:
-        self.messages: list[Message] = [system]
-        self.origins: list[int] = [0]
-        self.estimates: list[int] = [estimate_message(system)]
-        self.openness: Openness = "closed"
-        self.turn = 0
+    messages: list[Message]
+    origins: list[int]
+    estimates: list[int]
+    openness: Openness = "closed"
+    turn: int = 0
 
     def copy(self) -> Rows:
-        other = Rows.__new__(Rows)
-        other.messages, other.origins, other.estimates = self.messages[:], self.origins[:], self.estimates[:]
-        other.openness, other.turn = self.openness, self.turn
-        return other
+        return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
     def set_system(self, system: SystemMessage) -> None:
         self.messages[0], self.estimates[0] = system, estimate_message(system)
 
     def push(self, message: Message, origin: int) -> None:
-        """Add a message, with a fixed line before it where the roles would not alternate."""
+        """Add a message, with a fixed line before it if the roles would not alternate."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=NO_ANSWER), origin)
@@ -336,10 +322,10 @@ class Rows:
         self._append(message, origin)
         self.openness = "closed"
 
-    def say(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["words", "user"]) -> None:
-        """Add to the user role: crow's words join a prompt of their turn, and a prompt joins words before it."""
+    def say(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
+        """Add to the user role. Text of crow joins a prompt of its turn, and a prompt joins text of crow before it."""
         last = self.messages[-1]
-        joins = self.openness == "words" or (self.openness == "user" and kind == "words" and turn == self.turn)
+        joins = self.openness == "crow" or (self.openness == "user" and kind == "crow" and turn == self.turn)
         if joins and isinstance(last, UserMessage):
             whole = UserMessage(parts=(*last.parts, *parts))
             self.messages[-1], self.estimates[-1] = whole, estimate_message(whole)
@@ -349,7 +335,7 @@ class Rows:
         self.openness, self.turn = kind, turn
 
     def close(self) -> None:
-        """Nothing may join the last message any more."""
+        """Let nothing join the last message."""
         self.openness = "closed"
 
     def _append(self, message: Message, origin: int) -> None:
@@ -358,23 +344,21 @@ class Rows:
         self.estimates.append(estimate_message(message))
 
 
+@dataclass(slots=True)
 class OpenStep:
-    """An assistant message whose results still come in, in any order."""
+    """An assistant message whose results still come in, in any order. `reminders`: text, entry and turn of each."""
 
-    __slots__ = ("calls", "entry", "results", "started", "words")
-
-    def __init__(self, entry: int, calls: tuple[ToolCall, ...]) -> None:
-        self.entry = entry
-        self.calls = calls
-        self.results: dict[int, tuple[int, ToolMessage]] = {}
-        self.started: set[int] = set()
-        self.words: list[tuple[Part, int, int]] = []
+    entry: int
+    calls: tuple[ToolCall, ...]
+    results: dict[int, tuple[int, ToolMessage]] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+    reminders: list[tuple[Part, int, int]] = field(default_factory=list)
 
     def holds(self, call: CallRef) -> bool:
         return call.assistant == self.entry and 0 <= call.index < len(self.calls)
 
     def render_into(self, rows: Rows) -> None:
-        """Every call answered in call order, then what crow said meanwhile."""
+        """Add the answer to every call in call order, then the reminders that came meanwhile."""
         for index, call in enumerate(self.calls):
             if index in self.results:
                 origin, message = self.results[index]
@@ -382,5 +366,5 @@ class OpenStep:
                 text = EFFECTS_UNKNOWN if index in self.started else NOT_RUN
                 origin, message = self.entry, ToolMessage(call_id=call.id, text=text)
             rows.push(message, origin)
-        for part, origin, turn in self.words:
-            rows.say((part,), origin, turn, "words")
+        for part, origin, turn in self.reminders:
+            rows.say((part,), origin, turn, "crow")

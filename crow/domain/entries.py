@@ -1,8 +1,8 @@
-"""The entries of a conversation: everything that is ever stored of it.
+"""The entries of a conversation: everything that is stored of it.
 
-Strategy: one frozen body per kind; an entry is a body with its place in the tree. Ids are the store's integers and
-increase along every path. A tool call is named by the entry of its assistant message and its index there, since the
-ids that providers send are not unique. Nothing here knows SQL, the protocol or a model.
+An entry is a body, one class per kind, with its place in the tree. Ids are the store's integers and increase along
+every path. A tool call is named by the entry of its assistant message and its index there, because the ids that
+providers send are not unique.
 """
 
 from __future__ import annotations
@@ -12,59 +12,28 @@ from typing import Literal, TypeAlias
 
 from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage
 
-__all__ = [
-    "Announcement",
-    "Assistant",
-    "Attachment",
-    "Body",
-    "CallKind",
-    "CallRef",
-    "Checkpoint",
-    "Command",
-    "Diff",
-    "Entry",
-    "File",
-    "KeptSkill",
-    "Location",
-    "Mask",
-    "NewEntry",
-    "Note",
-    "Pin",
-    "PlanItem",
-    "Prompt",
-    "Remark",
-    "Reminder",
-    "Restore",
-    "Skill",
-    "Started",
-    "StopReason",
-    "ToolResult",
-    "TurnEnd",
-    "User",
-]
-
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
-"""How a turn ended, as ACP names it. A `TurnEnd` may also say `interrupted` or `error`."""
+"""Why a turn ended, in ACP's words. A `TurnEnd` may also be `interrupted` or `error`."""
 
 CallKind: TypeAlias = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRef:
-    """Which call: the entry id of its assistant message and the index among its calls."""
+    """A tool call: the entry id of its assistant message, and its index there."""
 
     assistant: int
     index: int
 
     @property
     def call_id(self) -> str:
-        """The id that the client sees: unique in the database, the same live and in replay."""
+        """The id for the client: unique in the database, the same live and in replay."""
         return f"call_{self.assistant}_{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """An absolute path and a line, from 1."""
+    """An absolute path and a line number from 1."""
 
     path: str
     line: int | None = None
@@ -72,7 +41,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """A change of one file: absolute path, whole text before (None: a new file) and after."""
+    """A change of one file: absolute path, whole text before (None: it is new) and after."""
 
     path: str
     old_text: str | None
@@ -81,7 +50,7 @@ class Diff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """How a call is shown before it runs, and in replay."""
+    """How a call is shown before it runs and in replay."""
 
     title: str
     kind: CallKind = "other"
@@ -100,7 +69,7 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """System message and tool specs, reused byte for byte until the next break. `cwd` and `model` it was made for."""
+    """System message and tool specs, sent unchanged until the next break. Made for this `cwd` and `model`."""
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -110,7 +79,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A prompt of the user. `cut`: when set, the model sees only so many characters, head and tail."""
+    """A prompt of the user. With `cut` the model sees only so many characters, from head and tail."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -121,9 +90,9 @@ class User:
 class Assistant:
     """A model response with all its calls, stored before any of them runs.
 
-    `finish` is `interrupted` when the stream broke, was cancelled, or its process died; then `text` is what was shown.
-    `endpoint` is the base URL and model that answered, `base_url model`. `announcements` say how the calls were shown,
-    in their order; there are none where nothing was shown, and in entries of older versions.
+    `finish` is `interrupted` if the stream broke, was cancelled, or its process died; then `text` is the shown part.
+    `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order; empty if nothing was shown,
+    and in entries of older versions.
     """
 
     text: str
@@ -139,9 +108,9 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The call begins to run now; `why` it was allowed (`mode ask: reads are free`, `allowed once by the user`...).
+    """The call starts to run. `why` it was allowed: `reads inside the workspace are free`, `allow once by the user`...
 
-    `announcement` is None where the call's assistant entry has it.
+    `announcement` is None if the assistant entry has it.
     """
 
     call: CallRef
@@ -151,10 +120,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """What a file held before a built-in tool changed it: `before` is None if it did not exist.
+    """The content of a file before a built-in tool changed it; None: it did not exist.
 
-    `after_hash` is the sha256 (hex) of what the tool wrote; empty if it removed the file. `recorded_here`: crow stored
-    this as it happened; an imported entry only claims that it did, and is never put back.
+    `after_hash` is the sha256 (hex) of the new content, empty if the tool removed the file. `recorded_here` is false
+    for an imported entry, whose content is never restored.
     """
 
     call: CallRef
@@ -166,8 +135,7 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """Something that a result brings for the user, and the model is only told of in words: `data` (base64) where it
-    came along, else what `uri` leads to. `name` is for people."""
+    """A file in a result, for the user; the model gets a description. Either `data` (base64) or a `uri` to it."""
 
     name: str
     uri: str | None = None
@@ -177,9 +145,9 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a call gave. `text` is whole; the model sees `cut` characters of it when set, head and tail.
+    """The result of a call. `text` is complete; with `cut` the model sees only so many characters, head and tail.
 
-    `plan` is set by `update_plan` alone. `duration_ms` is wall time from started to result.
+    Only `update_plan` sets `plan`. `duration_ms` is wall time.
     """
 
     call: CallRef
@@ -197,7 +165,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A user message kept verbatim in a checkpoint: `text` as the model sees it, cut to its share if it was larger."""
+    """A user message in a checkpoint, word for word. `text` is cut to its share if it was larger."""
 
     entry: int
     text: str
@@ -205,7 +173,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSkill:
-    """A skill that was given before a checkpoint: `text` is cut to its share, empty if there was no room for it."""
+    """A skill that was loaded before a checkpoint. `text` is cut to its share, empty without room for it."""
 
     entry: int
     name: str
@@ -214,13 +182,12 @@ class KeptSkill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a compaction writes.
+    """The result of a compaction.
 
-    Entries of the path before `first_kept` are covered: the model sees `summary`, `pins`, `skills` and the files
-    instead; `first_covered` and `last_covered` are the ids at their ends. `first_kept` None means that nothing
-    before the checkpoint is kept. Token numbers are estimates of the whole request. `method` says how the summary was
-    made. `lists_cut`: when set, the model sees at most so many characters of the plan and the lists of files, newest
-    first.
+    Entries before `first_kept` (None: all before the checkpoint) are covered, from `first_covered` to `last_covered`:
+    the model sees `summary`, `pins`, `skills` and the files instead. Token numbers estimate the whole request. `method`
+    says how the summary was made. With `lists_cut` the model sees only so many characters of the plan and the lists of
+    files, newest first.
     """
 
     compaction_id: str
@@ -244,7 +211,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Tool outputs of entries with an id below `before` are hidden from the model, but for those in `exceptions`."""
+    """Hides tool outputs of entries with an id below `before` from the model, except those in `exceptions`."""
 
     before: int
     exceptions: tuple[int, ...] = ()
@@ -254,14 +221,14 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The checkpoint or mask with this entry id no longer counts."""
+    """Takes back the checkpoint or mask with this entry id."""
 
     entry: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
-    """A skill's text, given to the model on demand."""
+    """A skill that the model loaded."""
 
     name: str
     text: str
@@ -269,14 +236,14 @@ class Skill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reminder:
-    """crow's words to the model; not shown."""
+    """Text from crow for the model; not shown."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """crow's words to the user; the model does not see them."""
+    """Text from crow for the user; not given to the model."""
 
     text: str
     message_id: str
@@ -284,7 +251,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A slash command as typed, and its answer; replayed, not given to the model."""
+    """A slash command as typed, with its answer; not given to the model."""
 
     text: str
     answer: str
@@ -293,7 +260,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A fact about the session from here on."""
+    """A change of the session that holds from here on."""
 
     about: Literal["model", "mode", "title", "label"]
     value: str
@@ -301,7 +268,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """The turn is over. `detail`: the error's words, or empty."""
+    """The turn is over. `detail` is the error message, or empty."""
 
     stop: StopReason | Literal["interrupted", "error"]
     detail: str = ""
@@ -328,9 +295,9 @@ Body: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """A body that is about to be stored, with what is known beside it.
+    """An entry that is about to be stored.
 
-    `model` names who produced or was asked; `estimate` is tokens of the whole request it answers, as estimated.
+    `model` is the one that answered or was asked. `estimate` is the estimated size of the request, in tokens.
     """
 
     body: Body
@@ -342,7 +309,7 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored, immutable node. `parent` is None at a root; `created_ms` is Unix time, for people only."""
+    """A stored, immutable entry. `parent` is None at a root. `created_ms` is Unix time, for people only."""
 
     id: int
     conversation: int

@@ -1,76 +1,46 @@
-"""Everything crow raises on purpose.
+"""The exceptions that crow raises on purpose.
 
     CrowError
     ├── UserError                   configuration, arguments
     │   ├── ConfigError             a setting that cannot be used
     │   ├── ArgumentError           a parameter of a command or request that cannot be used
     │   └── NoSuchSession           an id that names no session
-    ├── PeerError                   somebody else's fault
+    ├── PeerError                   another program
     │   ├── ModelError              the endpoint
     │   │   ├── AuthError           no key, or one that is refused
     │   │   ├── ModelNotFound       the endpoint does not serve this model
     │   │   ├── RateLimited         too many requests; `retry_after_s` if stated
     │   │   ├── QuotaExceeded       no credit left; waiting does not help
-    │   │   ├── Overloaded          5xx and their in-band kin
+    │   │   ├── Overloaded          5xx, or the same as an event in a stream
     │   │   ├── ContextOverflow     the request is too long; `limit`, `size` in tokens if stated
     │   │   ├── ContentRefused      the provider's filter
     │   │   ├── BadRequest          the endpoint does not take the request
     │   │   ├── NetworkError        no connection, or one that broke
     │   │   ├── ModelTimeout        connected, but silent for too long
-    │   │   ├── AnswerTooLong       an answer that does not end
-    │   │   └── ProtocolError       an answer that is no chat completion, or only part of one
+    │   │   ├── AnswerTooLong       an answer longer than crow accepts
+    │   │   └── ProtocolError       an answer that is not a complete chat completion
     │   ├── ToolServerError         an MCP server
     │   └── EditorError             the ACP client
     ├── StoreError                  the database
-    │   ├── StoreUnavailable        cannot be opened, read or written
-    │   ├── StoreTooNew             written by a newer crow
+    │   ├── StoreUnavailable        it cannot be opened, read or written
+    │   ├── StoreTooNew             a newer crow wrote it
     │   ├── SessionBusy             another living process runs a turn in the session
-    │   └── LeafMoved               somebody else appended to the session first
-    └── TurnError                   a turn that cannot go on, with words for the user
+    │   └── LeafMoved               another process added to the session first
+    └── TurnError                   a turn that cannot go on
 
-Whose fault it is, is the type. Each message names the thing, shows the value and says what would work. Any other
+The type says whose fault it is. Each message names the thing, shows the value and says what would work. Any other
 exception is a bug.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "AnswerTooLong",
-    "ArgumentError",
-    "AuthError",
-    "BadRequest",
-    "ConfigError",
-    "ContentRefused",
-    "ContextOverflow",
-    "CrowError",
-    "EditorError",
-    "LeafMoved",
-    "ModelError",
-    "ModelNotFound",
-    "ModelTimeout",
-    "NetworkError",
-    "NoSuchSession",
-    "Overloaded",
-    "PeerError",
-    "ProtocolError",
-    "QuotaExceeded",
-    "RateLimited",
-    "SessionBusy",
-    "StoreError",
-    "StoreTooNew",
-    "StoreUnavailable",
-    "ToolServerError",
-    "TurnError",
-    "UserError",
-]
-
 
 class CrowError(Exception):
-    """Base of all; `str(error)` is the sentence to show."""
+    """Base of all. `str(error)` is the message to show."""
 
 
 class UserError(CrowError):
-    """The user can mend it."""
+    """The user can fix it."""
 
 
 class ConfigError(UserError):
@@ -90,7 +60,7 @@ class NoSuchSession(UserError):
 
 
 class PeerError(CrowError):
-    """A peer failed."""
+    """Another program failed."""
 
 
 class ModelError(PeerError):
@@ -118,7 +88,7 @@ class QuotaExceeded(ModelError):
 
 
 class Overloaded(ModelError):
-    """The endpoint has trouble of its own (5xx). `retry_after_s`: seconds, None if it did not say."""
+    """The endpoint failed (5xx). `retry_after_s`: seconds, None if it did not say."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -126,7 +96,7 @@ class Overloaded(ModelError):
 
 
 class ContextOverflow(ModelError):
-    """The request is too long. `limit` and `size`: tokens, None where the endpoint did not say."""
+    """The request is too long. `limit` and `size` in tokens, None if the endpoint did not say."""
 
     def __init__(self, message: str, *, limit: int | None = None, size: int | None = None) -> None:
         super().__init__(message)
@@ -151,15 +121,15 @@ class ModelTimeout(ModelError):
 
 
 class AnswerTooLong(ModelError):
-    """More came than crow takes of one answer. Asking again would bring the same."""
+    """The answer is longer than crow accepts. A retry would not help."""
 
 
 class ProtocolError(ModelError):
-    """An answer that is no chat completion, or only part of one."""
+    """The answer is not a complete chat completion."""
 
 
 class ToolServerError(PeerError):
-    """An MCP server could not be started, died, or broke the protocol."""
+    """An MCP server did not start, died, or broke the protocol."""
 
 
 class EditorError(PeerError):
@@ -179,7 +149,7 @@ class StoreTooNew(StoreError):
 
 
 class SessionBusy(StoreError):
-    """Another living process runs a turn in the session; `owner` names it."""
+    """Another process runs a turn in the session. `owner` names it."""
 
     def __init__(self, session_id: str, owner: str) -> None:
         super().__init__(
@@ -190,8 +160,8 @@ class SessionBusy(StoreError):
 
 
 class LeafMoved(StoreError):
-    """Somebody else appended to the session first; nothing was written."""
+    """Another process added to the session first. Nothing was written."""
 
 
 class TurnError(CrowError):
-    """A turn that cannot go on, with words for the user."""
+    """The turn cannot go on. The message is for the user."""

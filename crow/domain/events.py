@@ -1,7 +1,7 @@
-"""What happens in a session, as it is told to the client.
+"""Events of a session, for the client.
 
-Strategy: an event is durable (`EntryStored`: it is in the log already) or passing (everything else: a delta, a
-progress). The frontend turns each into protocol updates; replay turns stored entries into the same updates.
+`EntryStored` is durable: the entry is in the log already. All others are passing. The frontend makes protocol updates
+of them; replay makes the same updates of stored entries.
 """
 
 from __future__ import annotations
@@ -13,30 +13,6 @@ from typing import Literal, TypeAlias
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem
 from crow.domain.messages import JsonObject
 
-__all__ = [
-    "CallAnnounced",
-    "CallEnded",
-    "CallProgressed",
-    "CommandsChanged",
-    "CompactionChanged",
-    "ContextMeasured",
-    "Elicitation",
-    "ElicitationAnswer",
-    "ElicitationKind",
-    "EntryStored",
-    "Event",
-    "FormQuestion",
-    "ModeChanged",
-    "NoticeShown",
-    "OptionsChanged",
-    "PlanChanged",
-    "SummaryShown",
-    "TextShown",
-    "ThoughtShown",
-    "TitleChanged",
-    "UrlQuestion",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryStored:
@@ -47,7 +23,7 @@ class EntryStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextShown:
-    """A piece of the answer; `message_id` is that of the assistant entry to come."""
+    """A piece of the answer. The assistant entry will have this `message_id`."""
 
     message_id: str
     text: str
@@ -63,7 +39,7 @@ class ThoughtShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnnounced:
-    """A call of the step just stored is pending; `arguments` is the JSON text of an object."""
+    """A call of the step just stored is pending. `arguments` is a JSON object as text."""
 
     call: CallRef
     name: str
@@ -73,7 +49,7 @@ class CallAnnounced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallProgressed:
-    """Output of a running call so far: `text` is the whole retained output, not an addition."""
+    """Output of a running call: `text` is all of it so far, not an addition."""
 
     call: CallRef
     text: str
@@ -81,7 +57,7 @@ class CallProgressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnded:
-    """An announced call ended without a stored result: cancelled, not run."""
+    """An announced call ended without a stored result: it was cancelled or not run."""
 
     call: CallRef
     text: str
@@ -89,7 +65,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
-    """How full the context is, in tokens, and what the session cost so far (USD, None if unknown)."""
+    """How full the context is, in tokens, and the cost of the session so far in USD (None: unknown)."""
 
     used: int
     size: int
@@ -98,7 +74,7 @@ class ContextMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionChanged:
-    """A compaction began or ended. `detail`: the summary when completed, the reason when failed."""
+    """A compaction began or ended. `detail` is the summary, or the reason of a failure."""
 
     compaction_id: str
     status: Literal["in_progress", "completed", "failed", "cancelled"]
@@ -107,7 +83,7 @@ class CompactionChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryShown:
-    """A piece of the summary that a compaction is writing; empty: what was shown of it so far does not count."""
+    """A piece of the summary that a compaction is writing. Empty text: discard the pieces so far."""
 
     compaction_id: str
     text: str
@@ -115,7 +91,7 @@ class SummaryShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeShown:
-    """Something the user should know now, not part of the history (a retry, a slow server)."""
+    """News for the user that is not part of the history, such as a retry or a slow server."""
 
     severity: Literal["info", "warning", "error"]
     title: str
@@ -124,7 +100,7 @@ class NoticeShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The plan is another because the session stands elsewhere now; empty: there is none."""
+    """The session moved to another entry, where this is the plan; empty: there is none."""
 
     plan: tuple[PlanItem, ...]
 
@@ -172,20 +148,15 @@ Event: TypeAlias = (
 )
 
 
-# FROM domain.elicitation: A question to the user beyond a yes or no, asked by a tool server or by crow, and its
-# answer.
-#
-# Strategy: a form or an address to visit; the answer is accepted with values, declined, or dismissed. Secrets are
-# asked
-# for by address alone, never by form. Knows neither the protocol nor who asks.
-
-
 ElicitationKind: TypeAlias = Literal["form", "url"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormQuestion:
-    """Fields to fill in: `schema` is a flat JSON Schema object. `call`: the running call that it belongs to."""
+    """A form for the user. `schema` is a flat JSON Schema object, `call` the running call that asks.
+
+    Never ask for secrets in a form; use a `UrlQuestion`.
+    """
 
     message: str
     schema: JsonObject
@@ -194,7 +165,7 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page to visit; `id` names the question when it is over, see `Client.elicited`."""
+    """A page for the user to visit. `Client.elicited` gets the `id` when the question is over."""
 
     message: str
     url: str
@@ -207,7 +178,7 @@ Elicitation: TypeAlias = FormQuestion | UrlQuestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElicitationAnswer:
-    """What the user did; `content` holds the values of an accepted form."""
+    """The user's answer. `content` has the values of an accepted form."""
 
     action: Literal["accept", "decline", "cancel"]
     content: Mapping[str, str | int | float | bool | list[str]] = field(default_factory=dict)

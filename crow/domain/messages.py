@@ -1,33 +1,10 @@
-"""What a person, a model and a tool say to each other.
-
-Strategy: plain frozen values, the same ones from the editor's prompt to the bytes of a request. Nothing here
-knows how a message is stored, streamed or encoded.
-"""
+"""Messages between user, model and tools."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
-
-__all__ = [
-    "Answer",
-    "AssistantMessage",
-    "FinishReason",
-    "Image",
-    "JsonObject",
-    "Link",
-    "Message",
-    "Part",
-    "Resource",
-    "SystemMessage",
-    "Text",
-    "ToolCall",
-    "ToolMessage",
-    "ToolSpec",
-    "Usage",
-    "UserMessage",
-]
 
 JsonObject: TypeAlias = Mapping[str, object]
 
@@ -50,7 +27,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A file or document whose text came with the prompt."""
+    """A file or document with its text."""
 
     uri: str
     text: str
@@ -59,7 +36,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A file or document that the prompt only names."""
+    """A file or document without its text."""
 
     uri: str
     name: str
@@ -71,7 +48,7 @@ Part: TypeAlias = Text | Image | Resource | Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """One tool as offered to the model; `name` matches `^[A-Za-z0-9_-]{1,64}$`, `input_schema` is JSON Schema."""
+    """A tool as offered to the model. `name` matches `^[A-Za-z0-9_-]{1,64}$`, `input_schema` is JSON Schema."""
 
     name: str
     description: str
@@ -80,11 +57,11 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call as it was understood from the stream.
+    """One tool call of a model.
 
-    `arguments` is always the JSON text of an object: it goes back to the provider in every later request.
-    `fault`, when set, says to the model why the call cannot be run; `raw` then keeps what was really received.
-    `extra` holds unknown keys of the provider's call object, to be sent back unchanged.
+    `arguments` is always a valid JSON object as text, since every later request repeats it. `fault`, if set, tells the
+    model why the call cannot run; `raw` is then the text as received. `extra` holds unknown keys of the provider's call
+    object, which are sent back unchanged.
     """
 
     id: str
@@ -97,7 +74,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts that a provider reported for one request; None is unknown, not zero.
+    """Token counts that a provider reported for one request. None is unknown, not zero.
 
     `input_tokens` includes the cached ones, `output_tokens` the reasoning ones.
     """
@@ -113,10 +90,10 @@ FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One whole model response.
+    """One complete model response.
 
-    `opaque` holds provider fields to send back as they came (`reasoning_details` and the like);
-    `reasoning_field` is the name under which the thought arrived, None if there was none.
+    `opaque` holds provider fields that are sent back unchanged, such as `reasoning_details`. `reasoning_field` is the
+    name of the field that held the thought, None if there was none.
     """
 
     text: str = ""
@@ -137,14 +114,14 @@ class SystemMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessage:
-    """What the user (or crow, in a reminder) says to the model."""
+    """A message of the user, or a reminder from crow."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """What the model said; `endpoint` names who said it, as `opaque` fields are only for that endpoint."""
+    """A message of the model. `opaque` fields are only sent to the same `endpoint`."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -156,7 +133,7 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolMessage:
-    """The result of the call with `call_id`, directly after its assistant message, in call order."""
+    """The result of the call with this id. Results follow their assistant message in call order."""
 
     call_id: str
     text: str

@@ -1,7 +1,6 @@
-"""One entry, as the model sees it.
+"""The text of one entry for the model, and of one call for a title.
 
-Strategy: each function is a fixed rendering of one stored body, made of its bytes and the constants here, so that the
-same entry gives the same message for ever. What surrounds it (order, pairing, repair) is `conversation`'s.
+Each rendering uses only the stored body and the constants here, so an entry always gives the same message.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = [
 
 INTERRUPTED = "[This answer was interrupted here.]"
 NOT_RUN = "[This call was not run.]"
-EFFECTS_UNKNOWN = "[This call was interrupted while it ran. Its effects are unknown: look before you repeat it.]"
+EFFECTS_UNKNOWN = "[This call was interrupted while it ran. Its effects are unknown: check before you repeat it.]"
 NO_ANSWER = "[No answer was given.]"
 NO_QUESTION = "[The conversation goes on here.]"
 EMPTY_OUTPUT = "[No output.]"
@@ -44,34 +43,32 @@ EMPTY_PROMPT = "[An empty message.]"
 IMAGE_LEFT_OUT = "[An image.]"
 
 NEVER_MASKED = frozenset({"update_plan", "skill"})
-"""Tools whose outputs stay visible: they are what the model works by."""
+"""Tools whose outputs stay visible because the model works by them."""
 
 MASK_MIN_CHARS = 400
-"""A shorter output is worth more than the line that would stand for it."""
+"""A shorter output is not worth hiding: the line that replaces it is nearly as long."""
 
 CHECKPOINT_HEAD = (
-    "[The conversation up to here was compacted. This message stands for all of it: a summary, then messages of the "
-    "user word for word, then files and plan as recorded. Entries are numbered; recall with a number gives the whole "
+    "[The conversation up to here was compacted. This message replaces it: a summary, then messages of the user word "
+    "for word, then files and plan as recorded. Entries are numbered; call recall with a number to read the whole "
     "entry.]"
 )
 
 
 def user_parts(body: User, entry: int) -> tuple[Part, ...]:
-    """The parts of a prompt, the longest texts shortened so that all of them together have `body.cut` characters."""
+    """The parts of a prompt. With `body.cut` the longest texts are shortened to that many characters in total."""
     parts = body.parts or (Text(text=EMPTY_PROMPT),)
     if body.cut is None:
         return parts
     share = fair_share([len(part.text) for part in parts if isinstance(part, (Text, Resource))], body.cut)
     return tuple(
-        replace(part, text=head_and_tail(part.text, share, entry))
-        if isinstance(part, (Text, Resource)) and len(part.text) > share
-        else part
+        replace(part, text=head_and_tail(part.text, share, entry)) if isinstance(part, (Text, Resource)) else part
         for part in parts
     )
 
 
 def fair_share(sizes: Sequence[int], total: int) -> int:
-    """The largest share so that the sizes, each capped by it, make at most `total`; short ones leave room to long."""
+    """The largest cap for each of the sizes with which their sum is at most `total`."""
     left = max(0, total)
     waiting = sorted(sizes)
     for index, size in enumerate(waiting):
@@ -83,7 +80,7 @@ def fair_share(sizes: Sequence[int], total: int) -> int:
 
 
 def parts_text(parts: Sequence[Part]) -> str:
-    """A message of the user as plain text, for where only text can stand."""
+    """A message of the user as plain text."""
     texts: list[str] = []
     for part in parts:
         match part:
@@ -101,7 +98,7 @@ def parts_text(parts: Sequence[Part]) -> str:
 
 
 def added_part(body: Reminder | Skill) -> Text:
-    """crow's own words, as a part of a user-role message."""
+    """Text from crow as a part of a message in the user role."""
     match body:
         case Reminder(text=text):
             return Text(text=text)
@@ -112,7 +109,7 @@ def added_part(body: Reminder | Skill) -> Text:
 
 
 def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-    """The model's words with `calls`, whose ids are unique in the request; None if there is nothing to send."""
+    """An answer with `calls`, whose ids are unique in the request. None if there is nothing to send."""
     if not calls and not body.text.strip():
         return None
     interrupted = body.finish == "interrupted"
@@ -120,7 +117,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
         text=interrupted_text(body) if interrupted and body.text.strip() else body.text,
         calls=calls,
         thought=body.thought,
-        # Opaque fields carry signatures over the whole reasoning: half of one is refused.
+        # Opaque fields hold signatures of the whole reasoning; providers refuse a part of one.
         opaque={} if interrupted else body.opaque,
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
@@ -128,18 +125,18 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
 
 
 def interrupted_text(body: Assistant) -> str:
-    """What was shown of an interrupted answer, marked."""
+    """The shown part of an interrupted answer, with a mark at its end."""
     return f"{body.text}\n\n{INTERRUPTED}"
 
 
 def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """A result; head and tail of it when it was stored with a cut."""
+    """A result, or its head and tail if it was stored with a cut."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether hiding this output from the model is allowed and gains anything."""
+    """Whether this output may be hidden from the model and that saves something."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
@@ -147,7 +144,7 @@ def is_maskable(body: ToolResult) -> bool:
 
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """The line that stands for a masked output."""
+    """The line that replaces a masked output."""
     return ToolMessage(
         call_id=call_id,
         text=f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]",
@@ -158,19 +155,16 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
     """Summary, pinned messages, files, plan and skills as one message of the user role."""
     sections = [CHECKPOINT_HEAD]
     if body.first_covered is not None and body.last_covered is not None:
-        sections.append(f"It stands for the entries {body.first_covered} to {body.last_covered}.")
+        sections.append(f"It replaces the entries {body.first_covered} to {body.last_covered}.")
     sections.append(body.summary.strip())
     if body.pins:
         sections.append("## Messages of the user, word for word")
         sections += [f'<message entry="{pin.entry}">\n{pin.text}\n</message>' for pin in body.pins]
     room = body.lists_cut
-    plan = [plan_line(item) for item in body.plan]
-    modified = list(reversed(body.files_modified))
-    read = list(reversed(body.files_read))
     for title, lines, share in (
-        ("Plan", plan, 2),
-        ("Files modified, newest first", modified, 1),
-        ("Files read", read, 1),
+        ("Plan", [plan_line(item) for item in body.plan], 2),
+        ("Files modified, newest first", body.files_modified[::-1], 1),
+        ("Files read", body.files_read[::-1], 1),
     ):
         shown, room = bounded_list(lines, room, share)
         if shown:
@@ -195,7 +189,7 @@ def plan_line(item: PlanItem) -> str:
 
 
 def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[str, int | None]:
-    """`lines` as a list of at most `room / share` characters, and the room that is left; None is no bound."""
+    """`lines` as a list of at most `room / share` characters (None: unbounded), and the room that is left."""
     if room is None:
         return "\n".join(f"- {line}" for line in lines), None
     left = room // share
@@ -212,27 +206,23 @@ def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[st
     return "\n".join(shown), room - used
 
 
-# FROM domain.titles: Names, patterns and commands inside the title of a call.
-#
-# Several editors draw titles as Markdown, where `src/__init__.py` or `**/*.py` would lose characters; what Markdown
-# would
-# eat stands in backticks, everything else as it is, for the editors that draw plain text.
-
-
-_EATEN = re.compile(r"[*`~<\\]|\]\s?[(\[]|&#?\w++;")
-_OPENS = re.compile(r"(?:^|[^\w])_")
-_CLOSES = re.compile(r"_(?:[^\w]|$)")
+MARKDOWN = re.compile(r"[*`~<\\]|\]\s?[(\[]|&#?\w++;")
+OPENS_EMPHASIS = re.compile(r"(?:^|[^\w])_")
+CLOSES_EMPHASIS = re.compile(r"_(?:[^\w]|$)")
 
 
 def in_title(text: str) -> str:
-    """`text` as a title shows it: plain, or as code where Markdown would change it."""
-    opens = _OPENS.search(text)
-    is_emphasis = opens is not None and _CLOSES.search(text, opens.end()) is not None
-    return code(text) if is_emphasis or _EATEN.search(text) else text
+    """A name, pattern or command for the title of a call: plain, or in backticks if Markdown would change it.
+
+    Several editors draw titles as Markdown, where `src/__init__.py` would lose characters. Others draw plain text.
+    """
+    opens = OPENS_EMPHASIS.search(text)
+    is_emphasis = opens is not None and CLOSES_EMPHASIS.search(text, opens.end()) is not None
+    return code(text) if is_emphasis or MARKDOWN.search(text) else text
 
 
 def code(text: str) -> str:
-    """`text` as Markdown code on one line, backticks in it included."""
+    """`text` as Markdown code on one line. It may hold backticks."""
     line = " ".join(text.split("\n"))
     if "`" not in line:
         return f"`{line}`"

@@ -1,12 +1,8 @@
-"""The whole history as events, as it was shown.
-
-Strategy: entries are fed oldest first and come out as the events that the client knows from a live turn; of a step
-only the calls that wait for their results are kept, so memory is bounded by one step. Compacted entries are entries
-like any other. Knows nothing of the protocol.
-"""
+"""The stored history as events, in the order in which the client saw them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import assert_never
 
 from crow.domain.entries import (
@@ -36,38 +32,45 @@ from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interru
 __all__ = ["Replay"]
 
 
+@dataclass(slots=True)
+class WaitingCall:
+    """A call that is not replayed yet: its result, or that of an earlier call, is still missing."""
+
+    call: ToolCall
+    announcement: Announcement | None
+    is_started: bool = False
+    result: Entry | None = None
+
+
 class Replay:
-    """Feed a path oldest first, then end it."""
+    """Feed a path oldest first, then call `end`. Memory is bounded by one step."""
 
     def __init__(self) -> None:
         self._assistant = 0
-        self._waiting: dict[int, ToolCall] = {}
-        self._announced: dict[int, Announcement] = {}
-        self._started: set[int] = set()
-        self._results: dict[int, Entry] = {}
+        self._waiting: dict[int, WaitingCall] = {}
 
     def feed(self, entry: Entry) -> tuple[Event, ...]:
-        """The events that `entry` adds. Results are told in call order."""
+        """The events that `entry` adds. Results come in call order."""
         body = entry.body
         match body:
-            case User():
+            case User() | TurnEnd():
                 return (*self.end(), EntryStored(entry=entry))
             case Assistant():
-                events = (*self.end(), *shown(body))
+                events = (*self.end(), *answer_events(body))
+                announcements = dict(enumerate(body.announcements))
                 self._assistant = entry.id
-                self._waiting = dict(enumerate(body.calls))
-                self._announced = dict(enumerate(body.announcements))
+                self._waiting = {
+                    index: WaitingCall(call, announcements.get(index)) for index, call in enumerate(body.calls)
+                }
                 return events
             case Started(call=call, announcement=announcement):
-                if call.assistant == self._assistant and call.index in self._waiting:
-                    self._started.add(call.index)
-                    if announcement is not None:
-                        self._announced[call.index] = announcement
+                waiting = self._find(call)
+                if waiting is not None:
+                    waiting.is_started = True
+                    waiting.announcement = announcement or waiting.announcement
                 return ()
             case ToolResult():
-                return self._result(entry, body)
-            case TurnEnd():
-                return (*self.end(), EntryStored(entry=entry))
+                return self._add_result(entry, body)
             case Checkpoint() | Mask() | Remark() | Command():
                 return (EntryStored(entry=entry),)
             case Prompt() | File() | Restore() | Skill() | Reminder() | Note():
@@ -76,62 +79,61 @@ class Replay:
                 assert_never(never)
 
     def pause(self) -> tuple[Event, ...]:
-        """Results that wait for an earlier call, where the turn goes on live: the other calls are not over."""
-        return tuple(
-            event
-            for index, call in self._waiting.items()
-            if index in self._results
-            for event in told(call, self._results[index])
-        )
+        """The results that wait for an earlier call. For a turn that goes on live: its other calls are not over."""
+        events: list[Event] = []
+        for waiting in self._waiting.values():
+            if waiting.result is not None:
+                events += result_events(waiting.call, waiting.result)
+        return tuple(events)
 
     def end(self) -> tuple[Event, ...]:
-        """Results that wait for an earlier call, and an end for each call without one."""
+        """The results that wait for an earlier call, and an end for each call without a result."""
         events: list[Event] = []
-        for index, call in self._waiting.items():
-            if index in self._results:
-                events += told(call, self._results[index])
-                continue
-            ref = CallRef(assistant=self._assistant, index=index)
-            events += [
-                announced(ref, call, self._announced.get(index) or Announcement(title=call.name)),
-                CallEnded(call=ref, text=EFFECTS_UNKNOWN if index in self._started else NOT_RUN),
-            ]
-        self._waiting, self._announced, self._started, self._results = {}, {}, set(), {}
+        for index, waiting in self._waiting.items():
+            if waiting.result is not None:
+                events += result_events(waiting.call, waiting.result)
+            else:
+                ref = CallRef(assistant=self._assistant, index=index)
+                announcement = waiting.announcement or Announcement(title=waiting.call.name)
+                text = EFFECTS_UNKNOWN if waiting.is_started else NOT_RUN
+                events += [announced(ref, waiting.call, announcement), CallEnded(call=ref, text=text)]
+        self._waiting = {}
         return tuple(events)
 
-    def _result(self, entry: Entry, body: ToolResult) -> tuple[Event, ...]:
-        index = body.call.index
-        if body.call.assistant != self._assistant or index not in self._waiting:
-            # Its call was ended before, or is not on this path; announced again, the client sees what it gave.
-            return told(ToolCall(id="", name=body.name, arguments="{}"), entry)
-        if index in self._results:
+    def _find(self, ref: CallRef) -> WaitingCall | None:
+        return self._waiting.get(ref.index) if ref.assistant == self._assistant else None
+
+    def _add_result(self, entry: Entry, body: ToolResult) -> tuple[Event, ...]:
+        waiting = self._find(body.call)
+        if waiting is None:  # its call has ended, or is not on this path: announced again, so the result is shown
+            return result_events(ToolCall(id="", name=body.name, arguments="{}"), entry)
+        if waiting.result is not None:
             return ()
-        self._results[index] = entry
+        waiting.result = entry
         events: list[Event] = []
-        for earliest in list(self._waiting):
-            if earliest not in self._results:
+        for index, earliest in list(self._waiting.items()):
+            if earliest.result is None:
                 break
-            events += told(self._waiting.pop(earliest), self._results.pop(earliest))
+            events += result_events(earliest.call, earliest.result)
+            del self._waiting[index]
         return tuple(events)
 
 
-def shown(body: Assistant) -> tuple[Event, ...]:
+def answer_events(body: Assistant) -> tuple[Event, ...]:
     """Reasoning and text of an answer."""
-    events: list[Event] = []
-    if body.thought:
-        events.append(ThoughtShown(message_id=body.message_id, text=body.thought))
+    text = body.text
     if body.finish == "interrupted":
-        text = interrupted_text(body) if body.text.strip() else INTERRUPTED
-        events.append(TextShown(message_id=body.message_id, text=text))
-    elif body.text:
-        events.append(TextShown(message_id=body.message_id, text=body.text))
-    return tuple(events)
+        text = interrupted_text(body) if text.strip() else INTERRUPTED
+    thought = (ThoughtShown(message_id=body.message_id, text=body.thought),) if body.thought else ()
+    return (*thought, *((TextShown(message_id=body.message_id, text=text),) if text else ()))
 
 
-def told(call: ToolCall, result: Entry) -> tuple[Event, ...]:
+def result_events(call: ToolCall, result: Entry) -> tuple[Event, ...]:
+    """A call that is announced and answered."""
     assert isinstance(result.body, ToolResult)
     return announced(result.body.call, call, result.body.announcement), EntryStored(entry=result)
 
 
 def announced(ref: CallRef, call: ToolCall, announcement: Announcement) -> CallAnnounced:
+    """The announcement of a call."""
     return CallAnnounced(call=ref, name=call.name, arguments=call.arguments, announcement=announcement)

@@ -1,8 +1,8 @@
-"""Estimates of tokens, for what no provider has counted yet.
+"""Estimates of tokens, and texts cut to a size.
 
-Strategy: no tokenizer, since there is a different one behind every endpoint; the kinds of characters are counted at
-the speed of the interpreter's own codecs and weighed. Aims at a factor of two for any script and for base64; the
-caller calibrates with what the provider reports. Pure; knows messages, not entries.
+No tokenizer: every endpoint has another one. Characters are counted by kind, at the speed of the interpreter's codecs,
+and weighed. The estimate should be right within a factor of two for any script and for base64. Callers calibrate it
+with the counts that the provider reports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 IMAGE_TOKENS = 1_500
-"""Flat cost of a picture: what the large providers charge for one of about a megapixel."""
+"""Flat cost of a picture: the large providers charge this for about a megapixel."""
 
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
@@ -45,18 +45,21 @@ CALL_TOKENS = 8
 RUN_CHARS = 60
 RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
 """A line of base64 has 64 or 76 characters."""
-# Most texts hold no such run, and this finds that out twenty times faster than the pattern.
+# Most texts have no such run. This finds out twenty times faster than the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
-"""A run of so many different characters is base64, hex or a key, which no tokenizer has words for; of fewer, a rule."""
+"""A run of at least this many different characters is base64, hex or a key; of fewer, it is a ruled line."""
 LONG_RUN = 100
 SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
-"""What a shorter run looks like, unlike a path or a name: hex, or digits and capitals."""
+"""A shorter encoded run is hex, or has digits and capitals, unlike a path or a name."""
 
 
 def estimate_text(text: str) -> int:
-    """Tokens of `text`: a quarter per ASCII character (half inside encoded runs), half per Latin, Greek or Cyrillic
-    letter, one per character above (CJK, Indic, symbols), two beyond the basic plane (emoji)."""
+    """Tokens of `text`.
+
+    A quarter per ASCII character (half inside encoded runs), half per Latin, Greek or Cyrillic letter, one per higher
+    character (CJK, Indic, symbols), two beyond the basic plane (emoji).
+    """
     if not text:
         return 0
     data = text.encode("utf-8", "surrogatepass")
@@ -82,7 +85,7 @@ def is_encoded(run: str) -> bool:
 
 
 def estimate_message(message: Message) -> int:
-    """Tokens of one message as sent, its frame included."""
+    """Tokens of one message as sent, with its frame."""
     match message:
         case SystemMessage(text=text):
             return MESSAGE_TOKENS + estimate_text(text)
@@ -122,7 +125,7 @@ def estimate_part(part: Part) -> int:
 
 
 def estimate_assistant(message: AssistantMessage) -> int:
-    """Reasoning counts only where it came in a field of its own or as opaque ones, as only then it may go back."""
+    """Tokens of an answer. Reasoning counts only if it may go back: from a field of its own, or as opaque fields."""
     tokens = estimate_text(message.text)
     for call in message.calls:
         tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
@@ -134,8 +137,10 @@ def estimate_assistant(message: AssistantMessage) -> int:
 
 
 def head_and_tail(text: str, chars: int, entry: int) -> str:
-    """`text` if it has at most `chars` characters; else two thirds of them from its head, one from its tail, and
-    between them a line with the size and the entry that holds all of it. The line itself is not counted."""
+    """`text` with at most `chars` characters: two thirds from its head, one third from its tail.
+
+    A line between them, not counted, names the sizes and the entry that has all of it.
+    """
     if len(text) <= chars:
         return text
     head = max(0, chars) * 2 // 3
@@ -148,8 +153,7 @@ def head_and_tail(text: str, chars: int, entry: int) -> str:
 
 
 def fit(text: str, tokens: int, entry: int) -> str:
-    """`text` if its estimate is at most `tokens`; else head and tail of it, marker included, in about so many; a bare
-    marker when even that is more."""
+    """`text` with an estimate of at most `tokens`: whole, or its head and tail with a marker, or a marker alone."""
     whole = estimate_text(text)
     if whole <= max(0, tokens):
         return text

@@ -14,7 +14,6 @@ import anyio.abc
 from acp import PROTOCOL_VERSION, RequestError, schema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crow.agent.session import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -295,7 +294,7 @@ class AcpAgent:
     async def _set_mode(self, params: dict[str, Any]) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
         async with self._sessions.locked(params["sessionId"]) as session:
-            await set_mode(session.branch, mode)
+            await session.branch.set_mode(mode)
         return {}
 
     async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -304,11 +303,11 @@ class AcpAgent:
             value = option_value(option, params["value"], model=branch.row.model, models=self._sessions.models)
             match option:
                 case "mode":
-                    await set_mode(branch, str(value))
+                    await branch.set_mode(str(value))
                 case "model":
-                    await set_model(branch, str(value))
+                    await branch.set_model(str(value))
                 case _:
-                    await set_option(branch, option, value)
+                    await branch.set_option(option, value)
             return {"configOptions": self._sessions.options(session)}
 
     def _check_logged_in(self) -> None:

@@ -13,7 +13,6 @@ from acp import RequestError
 from acp.connection import Connection
 
 from crow.agent import PermissionQuestion
-from crow.domain.conversation import Replay
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import (
     CommandsChanged,
@@ -27,6 +26,7 @@ from crow.domain.events import (
     OptionsChanged,
     UrlQuestion,
 )
+from crow.domain.replay import Replay
 from crow.frontend.frames import INVALID_REQUEST, FrameError, Message, RequestId
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import (

@@ -1,4 +1,4 @@
-"""A session on a real store, with a scripted model, function-sized tools and a client that takes notes."""
+"""A session on a real store, with a scripted model, functions as tools and a client that records events."""
 
 from __future__ import annotations
 

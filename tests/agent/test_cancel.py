@@ -1,4 +1,4 @@
-"""A cancel at any instant: one end, stored once, with all that was shown and nothing that was not."""
+"""A cancel at any moment stores one end with exactly the text that was shown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from crow.agent.session import Session
 from crow.domain.entries import Assistant, TurnEnd
 from crow.domain.errors import AuthError, CrowError, ModelError, NetworkError
 from crow.domain.events import Event, ThoughtShown
-from crow.llm import Delta, Request, Stream, TextDelta, ThoughtDelta
+from crow.domain.messages import ToolCall
+from crow.llm import Delta, Request, TextDelta, ThoughtDelta
 from tests.agent.harness import NoteTaker, Opened, Tool, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, ScriptedStream, call
 
 AT_ONCE = -1
-"""A cancel in the very step that lets the stream go on, before it."""
+"""Cancel just before the stream goes on."""
 
 
 class SlowClient(NoteTaker):
@@ -67,8 +68,8 @@ async def quickly() -> str:
     "error", [None, NetworkError("The connection broke."), AuthError("The key is wrong.")], ids=["whole", "broke", "no"]
 )
 @pytest.mark.parametrize("calls", [(), (call("look"),)], ids=["text", "calls"])
-async def test_a_cancel_at_any_instant_stores_what_was_shown_once_and_answers_as_it_ended(
-    tmp_path: Path, client: type[NoteTaker], error: ModelError | None, calls: tuple
+async def test_a_cancel_at_any_moment_stores_the_shown_text_once_and_answers_like_the_stored_end(
+    tmp_path: Path, client: type[NoteTaker], error: ModelError | None, calls: tuple[ToolCall, ...]
 ) -> None:
     for after in range(AT_ONCE, 24):
         say = Say(text=["some ", "words"], thought="hm", calls=calls, error=error, hold=anyio.Event())
@@ -88,7 +89,7 @@ async def test_a_cancel_at_any_instant_stores_what_was_shown_once_and_answers_as
 
 
 @pytest.mark.parametrize("goes_on", ["ends", "breaks"])
-async def test_a_stream_that_ends_in_the_instant_of_the_cancel_is_cancelled(tmp_path: Path, goes_on: str) -> None:
+async def test_a_stream_that_ends_at_the_moment_of_the_cancel_is_cancelled(tmp_path: Path, goes_on: str) -> None:
     error = NetworkError("The connection broke.") if goes_on == "breaks" else None
     say = Say(text=["some words"], error=error, hold=anyio.Event())
     async with opened(tmp_path, ScriptedModel(say)) as run:
@@ -114,9 +115,7 @@ class SlowToClose(ScriptedModel):
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["cancel", "close"])
-async def test_the_end_of_a_cancelled_turn_is_stored_while_the_connection_is_being_closed(
-    tmp_path: Path, closes: bool
-) -> None:
+async def test_a_cancelled_turn_is_stored_while_its_connection_closes(tmp_path: Path, closes: bool) -> None:
     say = Say(text=["some ", "words"], hold=anyio.Event())
     model = SlowToClose(say)
     answers: list[str] = []
@@ -155,7 +154,7 @@ class InHand(ScriptedModel):
         self.event = event
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+    async def stream(self, request: Request) -> AsyncIterator[ScriptedStream]:
         yield StreamInHand(self.event)
 
 
@@ -173,7 +172,7 @@ class StreamInHand(ScriptedStream):
         await anyio.sleep_forever()
 
 
-async def test_what_is_read_in_the_instant_of_the_cancel_is_not_shown(
+async def test_text_read_at_the_moment_of_the_cancel_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not in what is being stored."""

@@ -19,12 +19,13 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.checkpoint import hiding_order
 from crow.agent.compaction.planner import Reason
-from crow.domain.conversation import Replay, for_model
+from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Restore, ToolResult, User
 from crow.domain.errors import StoreError
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.domain.rendering import parts_text, user_parts
+from crow.domain.replay import Replay
 from crow.llm import ModelInfo
 from crow.store import Store
 from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_on, flaky, same_prompt, summariser

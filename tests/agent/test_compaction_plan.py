@@ -279,7 +279,7 @@ def test_a_checkpoint_says_which_entries_it_stands_for_also_after_another() -> N
     assert again.first_kept is not None
     assert (again.first_covered, again.last_covered) == (1, again.first_kept - 1)
     text = parts_text(checkpoint_message(again).parts)
-    assert f"It stands for the entries 1 to {again.last_covered}." in text
+    assert f"It replaces the entries 1 to {again.last_covered}." in text
     assert len(projection.entries) == 13
 
 

@@ -1,4 +1,4 @@
-"""What a continued answer says again is dropped; nothing else is."""
+"""Text that a resumed answer repeats is removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.scripted_model import Say, ScriptedModel, call
         ("", "anything", "anything"),
     ],
 )
-def test_the_end_that_was_shown_is_dropped_and_what_only_looks_like_it_stays(before: str, new: str, kept: str) -> None:
+def test_a_repeated_end_is_removed_and_a_chance_match_stays(before: str, new: str, kept: str) -> None:
     assert without_overlap(before, new) == kept
 
 
@@ -46,9 +46,7 @@ def test_the_end_that_was_shown_is_dropped_and_what_only_looks_like_it_stays(bef
     cuts=st.lists(st.integers(0, 70), max_size=8),
 )
 @settings(max_examples=400, deadline=None)
-def test_any_split_gives_the_same_rest_and_the_rest_is_the_end_of_what_came(
-    before: str, new: str, again: int, cuts: list[int]
-) -> None:
+def test_any_split_gives_the_same_new_text(before: str, new: str, again: int, cuts: list[int]) -> None:
     new = before[len(before) - min(again, len(before)) :] + new
     whole = without_overlap(before, new)
     assert new.endswith(whole)
@@ -64,14 +62,14 @@ def test_any_split_gives_the_same_rest_and_the_rest_is_the_end_of_what_came(
     assert fed(pieces) == fed(list(new)) == whole
 
 
-def test_what_cannot_be_a_repetition_is_given_at_once() -> None:
+def test_text_that_cannot_be_a_repetition_is_returned_at_once() -> None:
     overlap = Overlap("The end is near")
     assert overlap.feed("Yes") == "Yes"
     overlap = Overlap("The end is near")
     assert [overlap.feed(piece) for piece in ("end", " is", " near", ", so", " run")] == ["", "", "", ", so", " run"]
 
 
-async def test_a_continued_answer_shows_and_stores_no_word_twice(tmp_path: Path) -> None:
+async def test_a_resumed_answer_shows_and_stores_no_word_twice(tmp_path: Path) -> None:
     broken = Say(text=["Birds build ", "nests of twi"], error=NetworkError("gone"))
     model = ScriptedModel(broken, Say(text=["nests", " of twigs", " and string."]), Say(text=["ok"]))
     async with opened(tmp_path, model) as run:
@@ -86,7 +84,7 @@ async def test_a_continued_answer_shows_and_stores_no_word_twice(tmp_path: Path)
         assert [each.split("\n")[0] for each in said] == ["Birds build nests of twi", "gs and string."]
 
 
-async def test_a_call_of_a_broken_answer_is_run_once_when_the_continued_answer_makes_it(tmp_path: Path) -> None:
+async def test_a_call_of_a_broken_answer_runs_once_when_the_resumed_answer_repeats_it(tmp_path: Path) -> None:
     ran: list[str] = []
 
     async def act(path: str) -> str:
@@ -104,7 +102,7 @@ async def test_a_call_of_a_broken_answer_is_run_once_when_the_continued_answer_m
         assert ran == ["x"]
 
 
-async def test_an_answer_that_broke_within_its_reasoning_is_asked_again_without_a_reminder(tmp_path: Path) -> None:
+async def test_an_answer_that_broke_in_its_reasoning_is_requested_again_without_a_reminder(tmp_path: Path) -> None:
     model = ScriptedModel(Say(thought="Hm", error=RateLimited("slow down")), Say(text=["Yes."]))
     async with opened(tmp_path, model) as run:
         assert await run.session.prompt(text("Hi")) == "end_turn"

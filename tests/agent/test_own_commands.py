@@ -49,7 +49,7 @@ async def test_usage_and_export_tell_of_the_session(tmp_path: Path) -> None:
 
 async def test_model_and_mode_are_shown_and_chosen_by_name_or_beginning(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel()) as it:
-        it.session._adapters = replace(it.session._adapters, models=("large", "small", "smart"))
+        it.session.adapters = replace(it.session.adapters, models=("large", "small", "smart"))
         assert await typed(it, "/model") == (
             "The model is `scripted`. Choose one of `large`, `small`, `smart`, `scripted`."
         )
@@ -66,7 +66,7 @@ async def test_a_command_of_the_users_own_is_sent_as_the_prompt_it_stands_for(tm
     model = ScriptedModel(Say(text=["reviewed"]))
     template = Template(name="review", description="", hint="", text="Review $ARGUMENTS with care.")
     async with opened(tmp_path, model) as it:
-        it.session._adapters = replace(it.session._adapters, templates=lambda: (template,))
+        it.session.adapters = replace(it.session.adapters, templates=lambda: (template,))
         await it.session.prompt(text("/review src/a.py"))
         said = [entry.body.parts for entry in await it.log() if isinstance(entry.body, User)]
     assert said == [text("Review src/a.py with care.")]

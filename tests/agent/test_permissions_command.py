@@ -11,7 +11,7 @@ from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.tools import PlannedCall
 from tests.agent.harness import NoteTaker, text
-from tests.agent.test_delegate import Casting, running
+from tests.agent.test_subagents import Casting, running
 from tests.support.scripted_model import Say, call
 
 SHOWN = Announcement(title="t")
@@ -85,11 +85,11 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         ("allow", "Type `/permissions` to see the rules, "),
         ("permit shell", "Type `/permissions` to see the rules, "),
         ("forget 1", "There is no rule `1` of this session; expected nothing, as this session has no rules."),
-        ("allow shell(", "`shell(` is no rule. A rule is a tool, such as `write_file`, "),
-        ("allow rm -rf x", "`rm -rf x` is no rule. "),
+        ("allow shell(", "`shell(` is not a rule. A rule is a tool, such as `write_file`, "),
+        ("allow rm -rf x", "`rm -rf x` is not a rule. "),
         (
             "deny shel(git push)",
-            "A rule about `shel` takes no argument; write `shel` alone. Those that take one: `shell`",
+            "A rule about `shel` takes no argument; write `shel` alone. Tools with an argument: `shell`",
         ),
         ("deny shel", "There is no tool `shel`; there are `read_file`, "),
         (
@@ -120,7 +120,7 @@ def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
         rule = typed_rule(f" {typed} ", allow=True)
         assert rule_from(rule.as_json()) == rule
         assert rule_text(rule) == f"`{typed}`"
-    with pytest.raises(ArgumentError, match="is no rule"):
+    with pytest.raises(ArgumentError, match="is not a rule"):
         typed_rule("", allow=True)
 
 

@@ -1,4 +1,4 @@
-"""A model that goes round in circles is told, and in the end stopped; one that gets on is left alone."""
+"""A model that repeats itself is reminded and finally stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pointed_out(log: list[object]) -> list[str]:
     return [body.text for body in log if isinstance(body, Reminder) and "the same result" in body.text]
 
 
-async def test_the_same_call_with_the_same_result_is_pointed_out_the_third_time(tmp_path: Path) -> None:
+async def test_the_model_is_reminded_at_the_third_same_call_with_the_same_result(tmp_path: Path) -> None:
     async with opened(tmp_path, looks(*["look"] * 3), tools={"look": Tool("read", same)}) as run:
         assert await run.session.prompt(text("go")) == "end_turn"
         words = pointed_out([entry.body for entry in await run.log()])
@@ -32,17 +32,18 @@ async def test_the_same_call_with_the_same_result_is_pointed_out_the_third_time(
     assert "You have called look 3 times with the same arguments and the same result." in words[0]
 
 
-async def test_after_thirty_times_the_turn_ends_with_words(tmp_path: Path) -> None:
+async def test_the_turn_ends_with_a_reason_after_thirty_repetitions(tmp_path: Path) -> None:
     async with opened(tmp_path, looks(*["look"] * 40), tools={"look": Tool("read", same)}) as run:
         assert await run.session.prompt(text("go")) == "max_turn_requests"
         (told,) = run.client.stored(Remark)
         assert len(run.tools.order) == 2 * 30
     assert told.text == (
-        "Stopped: look was called 30 times alike, with the same result. Say what should be done differently."
+        "Stopped: look was called 30 times with the same arguments and the same result. "
+        "Say what should be done differently."
     )
 
 
-async def test_twenty_calls_that_differ_in_result_are_fine(tmp_path: Path) -> None:
+async def test_twenty_calls_with_different_results_are_no_repetition(tmp_path: Path) -> None:
     numbers = count()
 
     async def differs() -> str:
@@ -53,7 +54,7 @@ async def test_twenty_calls_that_differ_in_result_are_fine(tmp_path: Path) -> No
         assert pointed_out([entry.body for entry in await run.log()]) == []
 
 
-async def test_a_circle_of_two_calls_is_noticed_and_repeating_one_between_changes_is_not(tmp_path: Path) -> None:
+async def test_two_alternating_calls_are_a_repetition_and_a_call_between_changes_is_not(tmp_path: Path) -> None:
     numbers = count()
 
     async def differs() -> str:

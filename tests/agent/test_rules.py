@@ -1,4 +1,4 @@
-"""Rules of the user: what they cover, what they do not, and that a denial wins."""
+"""Rules of the user: what they cover, and that a deny rule wins."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def file(*names: str, access: Access = "write", outside: bool = False) -> Planne
         ("", False),
     ],
 )
-def test_an_allowed_command_covers_one_plain_command_that_begins_so(line: str, allowed: bool) -> None:
+def test_an_allow_rule_covers_one_plain_command_with_these_first_words(line: str, allowed: bool) -> None:
     decision = decide("shell", command(line), "ask", user_rules(["shell(git status)"], []))
     assert isinstance(decision, Allow if allowed else Ask)
 
@@ -75,13 +75,13 @@ def test_an_allowed_command_covers_one_plain_command_that_begins_so(line: str, a
         ("git status pushes", False),
     ],
 )
-def test_a_denied_command_is_denied_wherever_it_stands(line: str, denied: bool) -> None:
+def test_a_deny_rule_covers_the_command_anywhere_in_the_line(line: str, denied: bool) -> None:
     rules = user_rules(["shell"], ["shell(git push)"])
     assert isinstance(decide("shell", command(line), "auto", rules), Refuse if denied else Allow)
 
 
 @given(st.text(alphabet=";&|<>()$`\n\\'\"*?[]{}#~! ab=-/", max_size=30))
-def test_what_counts_as_a_simple_command_is_read_alike_by_a_shell(line: str) -> None:
+def test_a_shell_reads_a_simple_command_the_same_way(line: str) -> None:
     words = simple_words(line)
     if words is not None:
         assert list(words) == shlex.split(line, comments=False)
@@ -89,7 +89,7 @@ def test_what_counts_as_a_simple_command_is_read_alike_by_a_shell(line: str) -> 
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,5}", fullmatch=True), min_size=1, max_size=4), st.text(max_size=10))
-def test_words_that_stand_in_a_line_are_found_whatever_surrounds_them(words: list[str], around: str) -> None:
+def test_words_are_found_in_a_line_whatever_surrounds_them(words: list[str], around: str) -> None:
     assert mentions(f"{around}; {' '.join(words)} ;{around}", words)
 
 
@@ -116,7 +116,7 @@ def test_globs_of_paths(pattern: str, path: str, covered: bool) -> None:
     assert isinstance(decision, Allow) is covered
 
 
-def test_a_denial_of_a_path_holds_in_every_mode_and_in_every_case() -> None:
+def test_a_deny_rule_for_a_path_holds_in_every_mode_and_any_letter_case() -> None:
     rules = user_rules(["read_file"], ["read_file(.env)"])
     for mode in MODES:
         for name in (".env", "deep/.ENV"):
@@ -125,7 +125,7 @@ def test_a_denial_of_a_path_holds_in_every_mode_and_in_every_case() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_mode_and_no_rule_lets_a_write_to_a_protected_path_pass(mode: str) -> None:
+def test_a_write_to_a_protected_path_asks_in_every_mode_and_despite_rules(mode: str) -> None:
     there = PlannedCall(announcement=SHOWN, access="write", paths=("/w/.git/config", ".git/config"), is_protected=True)
     rules = (
         *user_rules(["write_file", "write_file(.git/**)", "write_file(/w/.git/config)", "*"], []),
@@ -137,7 +137,7 @@ def test_no_mode_and_no_rule_lets_a_write_to_a_protected_path_pass(mode: str) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_only_consent_to_just_that_content_loads_a_skill_of_a_workspace(mode: str) -> None:
+def test_a_skill_of_a_workspace_loads_only_with_consent_to_its_content(mode: str) -> None:
     def skill(argument: str) -> PlannedCall:
         return PlannedCall(
             announcement=SHOWN, access="read", argument=argument, paths=("/w/.crow/skills/a/SKILL.md",), asks_once=True
@@ -158,7 +158,7 @@ def test_only_consent_to_just_that_content_loads_a_skill_of_a_workspace(mode: st
         assert isinstance(decision, Refuse if covered else Allow), deny
 
 
-def test_outside_the_workspace_only_a_rule_that_names_the_place_allows() -> None:
+def test_only_a_rule_for_the_place_allows_access_outside_the_workspace() -> None:
     there = file("/srv/notes/a", access="read", outside=True)
     assert decide("read_file", there, "auto", user_rules(["read_file"], [])) == Ask()
     assert isinstance(decide("read_file", there, "ask", user_rules(["read_file(/srv/notes/**)"], [])), Allow)
@@ -182,12 +182,12 @@ def test_a_rule_may_name_tools_by_a_glob_and_urls_too() -> None:
     assert decide("fetch", trap, "ask", rules) == Ask()
 
 
-def test_a_tool_called_through_another_is_judged_by_its_own_name() -> None:
+def test_a_tool_called_through_another_tool_is_judged_by_its_own_name() -> None:
     inner = PlannedCall(announcement=SHOWN, access="external", tool="db__drop")
     assert isinstance(decide("call_tool", inner, "auto", user_rules(["call_tool"], ["db__drop"])), Refuse)
     assert rule_for("call_tool", inner, allow=True).tool == "db__drop"
 
 
-def test_in_plan_mode_an_external_tool_may_be_asked_for_if_the_users_file_says_that_it_only_reads() -> None:
+def test_plan_mode_asks_for_external_tools_that_the_users_file_marks_read_only() -> None:
     assert decide("db__get", PlannedCall(announcement=SHOWN, access="external", is_read_only=True), "plan", ()) == Ask()
     assert isinstance(decide("db__get", PlannedCall(announcement=SHOWN, access="external"), "plan", ()), Refuse)

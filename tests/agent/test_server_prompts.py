@@ -1,14 +1,22 @@
-"""What is typed after `/server:prompt`."""
+"""Prompts of MCP servers: `/server:prompt` and its arguments."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.templates import CalledPrompt, TemplateArguments, called, filling, hint_of
+from crow.domain.entries import User
 from crow.domain.errors import ArgumentError
-from crow.tools import PromptArgument, ServerPrompt
+from crow.tools import PromptArgument, ServerPrompt, StdioServer
+from tests.agent.harness import Tools, opened, text
+from tests.support.scripted_model import ScriptedModel
 
 
 def offered(*arguments: str) -> ServerPrompt:
@@ -69,3 +77,40 @@ def test_any_text_fills_or_is_refused(arguments: list[str], text: str) -> None:
     except ArgumentError:
         return
     assert found.arguments.keys() <= {name.rstrip("?") for name in arguments}
+
+
+class HangingPrompts(Tools):
+    """A toolbox whose server never answers when a prompt is needed."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.asked = anyio.Event()
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        self.asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_a_prompt_that_is_cancelled_while_its_server_fills_it_in_stays_in_the_history(tmp_path: Path) -> None:
+    toolbox = HangingPrompts()
+    stops: list[str] = []
+
+    @asynccontextmanager
+    async def open_tools(*_: object, **__: object) -> AsyncIterator[Tools]:
+        yield toolbox
+
+    servers = [StdioServer(name="srv", command="srv")]
+    async with opened(tmp_path, ScriptedModel(), servers=servers, open_tools=open_tools) as run:
+
+        async def prompt() -> None:
+            stops.append(await run.session.prompt(text("/srv:p one")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prompt)
+            await toolbox.asked.wait()
+            run.session.cancel()
+        assert stops == ["cancelled"]
+        assert await run.kinds() == ["User", "TurnEnd"]
+        assert [user.parts for user in run.client.stored(User)] == [text("/srv:p one")]
+        assert await run.store.queued("s1") == ()

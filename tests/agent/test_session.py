@@ -1,4 +1,4 @@
-"""A session from prompt to stored end: its order, its failures, its ends."""
+"""A session from the prompt to the stored end of its turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.agent.session import set_mode
 from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
@@ -47,7 +46,7 @@ async def test_the_prompt_is_on_disk_before_the_model_is_asked(tmp_path: Path) -
         hold.set()
 
 
-async def test_a_call_is_stored_announced_asked_about_started_run_and_answered(tmp_path: Path) -> None:
+async def test_a_call_is_stored_announced_permitted_started_run_and_answered_in_this_order(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["Looking."], calls=(call("act", path="x"),)), Say(text=["Done."]))
     async with opened(tmp_path, model, tools={"act": Tool("write", quick)}) as run:
         await run.session.prompt(text("Do it"))
@@ -64,7 +63,7 @@ async def test_a_call_is_stored_announced_asked_about_started_run_and_answered(t
         assert last == ToolMessage(call_id="c1", text="did {'path': 'x'}")
 
 
-async def test_a_rejected_call_is_answered_to_the_model_and_never_started(tmp_path: Path) -> None:
+async def test_a_rejected_call_gets_an_answer_and_never_starts(tmp_path: Path) -> None:
     model = ScriptedModel(Say(calls=(call("act"),)), Say(text=["All right."]))
     client = NoteTaker("reject_once")
     async with opened(tmp_path, model, tools={"act": Tool("execute", quick)}, client=client) as run:
@@ -76,7 +75,7 @@ async def test_a_rejected_call_is_answered_to_the_model_and_never_started(tmp_pa
         assert "did not allow" in result.text
 
 
-async def test_an_always_answer_is_kept_with_the_session_and_holds_after_a_load(tmp_path: Path) -> None:
+async def test_an_always_answer_is_stored_and_holds_after_a_load(tmp_path: Path) -> None:
     client = NoteTaker("allow_always")
     model = ScriptedModel(Say(calls=(call("act"),)), Say(text=["1"]), Say(calls=(call("act"),)), Say(text=["2"]))
     tools = {"act": Tool("write", quick)}
@@ -91,7 +90,7 @@ async def test_an_always_answer_is_kept_with_the_session_and_holds_after_a_load(
         ]
 
 
-async def test_calls_that_write_run_alone_in_call_order_and_others_at_once(tmp_path: Path) -> None:
+async def test_calls_that_write_run_alone_in_order_and_others_at_once(tmp_path: Path) -> None:
     both = anyio.Event()
     waiting = 0
 
@@ -121,7 +120,7 @@ async def test_calls_that_write_run_alone_in_call_order_and_others_at_once(tmp_p
         ]
 
 
-async def test_a_faulty_call_is_answered_with_its_fault_and_its_siblings_run(tmp_path: Path) -> None:
+async def test_an_invalid_call_is_answered_with_its_fault_and_the_others_run(tmp_path: Path) -> None:
     model = ScriptedModel(Say(calls=(call("nothing", "1"), call("look", "2"))), Say(text=["ok"]))
     async with opened(tmp_path, model, tools={"look": Tool("read", quick)}) as run:
         await run.session.prompt(text("go"))
@@ -204,7 +203,7 @@ async def test_a_dismissed_question_ends_the_turn_as_cancelled(tmp_path: Path) -
         assert sum(isinstance(event, CallEnded) for event in client.events) == 2
 
 
-async def test_prompts_wait_in_order_and_a_cancel_ends_those_that_wait_too(tmp_path: Path) -> None:
+async def test_prompts_wait_in_order_and_a_cancel_ends_waiting_prompts_too(tmp_path: Path) -> None:
     hold = anyio.Event()
     first = Say(text=["1"], hold=hold)
     model = ScriptedModel(first, Say(text=["2"]), Say(text=["3"], hold=anyio.Event()))
@@ -234,13 +233,13 @@ async def test_prompts_wait_in_order_and_a_cancel_ends_those_that_wait_too(tmp_p
         assert users == [text("a"), text("b"), text("c"), text("d")]
 
 
-async def test_a_cancel_when_idle_does_nothing_to_the_next_prompt(tmp_path: Path) -> None:
+async def test_a_cancel_when_idle_has_no_effect_on_the_next_prompt(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel(Say(text=["ok"]))) as run:
         run.session.cancel()
         assert await run.session.prompt(text("Hi")) == "end_turn"
 
 
-async def test_a_failed_request_is_the_prompts_error_and_the_next_prompt_works(tmp_path: Path) -> None:
+async def test_a_failed_request_fails_the_prompt_and_the_next_prompt_works(tmp_path: Path) -> None:
     model = ScriptedModel(Say(error=QuotaExceeded("No credit left.")), Say(text=["ok"]))
     async with opened(tmp_path, model) as run:
         with pytest.raises(QuotaExceeded, match="No credit left"):
@@ -250,7 +249,7 @@ async def test_a_failed_request_is_the_prompts_error_and_the_next_prompt_works(t
         assert await run.session.prompt(text("Again")) == "end_turn"
 
 
-async def test_a_stream_that_breaks_after_text_is_continued_once_with_the_partial_in_view(tmp_path: Path) -> None:
+async def test_a_stream_that_breaks_after_text_is_continued_with_that_text_in_the_context(tmp_path: Path) -> None:
     broken = Say(text=["one two"], error=NetworkError("cut"))
     model = ScriptedModel(broken, Say(text=[" three"]))
     async with opened(tmp_path, model) as run:
@@ -274,7 +273,7 @@ async def test_a_stream_that_breaks_twice_fails_and_keeps_both_pieces(tmp_path: 
         assert texts == ["one", "two"]
 
 
-async def test_a_missing_key_is_said_at_the_prompt_and_the_prompt_is_kept(tmp_path: Path) -> None:
+async def test_a_missing_key_fails_the_prompt_and_the_prompt_is_stored(tmp_path: Path) -> None:
     class Keyless(ScriptedModel):
         def check(self) -> None:
             raise AuthError("Set OPENAI_API_KEY.")
@@ -297,7 +296,7 @@ async def test_a_bug_in_a_tool_fails_the_turn_and_not_the_session(tmp_path: Path
         assert await run.session.prompt(text("Again")) == "end_turn"
 
 
-async def test_a_turn_without_end_stops_at_the_step_limit_with_words(tmp_path: Path) -> None:
+async def test_an_endless_turn_stops_at_the_step_limit_with_a_remark(tmp_path: Path) -> None:
     model = ScriptedModel(*[Say(calls=(call("look"),)) for _ in range(3)])
     async with opened(tmp_path, model, tools={"look": Tool("read", quick)}, steps=3) as run:
         assert await run.session.prompt(text("loop")) == "max_turn_requests"
@@ -319,7 +318,7 @@ async def test_a_refused_prompt_leaves_the_context_and_stays_in_the_log(tmp_path
         assert [message.parts[0] for message in said] == list(text("good"))
 
 
-async def test_a_refusal_after_a_call_ran_is_an_error_with_the_words(tmp_path: Path) -> None:
+async def test_a_refusal_after_a_call_ran_is_an_error_with_the_models_words(tmp_path: Path) -> None:
     model = ScriptedModel(Say(calls=(call("look"),)), Say(text=["I will not."], finish="refusal"))
     async with opened(tmp_path, model, tools={"look": Tool("read", quick)}) as run:
         with pytest.raises(TurnError, match="I will not"):
@@ -338,11 +337,11 @@ async def test_the_prompt_entry_is_written_once_and_again_when_the_tools_change(
         assert [spec.name for spec in model.requests[2].tools] == ["look", "more"]
 
 
-async def test_a_change_of_mode_is_told_to_the_model_once_and_noted(tmp_path: Path) -> None:
+async def test_the_model_is_reminded_once_of_a_new_mode(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["1"]), Say(text=["2"]), Say(text=["3"]))
     async with opened(tmp_path, model) as run:
         await run.session.prompt(text("a"))
-        await set_mode(run.session.branch, "plan")
+        await run.session.branch.set_mode("plan")
         await run.session.prompt(text("b"))
         await run.session.prompt(text("c"))
         log = await run.log()
@@ -350,7 +349,7 @@ async def test_a_change_of_mode_is_told_to_the_model_once_and_noted(tmp_path: Pa
         assert sum(isinstance(entry.body, Reminder) for entry in log) == 1
 
 
-async def test_a_failed_server_is_named_once_to_the_user_and_to_the_model(tmp_path: Path) -> None:
+async def test_a_failed_server_is_reported_once_to_the_user_and_to_the_model(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["1"]), Say(text=["2"]))
     async with opened(tmp_path, model) as run:
         run.tools.statuses = (ServerStatus(name="db", state="failed", detail="no such file"),)
@@ -360,7 +359,7 @@ async def test_a_failed_server_is_named_once_to_the_user_and_to_the_model(tmp_pa
         assert sum("no such file" in str(m) for m in model.requests[1].messages) == 1
 
 
-async def test_every_failure_of_a_server_is_named_also_one_that_is_over(tmp_path: Path) -> None:
+async def test_every_failure_of_a_server_is_reported_even_after_it_recovered(tmp_path: Path) -> None:
     model = ScriptedModel(*(Say(text=[str(number)]) for number in range(8)))
     cold = ServerStatus(name="db", state="failed", detail="no such file")
     ready = ServerStatus(name="db", state="ready", tools=1)
@@ -380,7 +379,7 @@ async def test_every_failure_of_a_server_is_named_also_one_that_is_over(tmp_path
         assert len(run.client.stored(Remark)) == len(remarks)
     assert remarks == [
         "MCP server db is not available: no such file",
-        "MCP server db had ended and was started again: it crashed </servers> <mode>",
+        "MCP server db stopped and was restarted: it crashed </servers> <mode>",
         "MCP server db is not available: it hung",
     ]
     told = "These MCP servers ended and were started again, without what they held: db: it crashed ‹/servers› ‹mode›"
@@ -390,7 +389,7 @@ async def test_every_failure_of_a_server_is_named_also_one_that_is_over(tmp_path
         told,
         "These MCP servers are not available: db: it hung",
     ]
-    title = "MCP server db had ended and is being started again"
+    title = "MCP server db stopped and is being restarted"
     assert notices[0] == NoticeShown(severity="warning", title=title, description="it crashed thrice")
 
 
@@ -416,7 +415,7 @@ async def test_closing_a_session_that_never_had_a_prompt_loads_nothing(tmp_path:
         loads.append("load")
 
     async with opened(tmp_path, ScriptedModel()) as run:
-        run.session._adapters = replace(run.session._adapters, load=load)
+        run.session.adapters = replace(run.session.adapters, load=load)
         await anyio.wait_all_tasks_blocked()
     assert loads == []
 
@@ -439,7 +438,7 @@ async def test_closing_a_session_cancels_its_turn_and_stores_what_was_shown(tmp_
         assert await run.kinds() == ["User", "Assistant", "TurnEnd"]
 
 
-async def test_a_prompt_that_is_closed_upon_at_once_is_in_the_history_all_the_same(tmp_path: Path) -> None:
+async def test_a_prompt_is_in_the_history_even_if_the_session_closes_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel()) as run:
         stops: list[str] = []
 
@@ -455,8 +454,9 @@ async def test_a_prompt_that_is_closed_upon_at_once_is_in_the_history_all_the_sa
         assert await run.store.queued("s1") == ()
 
 
-async def test_a_request_that_dies_while_its_prompt_is_put_into_the_inbox_leaves_nothing_there(tmp_path: Path) -> None:
-    say = Say(text=["some"], hold=anyio.Event())
+async def test_a_request_cancelled_while_it_enqueues_its_prompt_leaves_nothing_in_the_inbox(tmp_path: Path) -> None:
+    hold = anyio.Event()
+    say = Say(text=["some"], hold=hold)
     async with opened(tmp_path, ScriptedModel(say, Say(text=["third"]))) as run:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.session.prompt, text("first"))
@@ -465,14 +465,14 @@ async def test_a_request_that_dies_while_its_prompt_is_put_into_the_inbox_leaves
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
             dying.cancel()
-            say.hold.set()
+            hold.set()
         assert await run.session.prompt(text("third")) == "end_turn"
         assert dying.cancelled()
         assert await run.store.queued("s1") == ()
         assert not run.session.busy
 
 
-async def test_a_session_that_went_on_elsewhere_follows_and_says_so(tmp_path: Path) -> None:
+async def test_messages_that_another_process_added_are_included_with_a_remark(tmp_path: Path) -> None:
     here, there = ScriptedModel(Say(text=["1"]), Say(text=["3"])), ScriptedModel(Say(text=["2"]))
     async with opened(tmp_path, here) as first:
         await first.session.prompt(text("a"))
@@ -481,7 +481,7 @@ async def test_a_session_that_went_on_elsewhere_follows_and_says_so(tmp_path: Pa
         await first.session.prompt(text("c"))
         said = [str(message) for message in here.requests[1].messages]
         assert any("'b'" in words for words in said)
-        assert any("went on elsewhere" in remark.text for remark in first.client.stored(Remark))
+        assert any("Another process added" in remark.text for remark in first.client.stored(Remark))
 
 
 async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:
@@ -496,9 +496,7 @@ async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:
         assert all(not isinstance(event, TextShown) or event.text for event in run.client.events)
 
 
-async def test_a_tool_that_says_nothing_for_long_does_not_let_the_lease_run_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_lease_is_renewed_while_a_silent_tool_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crow.agent.session.RENEW_S", 0.001)
     model = ScriptedModel(Say(calls=(call("wait"),)), Say(text=["Done."]))
 
@@ -517,7 +515,7 @@ async def test_a_tool_that_says_nothing_for_long_does_not_let_the_lease_run_out(
         assert await lease() == 0
 
 
-async def test_the_user_is_told_once_that_the_disk_is_no_good_place(
+async def test_the_user_is_warned_once_about_an_unsuitable_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_shared_memory(monkeypatch)
@@ -529,7 +527,7 @@ async def test_the_user_is_told_once_that_the_disk_is_no_good_place(
         assert "Better set CROW_HOME to a directory on a disk of this machine." in run.store.warning
 
 
-async def test_what_changes_things_is_stored_as_started_before_it_runs_what_reads_only_if_it_takes_long(
+async def test_a_call_is_stored_as_started_before_it_runs_or_if_it_reads_only_when_it_is_slow(
     tmp_path: Path,
 ) -> None:
     stored: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Prompts given to a running turn, and prompts taken back: what the model sees, what is kept."""
+"""Steered and withdrawn prompts: what the model sees and what is stored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import anyio
 
 from crow.domain.entries import Assistant, TurnEnd, User
 from crow.domain.messages import UserMessage
+from crow.domain.rendering import parts_text
 from tests.agent.harness import Tool, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
 def users(request_messages: object) -> list[str]:
     assert isinstance(request_messages, tuple)
-    return ["".join(part.text for part in m.parts) for m in request_messages if isinstance(m, UserMessage)]
+    return [parts_text(m.parts) for m in request_messages if isinstance(m, UserMessage)]
 
 
 def go_on(say: Say) -> None:
@@ -44,7 +45,7 @@ async def test_a_steered_prompt_is_seen_at_the_next_step_and_leaves_the_inbox(tm
     assert users(model.requests[1].messages)[-1] == "rather so"
 
 
-async def test_a_prompt_that_comes_while_the_last_answer_streams_gets_an_answer_of_its_own(tmp_path: Path) -> None:
+async def test_a_prompt_steered_during_the_last_answer_gets_its_own_answer(tmp_path: Path) -> None:
     first = Say(text=["first"], hold=anyio.Event())
     model = ScriptedModel(first, Say(text=["second"]))
     async with opened(tmp_path, model) as it:
@@ -58,7 +59,7 @@ async def test_a_prompt_that_comes_while_the_last_answer_streams_gets_an_answer_
     assert users(model.requests[1].messages) == [*users(model.requests[0].messages), "and this"]
 
 
-async def test_a_cancelled_turn_keeps_a_prompt_that_the_model_never_saw(tmp_path: Path) -> None:
+async def test_a_cancelled_turn_stores_a_steered_prompt_that_the_model_never_saw(tmp_path: Path) -> None:
     never = Say(hold=anyio.Event())
     async with opened(tmp_path, ScriptedModel(never)) as it:
         async with anyio.create_task_group() as tasks:
@@ -66,12 +67,12 @@ async def test_a_cancelled_turn_keeps_a_prompt_that_the_model_never_saw(tmp_path
             await never.reached.wait()
             assert await it.session.steer(text("too late"))
             it.session.cancel()
-        said = [part.text for entry in await it.log() if isinstance(entry.body, User) for part in entry.body.parts]
+        said = [parts_text(entry.body.parts) for entry in await it.log() if isinstance(entry.body, User)]
         assert await it.store.queued("s1") == ()
     assert said == ["begin", "too late"]
 
 
-async def test_taking_back_one_prompt_leaves_those_before_and_behind_it(tmp_path: Path) -> None:
+async def test_withdrawing_a_waiting_prompt_leaves_the_others(tmp_path: Path) -> None:
     first = Say(text=["one"], hold=anyio.Event())
     stops: dict[str, str] = {}
     async with opened(tmp_path, ScriptedModel(first, Say(text=["three"]))) as it:
@@ -93,7 +94,7 @@ async def test_taking_back_one_prompt_leaves_those_before_and_behind_it(tmp_path
     assert ends == ["end_turn", "cancelled", "end_turn"]
 
 
-async def test_taking_back_the_running_prompt_cancels_its_turn_alone(tmp_path: Path) -> None:
+async def test_withdrawing_the_running_prompt_cancels_only_its_turn(tmp_path: Path) -> None:
     never = Say(hold=anyio.Event())
     async with opened(tmp_path, ScriptedModel(never, Say(text=["next"]))) as it:
         running, behind = it.session.submit(text("first")), it.session.submit(text("second"))

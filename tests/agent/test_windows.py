@@ -154,7 +154,7 @@ class Talk:
         try:
             await turn.run()
         except ContextOverflow as error:
-            await branch.record([*turn.leftover(), NewEntry(body=TurnEnd(stop="error", detail=str(error)))])
+            await branch.record([NewEntry(body=TurnEnd(stop="error", detail=str(error)))])
             return error
         await branch.record([NewEntry(body=TurnEnd(stop="end_turn"))])
         return None

@@ -9,6 +9,7 @@ from crow.domain.conversation import Context, Projection, for_model
 from crow.domain.entries import (
     Announcement,
     Assistant,
+    Body,
     CallRef,
     Checkpoint,
     Entry,
@@ -146,7 +147,7 @@ def test_reminder_after_an_empty_answer_does_not_change_what_was_sent() -> None:
     assert messages(*path) == [asks("go"), AssistantMessage(text=NO_ANSWER), asks("changed")]
 
 
-def test_words_between_results_stand_after_all_of_them() -> None:
+def test_reminders_between_results_follow_all_of_them() -> None:
     path = [user("go"), said("", "a", "b"), result_of(2, 0), Skill(name="s", text="do so"), result_of(2, 1)]
     assert messages(*path)[2:] == [
         ToolMessage(call_id="a", text="ok"),
@@ -155,7 +156,7 @@ def test_words_between_results_stand_after_all_of_them() -> None:
     ]
 
 
-def test_what_the_model_was_not_told_is_not_rendered() -> None:
+def test_entries_for_the_client_alone_are_not_rendered() -> None:
     shown = [Remark(text="to the user", message_id="r"), Note(about="title", value="t"), Mask(before=0)]
     assert messages(user("go"), *shown) == [asks("go")]
 
@@ -183,7 +184,7 @@ def test_cut_prompt_shortens_its_longest_text_and_keeps_the_others() -> None:
     assert "entry 1" in resource.text
 
 
-def test_mask_elides_long_outputs_before_it_but_plan_skills_and_short_ones_stay() -> None:
+def test_mask_hides_long_outputs_before_it_but_not_plan_skills_and_short_ones() -> None:
     plan = (PlanItem(content="p"),)
     path = [
         user("go"),
@@ -224,7 +225,7 @@ def test_mask_hides_nothing_that_comes_after_it() -> None:
 
 
 def test_restored_mask_and_checkpoint_no_longer_count() -> None:
-    path = [user("go"), said("", "a"), result_of(2, 0, "x" * 5000), said("done"), END]
+    path: list[Body] = [user("go"), said("", "a"), result_of(2, 0, "x" * 5000), said("done"), END]
     hidden = [*path, Mask(before=4), Checkpoint(compaction_id="k", summary="S", first_kept=None)]
     restored = for_model(PathBuilder(*hidden, Restore(entry=6), Restore(entry=7)).entries)
     assert restored == for_model(PathBuilder(*path).entries)
@@ -281,7 +282,8 @@ def test_newest_checkpoint_covers_the_ones_before() -> None:
 def test_projection_knows_what_is_in_force() -> None:
     prompt = Prompt(system="s", tools=(), cwd="/", model="m")
     plan = (PlanItem(content="p"),)
-    bodies = [prompt, user("go"), said("", "a"), result_of(3, 0, "ok", plan=plan), Note(about="mode", value="auto")]
+    result, note = result_of(3, 0, "ok", plan=plan), Note(about="mode", value="auto")
+    bodies: list[Body] = [prompt, user("go"), said("", "a"), result, note]
     projection = Projection(PathBuilder(*bodies).entries)
     assert (projection.prompt, projection.plan, projection.mode, projection.checkpoint) == (prompt, plan, "auto", None)
     path = PathBuilder(*bodies, Checkpoint(compaction_id="k", summary="S", first_kept=None, mode="ask", plan=plan))
@@ -299,7 +301,7 @@ def test_checkpoint_drops_covered_entries_but_not_the_prompt_in_force() -> None:
     assert [entry.id for entry in projection.entries] == [1, 5, 6]
 
 
-def test_restore_of_entries_that_are_gone_is_told() -> None:
+def test_restore_of_entries_that_are_not_in_memory_is_incomplete() -> None:
     path = PathBuilder(
         user("one"), said("1"), END, user("two"), Checkpoint(compaction_id="k", summary="S", first_kept=4)
     )
@@ -333,7 +335,7 @@ def test_folding_entry_by_entry_gives_the_same_as_all_at_once(entries: list[Entr
 
 @given(entries=histories())
 @settings(max_examples=100, deadline=None)
-def test_what_is_kept_in_memory_is_enough(entries: list[Entry]) -> None:
+def test_the_entries_in_memory_are_enough_for_the_context(entries: list[Entry]) -> None:
     whole = Projection(entries)
     assert for_model(whole.entries) == whole.context()
 

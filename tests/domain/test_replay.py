@@ -1,4 +1,4 @@
-"""The history as the client is shown it."""
+"""The history as the client sees it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from crow.domain.conversation import Replay
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -28,6 +27,7 @@ from crow.domain.entries import (
 )
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, Event, TextShown, ThoughtShown
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN
+from crow.domain.replay import Replay
 from tests.support.paths import PathBuilder, damaged, histories, result_of, said, user
 
 
@@ -82,7 +82,7 @@ def test_calls_are_announced_in_call_order_each_with_its_result() -> None:
     ]
 
 
-def test_calls_without_result_end_in_the_words_that_the_model_hears() -> None:
+def test_calls_without_result_end_with_the_text_that_the_model_sees() -> None:
     seen = Announcement(title="Read a", kind="read")
     _, events = of(said("", "a", "b"), Started(call=CallRef(assistant=1, index=0), why="allowed", announcement=seen))
     assert events == [
@@ -105,7 +105,7 @@ def test_calls_without_result_are_announced_as_they_were_shown() -> None:
     ]
 
 
-def test_compactions_remarks_and_commands_are_shown_and_what_only_the_model_hears_is_not() -> None:
+def test_compactions_remarks_and_commands_are_shown_but_reminders_are_not() -> None:
     shown: list[Body] = [
         Checkpoint(compaction_id="k", summary="S", first_kept=None),
         Mask(before=1),
@@ -124,7 +124,7 @@ def test_compactions_remarks_and_commands_are_shown_and_what_only_the_model_hear
 
 @given(entries=histories())
 @settings(max_examples=100, deadline=None)
-def test_compactions_change_nothing_of_what_is_replayed_but_themselves(entries: list[Entry]) -> None:
+def test_compactions_add_only_themselves_to_a_replay(entries: list[Entry]) -> None:
     without = [entry for entry in entries if not isinstance(entry.body, (Checkpoint, Mask, Restore))]
     events = [
         event
@@ -136,7 +136,7 @@ def test_compactions_change_nothing_of_what_is_replayed_but_themselves(entries: 
 
 @given(entries=damaged())
 @settings(max_examples=150, deadline=None)
-def test_every_call_and_every_result_is_shown_whatever_the_damage(entries: list[Entry]) -> None:
+def test_every_call_and_result_of_a_damaged_path_is_shown(entries: list[Entry]) -> None:
     events = replayed(entries)
     stored = [event.entry for event in events if isinstance(event, EntryStored)]
     answered = {entry.body.call for entry in stored if isinstance(entry.body, ToolResult)}

@@ -1,4 +1,4 @@
-"""Estimates within a factor of two of what tokenizers count, and cuts that keep their promise."""
+"""Estimates within a factor of two of real tokenizers, and cuts to a size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENCODED = base64.b64encode(random.Random(7).randbytes(9_000)).decode()
         pytest.param("🙂🚀" * 50, 1.0, 3.0, id="emoji"),
     ],
 )
-def test_no_script_is_misjudged_by_more_than_two(text: str, least: float, most: float) -> None:
+def test_no_script_is_misjudged_by_more_than_a_factor_of_two(text: str, least: float, most: float) -> None:
     per_character = estimate_text(text) / len(text)
     assert most / 2 <= per_character <= least * 2
 
@@ -55,7 +55,7 @@ def test_any_text_has_an_estimate_that_grows_with_it(text: str) -> None:
     assert (estimate_text(text) == 0) == (text == "")
 
 
-def test_lone_surrogates_are_counted_not_refused() -> None:
+def test_lone_surrogates_are_counted() -> None:
     assert estimate_text("a\ud800b") > 0
 
 
@@ -71,7 +71,7 @@ def test_calls_and_results_count_with_their_frames() -> None:
     assert estimate_message(ToolMessage(call_id="a", text="")) > MESSAGE_TOKENS
 
 
-def test_reasoning_counts_only_where_it_may_go_back() -> None:
+def test_reasoning_counts_only_if_it_may_be_sent_back() -> None:
     plain = estimate_message(AssistantMessage(text="yes"))
     assert estimate_message(AssistantMessage(text="yes", thought="hm " * 100)) == plain
     field = AssistantMessage(text="yes", thought="hm " * 100, reasoning_field="reasoning_content")
@@ -92,7 +92,7 @@ def test_utf8_text_is_cut_between_characters() -> None:
     )
 
 
-def test_nothing_fits_into_less_than_nothing() -> None:
+def test_a_negative_size_leaves_only_the_marker() -> None:
     assert fit("", -4, 12) == ""
     assert "entry 12" in fit("x", -4, 12)
 

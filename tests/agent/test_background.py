@@ -1,14 +1,14 @@
-"""Work beside a block, and only where the block takes long."""
+"""AfterDelay starts its work only if the block takes long."""
 
 from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
 
-from crow.agent.session import AfterDelay
+from crow.agent.background import AfterDelay
 
 
-async def test_a_short_block_begins_nothing() -> None:
+async def test_a_short_block_starts_no_work() -> None:
     begun: list[str] = []
 
     async def work() -> None:
@@ -20,7 +20,7 @@ async def test_a_short_block_begins_nothing() -> None:
     assert begun == []
 
 
-async def test_a_long_block_begins_the_work_once_and_waits_for_it() -> None:
+async def test_a_long_block_starts_the_work_once_and_waits_for_it() -> None:
     order: list[str] = []
     begun = anyio.Event()
 
@@ -37,7 +37,7 @@ async def test_a_long_block_begins_the_work_once_and_waits_for_it() -> None:
     assert order == ["block", "work", "behind"]
 
 
-async def test_work_is_begun_again_and_again_but_never_twice_at_once() -> None:
+async def test_repeated_work_never_overlaps() -> None:
     running = most = times = 0
     enough = anyio.Event()
 
@@ -57,7 +57,7 @@ async def test_work_is_begun_again_and_again_but_never_twice_at_once() -> None:
     assert times >= 3
 
 
-async def test_a_cancelled_block_waits_for_the_work_all_the_same() -> None:
+async def test_a_cancelled_block_still_waits_for_the_work() -> None:
     ended: list[str] = []
     begun = anyio.Event()
 

@@ -1,4 +1,4 @@
-"""Sub-agents: a conversation of their own, the session's permissions, several at once, one level deep."""
+"""Sub-agents: own conversation, the session's permissions, several at once, one level deep."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def task_id_of(result: ToolResult) -> str:
     return found
 
 
-async def test_a_task_is_worked_on_in_a_conversation_of_its_own_under_the_sessions_permissions(tmp_path: Path) -> None:
+async def test_a_task_has_its_own_conversation_and_the_sessions_permissions(tmp_path: Path) -> None:
     model = Casting(
         parent=[
             Say(calls=(task(prompt="child write a.txt"),), usage=Usage(input_tokens=1_000_000, output_tokens=0)),
@@ -141,7 +141,7 @@ async def test_a_task_is_worked_on_in_a_conversation_of_its_own_under_the_sessio
     assert (row.cost, parent.cost) == (1.0, 2.0)  # the session's sum holds the task's
 
 
-async def test_a_sub_agent_has_only_the_tools_it_was_given_and_never_task(tmp_path: Path) -> None:
+async def test_a_sub_agent_has_only_the_tools_of_its_task_and_never_the_task_tool(tmp_path: Path) -> None:
     model = Casting(
         parent=[
             Say(calls=(task(prompt="child look", tools=["read_file", "grep"]),)),
@@ -155,13 +155,13 @@ async def test_a_sub_agent_has_only_the_tools_it_was_given_and_never_task(tmp_pa
         results = run.client.stored(ToolResult)
     assert [spec.name for spec in model.requests["child"][0].tools] == ["read_file", "grep"]
     assert [result.text for result in results if result.name == "shell"] == [
-        'No tool "shell" for this task. There are: read_file, grep.'
+        'This task has no tool "shell". It has: read_file, grep.'
     ]
     assert results[-1].text.startswith('task: tools names "task"; a task can use read_file, write_file, ')
     assert not (tmp_path / "work" / "x").exists()
 
 
-async def test_a_task_goes_on_where_it_stopped_and_only_one_of_this_session(tmp_path: Path) -> None:
+async def test_a_resumed_task_continues_and_must_belong_to_the_session(tmp_path: Path) -> None:
     parent = [Say(calls=(task(prompt="child first"),))]
     model = Casting(parent=parent, child=[Say(text=["one"]), Say(text=["two"])])
     async with running(tmp_path, model) as run:
@@ -178,7 +178,7 @@ async def test_a_task_goes_on_where_it_stopped_and_only_one_of_this_session(tmp_
             again, stranger = stranger, again
     assert again.text.startswith("two\n")
     assert task_id_of(again) == child
-    assert stranger.text == 'task: there is no task "s1" of this session to go on with'
+    assert stranger.text == 'task: this session has no task "s1" to resume'
     said = [
         part.text
         for message in model.requests["child"][1].messages
@@ -211,7 +211,7 @@ async def test_several_tasks_run_at_once(tmp_path: Path) -> None:
     assert [output[0] for output in outputs] == ["1", "2"]
 
 
-async def test_a_denied_call_and_plan_mode_hold_for_sub_agents_too(tmp_path: Path) -> None:
+async def test_deny_rules_and_plan_mode_apply_to_sub_agents(tmp_path: Path) -> None:
     def script() -> Casting:
         return Casting(
             parent=[Say(calls=(task(prompt="child go"),)), Say(text=["ok"])],
@@ -230,7 +230,7 @@ async def test_a_denied_call_and_plan_mode_hold_for_sub_agents_too(tmp_path: Pat
     assert not (tmp_path / "work" / "a").exists()
 
 
-async def test_cancelling_the_turn_ends_its_tasks_and_a_later_turn_may_resume_them(tmp_path: Path) -> None:
+async def test_cancelling_a_turn_cancels_its_tasks_and_a_later_turn_can_resume_them(tmp_path: Path) -> None:
     stuck = Say(text=["thinking"], hold=anyio.Event())
     model = Casting(parent=[Say(calls=(task(prompt="child go"),)), Say(text=["ok"])], child=[stuck, Say(text=["now"])])
     async with running(tmp_path, model) as run:
@@ -278,7 +278,7 @@ async def test_a_skill_becomes_an_entry_that_the_model_sees_after_the_result(tmp
     assert run.client.questions == []
 
 
-async def test_each_skill_of_a_workspace_asks_once_and_one_yes_holds_for_no_other(tmp_path: Path) -> None:
+async def test_each_skill_of_a_workspace_asks_once_for_itself(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / "work" / ".crow" / "skills" / name
         folder.mkdir(parents=True)
@@ -292,7 +292,7 @@ async def test_each_skill_of_a_workspace_asks_once_and_one_yes_holds_for_no_othe
         assert [skill.name for skill in run.client.stored(Skill)] == ["one", "one"]
 
 
-async def test_a_skill_of_the_workspace_is_still_there_after_a_compaction_and_asked_about_once(tmp_path: Path) -> None:
+async def test_a_skill_of_the_workspace_survives_a_compaction_and_asks_once(tmp_path: Path) -> None:
     folder = tmp_path / "work" / ".crow" / "skills" / "release"
     folder.mkdir(parents=True)
     (folder / "SKILL.md").write_text("---\nname: release\n---\nTag it, then tell the rooks.")

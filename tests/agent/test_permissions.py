@@ -26,11 +26,11 @@ def offer(access: Access, *, outside: bool = False, argument: str | None = None)
         ("auto", set(ACCESSES)),
     ],
 )
-def test_each_mode_allows_just_what_it_says(mode: str, free: set[str]) -> None:
+def test_each_mode_allows_exactly_its_accesses(mode: str, free: set[str]) -> None:
     assert {access for access in ACCESSES if isinstance(decide("tool", offer(access), mode, ()), Allow)} == free
 
 
-def test_plan_mode_refuses_what_changes_something_even_when_always_allowed() -> None:
+def test_plan_mode_refuses_changes_even_when_always_allowed() -> None:
     rules = [Rule(tool="tool", argument=None, allow=True)]
     for access in ("write", "execute", "fetch", "external"):
         assert isinstance(decide("tool", offer(access), "plan", rules), Refuse)
@@ -76,14 +76,14 @@ def test_a_rule_survives_being_stored(rule: Rule) -> None:
     assert rule_from(rule.as_json()) == rule
 
 
-def test_damaged_rules_are_no_rules() -> None:
+def test_damaged_rules_are_ignored() -> None:
     assert [
         rule_from(value)
         for value in ({}, {"tool": 1}, {"tool": "a", "allow": "yes"}, {"tool": "a", "allow": True, "argument": 3})
     ] == [None] * 4
 
 
-def test_the_words_of_a_rule_name_what_it_covers_on_one_line() -> None:
+def test_a_rule_is_described_on_one_line() -> None:
     assert rule_words(Rule(tool="write_file", argument=None, allow=True)) == "every write_file call in this session"
     assert rule_words(Rule(tool="shell", argument="make\ntest", allow=True)) == "`make test` in this session"
     assert len(rule_words(Rule(tool="shell", argument="x" * 500, allow=True))) < 90

@@ -1,4 +1,4 @@
-"""Names in titles: an editor that draws them as Markdown shows every character of them."""
+"""Titles show every character of a name, also in editors that draw Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_plain_name_stays_as_it_is() -> None:
     assert [in_title(name) for name in names] == names
 
 
-def test_what_markdown_would_eat_stands_in_backticks() -> None:
+def test_text_that_markdown_would_change_is_in_backticks() -> None:
     assert in_title("src/__init__.py") == "`src/__init__.py`"
     assert in_title("**/*_*.py") == "`**/*_*.py`"
     assert in_title("C:\\work\\*.py") == "`C:\\work\\*.py`"

@@ -1,4 +1,4 @@
-"""What one step does is what its calls do one after the other, in call order."""
+"""The calls of one step take effect in call order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from crow.domain.entries import ToolResult
 from crow.domain.messages import ToolCall
 from tests.agent.harness import NoteTaker, text
-from tests.agent.test_delegate import Casting, running
+from tests.agent.test_subagents import Casting, running
 from tests.support.scripted_model import Say, call
 
 START = "one\n"
@@ -80,7 +80,7 @@ async def done_in_one_step(root: Path, actions: Sequence[Edit | Write | Show]) -
 
 @settings(max_examples=12, deadline=None)
 @given(STEPS)
-def test_edits_writes_and_commands_of_one_step_give_what_call_order_says(actions: list[Edit | Write | Show]) -> None:
+def test_edits_writes_and_commands_of_one_step_take_effect_in_call_order(actions: list[Edit | Write | Show]) -> None:
     held, expected = START, []
     for action in actions:
         held, failed = action.then(held)
@@ -94,7 +94,7 @@ def test_edits_writes_and_commands_of_one_step_give_what_call_order_says(actions
     assert (at_last, got) == (held, expected)
 
 
-async def test_what_an_earlier_or_concurrent_call_of_the_step_moves_is_not_touched_elsewhere(tmp_path: Path) -> None:
+async def test_a_file_that_another_call_of_the_step_redirected_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "key").write_text("secret\n")
     (tmp_path / "work").mkdir()

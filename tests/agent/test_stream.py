@@ -1,4 +1,4 @@
-"""The running stream as it is shown and saved."""
+"""How a streamed answer is shown and saved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crow.agent import stream as drafts
 from crow.agent.stream import AnswerDraft, merged
 from crow.domain.errors import NetworkError, StoreUnavailable
 from crow.domain.events import Event, NoticeShown, TextShown, ThoughtShown
-from crow.llm import Retrying, TextDelta, ThoughtDelta
+from crow.llm import Delta, Retrying, TextDelta, ThoughtDelta
 from tests.support.scripted_model import Say, ScriptedStream
 
 
@@ -45,7 +45,7 @@ def draft_on(branch: Branch) -> AnswerDraft:
     return AnswerDraft(branch, "m")  # type: ignore[arg-type]
 
 
-async def test_everything_is_shown_in_order_and_the_answer_is_whole() -> None:
+async def test_everything_is_shown_in_order_and_the_answer_is_complete() -> None:
     branch = Branch()
     pieces = [f"t{n} " for n in range(500)]
     answer = await draft_on(branch).follow(ScriptedStream(Say(text=pieces, thought="hm")))
@@ -67,7 +67,7 @@ async def test_the_first_piece_is_shown_and_saved_while_the_stream_still_runs() 
             hold.set()
 
 
-async def test_pieces_behind_a_slow_client_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pieces_that_wait_for_a_slow_client_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "PIECE_WAIT_S", 3_600)  # behind the first piece, only the end makes one due
     branch = Branch()
     branch.gate = anyio.Event()
@@ -82,7 +82,7 @@ async def test_pieces_behind_a_slow_client_are_joined(monkeypatch: pytest.Monkey
     assert branch.events == [TextShown(message_id="m", text="a"), TextShown(message_id="m", text="a" * 999)]
 
 
-async def test_pieces_go_on_being_shown_while_a_save_is_under_way() -> None:
+async def test_pieces_are_shown_while_a_save_is_running() -> None:
     branch, disk = Branch(), anyio.Event()
     branch.disk = disk
     draft = draft_on(branch)
@@ -99,7 +99,7 @@ async def test_pieces_go_on_being_shown_while_a_save_is_under_way() -> None:
     assert branch.saved == [("a", "")]
 
 
-async def test_what_a_client_does_not_read_is_saved_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_text_is_saved_even_if_the_client_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0)
     monkeypatch.setattr(drafts, "SAVE_EVERY_S", 0.01)
     branch, say = Branch(), Say(text=["a", "b"], hold=anyio.Event())
@@ -133,7 +133,7 @@ async def test_nothing_is_shown_while_a_save_is_late(monkeypatch: pytest.MonkeyP
             tasks.cancel_scope.cancel()
 
 
-async def test_what_is_shown_during_a_save_is_saved_later_though_nothing_follows(
+async def test_text_shown_during_a_save_is_saved_later_even_if_no_text_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drafts, "SAVE_EVERY_S", 0.01)
@@ -161,7 +161,7 @@ async def test_the_reader_waits_for_a_client_that_does_not_read() -> None:
     assert len(branch.text()) == 3_000_000
 
 
-async def test_what_was_read_before_a_break_is_shown_before_the_error_is_raised() -> None:
+async def test_text_read_before_a_break_is_shown_before_the_error_is_raised() -> None:
     branch = Branch()
     draft = draft_on(branch)
     with pytest.raises(NetworkError, match="gone"):
@@ -176,7 +176,7 @@ async def test_a_draft_that_cannot_be_saved_fails_the_stream_with_its_own_error(
         await draft_on(branch).follow(ScriptedStream(Say(text=["a"], hold=anyio.Event())))
 
 
-async def test_a_retry_is_told_before_the_text_that_follows_it() -> None:
+async def test_a_retry_is_reported_before_the_text_that_follows_it() -> None:
     branch = Branch()
 
     class Stream(ScriptedStream):
@@ -192,13 +192,13 @@ async def test_a_retry_is_told_before_the_text_that_follows_it() -> None:
     ]
 
 
-def test_neighbours_of_one_kind_are_merged_and_nothing_changes_place() -> None:
+def test_neighbouring_deltas_of_one_kind_are_merged_in_order() -> None:
     retry = Retrying(reason="r", wait_s=0)
-    given = [TextDelta(text="a"), TextDelta(text="b"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
-    assert merged(given) == [TextDelta(text="ab"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
+    given: list[Delta] = [TextDelta(text="a"), TextDelta(text="b"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
+    assert list(merged(given)) == [TextDelta(text="ab"), ThoughtDelta(text="c"), retry, TextDelta(text="d")]
 
 
-async def test_retries_of_one_answer_are_told_once() -> None:
+async def test_retries_of_one_answer_are_reported_once() -> None:
     branch = Branch()
 
     class Stream(ScriptedStream):

@@ -1,4 +1,4 @@
-"""A store that refuses for a while: the session goes on once it takes entries again, and nothing shown is lost."""
+"""A store that refuses writes for a while: the session recovers and loses nothing that was shown."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ async def ends(run: Opened) -> list[tuple[str, str]]:
     return found
 
 
-async def test_an_end_that_cannot_be_stored_is_stored_before_the_next_turn(tmp_path: Path) -> None:
-    say = Say(text=["shown ", "all of it"], hold=anyio.Event())
+async def test_an_end_that_the_store_refused_is_stored_before_the_next_turn(tmp_path: Path) -> None:
+    hold = anyio.Event()
+    say = Say(text=["shown ", "all of it"], hold=hold)
     async with opened(tmp_path, ScriptedModel(say, Say(text=["on it goes"]))) as run:
 
         async def fail() -> None:
@@ -68,7 +69,7 @@ async def test_an_end_that_cannot_be_stored_is_stored_before_the_next_turn(tmp_p
             tasks.start_soon(fail)
             await shown_and_saved(run, "".join(say.text))
             with locked(run):
-                say.hold.set()
+                hold.set()
                 while run.session.busy:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
                 with pytest.raises(StoreUnavailable, match=LOCKED):
@@ -84,7 +85,7 @@ async def test_an_end_that_cannot_be_stored_is_stored_before_the_next_turn(tmp_p
         assert await run.kinds() == ["User", "Assistant", "TurnEnd", "User", "Assistant", "TurnEnd"]
 
 
-async def test_a_turn_cancelled_while_nothing_can_be_stored_is_cancelled_all_the_same(tmp_path: Path) -> None:
+async def test_a_turn_can_be_cancelled_while_the_store_refuses_everything(tmp_path: Path) -> None:
     say = Say(text=["shown"], hold=anyio.Event())
     async with opened(tmp_path, ScriptedModel(say, Say(text=["on it goes"]))) as run:
         answers: list[str] = []
@@ -104,7 +105,7 @@ async def test_a_turn_cancelled_while_nothing_can_be_stored_is_cancelled_all_the
         assert (await ends(run))[:2] == [("shown", "interrupted"), ("end", "cancelled")]
 
 
-async def test_what_could_not_be_stored_is_tried_again_while_idle(
+async def test_a_refused_end_is_stored_while_the_session_is_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crow.agent.session.RETRY_S", 0.01)
@@ -122,7 +123,7 @@ async def test_what_could_not_be_stored_is_tried_again_while_idle(
         assert await ends(run) == [("shown", "interrupted"), ("end", "cancelled")]
 
 
-async def test_a_session_closed_before_its_turn_could_be_ended_has_that_end_when_it_is_opened_again(
+async def test_a_refused_end_of_a_closed_session_is_stored_when_it_is_opened_again(
     tmp_path: Path,
 ) -> None:
     say = Say(text=["shown"], hold=anyio.Event())
@@ -142,10 +143,11 @@ async def test_a_session_closed_before_its_turn_could_be_ended_has_that_end_when
         assert await run.store.open_session("s1") == tail
 
 
-async def test_what_was_shown_last_is_kept_though_the_session_was_closed_before_it_could_be_stored(
+async def test_the_last_shown_text_survives_a_close_before_the_store_took_it(
     tmp_path: Path,
 ) -> None:
-    say = Say(text=["shown ", "and never saved as a draft"], hold=anyio.Event())
+    hold = anyio.Event()
+    say = Say(text=["shown ", "and never saved as a draft"], hold=hold)
     async with opened(tmp_path, ScriptedModel(say)) as run:
 
         async def fail() -> None:
@@ -156,7 +158,7 @@ async def test_what_was_shown_last_is_kept_though_the_session_was_closed_before_
             tasks.start_soon(fail)
             await shown_and_saved(run, "".join(say.text))
             with locked(run):
-                say.hold.set()
+                hold.set()
                 while run.session.busy:  # noqa: ASYNC110
                     await anyio.sleep(0.001)
                 await run.session.close()
