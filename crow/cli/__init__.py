@@ -163,9 +163,9 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _demo(_options: argparse.Namespace) -> int:
-    from crow.demo import show
+    from crow.demo import run_demo
 
-    show()
+    run_demo()
     return 0
 
 
