@@ -169,7 +169,7 @@ async def test_a_change_that_cannot_be_read_leaves_the_settings_as_they_were(
         assert (await agent.prompt(session, "three"))["stopReason"] == "end_turn"
     keys = [request.headers["authorization"] for request in endpoint.asked]
     assert keys == ["Bearer zz-key-0123456789"] * 2 + ["Bearer zz-new-0123456789"]
-    assert "The settings stay as they were" in (home / "crow.log").read_text()
+    assert "The previous settings stay in effect" in (home / "crow.log").read_text()
 
 
 async def test_a_key_that_comes_later_is_in_no_recording(
