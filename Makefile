@@ -73,7 +73,7 @@ soak: soak-store soak-parser soak-compaction soak-wire ## what takes minutes: ki
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
-	$(BIN)/pytest tests/soak/soak_kills.py
+	$(BIN)/pytest --timeout 0 tests/soak/soak_kills.py
 
 soak-parser: $(READY)
 	$(BIN)/python -m tests.soak.parser
@@ -83,7 +83,7 @@ soak-compaction: $(READY)
 
 # SOAK_MESSAGES hostile messages (50000), SOAK_SECONDS of fuzzing (30).
 soak-wire: $(READY)
-	$(BIN)/pytest -s tests/soak/soak_wire.py
+	$(BIN)/pytest --timeout 0 -s tests/soak/soak_wire.py
 
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks

@@ -86,21 +86,25 @@ def test_generated_schemas_are_up_to_date() -> None:
     assert {name: read(f"schemas/{name}") for name in generated} == generated
 
 
-def test_every_setting_is_in_the_schema_and_in_the_readme() -> None:
+def test_every_setting_is_in_the_schema_and_in_the_documentation() -> None:
     schema = json.loads(read("schemas/config.schema.json"))
     sections = {name: part["$ref"].split("/")[-1] for name, part in schema["properties"].items() if "$ref" in part}
     in_schema = {name for name in schema["properties"] if name not in sections} | {
         f"{section}.{name}" for section, kind in sections.items() for name in schema["$defs"][kind]["properties"]
     }
     assert in_schema == set(setting_keys())
-    readme = read("README.md")
-    assert [key for key in setting_keys() if f"`{key}`" not in readme] == []
+    page = read("docs/configuration.md")
+    assert [key for key in setting_keys() if f"`{key}`" not in page] == []
 
 
 def test_the_documents_name_only_files_and_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    for document in ("README.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CHANGELOG.md", "schemas/README.md"):
-        text = read(document)
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "schemas" / "README.md"]
+    assert len(documents) >= 14
+    for document in documents:
+        text = document.read_text("utf-8")
+        links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)
+        assert [link for link in links if not (document.parent / link).exists()] == [], document
         assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) - targets == set(), document
         paths = set(re.findall(r"`((?:benchmarks|crow|tests|schemas)/[\w./]+)`", text))
         assert [path for path in sorted(paths) if not (ROOT / path).exists()] == [], document

@@ -16,9 +16,15 @@ from tests.support.fake_endpoint import FakeEndpoint
 ROOT = Path(__file__).parents[2]
 
 
+FRESH = (sys.executable, "-m", "crow", "acp")
+"""Starts a new interpreter, as an editor does."""
+
+
 class StartCrow(Protocol):
-    """Makes a process, not started yet; `env` adds to the isolated environment, a None removes from it; `argv` is
-    another way to start it."""
+    """Makes a process, not started yet. `env` adds to the isolated environment, a None removes from it.
+
+    Without `argv` it is forked from one that has imported everything; `FRESH` is a new interpreter.
+    """
 
     def __call__(
         self,
@@ -77,7 +83,7 @@ def crow(home: Path, place: Path) -> StartCrow:
             }
         variables |= env or {}
         return CrowProcess(
-            argv or [sys.executable, "-m", "crow", "acp"],
+            FRESH if argv is None and "PYTHONPATH" in (env or {}) else argv,
             env={name: value for name, value in variables.items() if value is not None},
             cwd=place,
             answers=answers,

@@ -69,7 +69,7 @@ def converter_of(parent: int) -> int | None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "SIGTERM"])
-async def test_a_page_that_is_never_converted_holds_up_no_other_session_no_cancel_and_no_exit(
+async def test_a_hanging_page_conversion_blocks_no_session_cancel_or_exit(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, how: str
 ) -> None:
     configured(home, "[permissions]\nfetch_private = true\n")
@@ -91,7 +91,7 @@ async def test_a_page_that_is_never_converted_holds_up_no_other_session_no_cance
             await until_gone(converter)
 
 
-async def test_no_command_and_no_server_gets_the_keys_of_any_endpoint(
+async def test_commands_and_servers_get_no_endpoint_keys(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
     toml = f"""
@@ -144,7 +144,7 @@ async def test_no_command_and_no_server_gets_the_keys_of_any_endpoint(
     assert "sk-work-0123456789" in said
 
 
-async def test_commands_in_the_editors_terminals_do_not_see_the_keys_that_the_editor_has(
+async def test_commands_in_editor_terminals_get_no_endpoint_keys(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
     configured(home, '[model]\napi_key_env = "NEST_KEY"\n[editor]\nterminals = true\n')
@@ -177,7 +177,7 @@ PROTECTED = (
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
-async def test_no_rule_and_no_mode_lets_writes_to_protected_paths_pass_unasked(
+async def test_writes_to_protected_paths_ask_in_every_mode_and_despite_rules(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, mode: str
 ) -> None:
     configured(home, '[permissions]\nallow = ["write_file(*.md)", "write_file(.git/**)", "edit_file"]\n')
@@ -221,7 +221,7 @@ async def test_no_rule_and_no_mode_lets_writes_to_protected_paths_pass_unasked(
     assert not (place / "AGENTS.md").exists()
 
 
-async def test_crows_own_files_are_written_by_no_tool_in_no_mode(
+async def test_no_tool_writes_crows_own_files_in_any_mode(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, tmp_path: Path
 ) -> None:
     configured(home, '[permissions]\nmode = "auto"\nallow = ["write_file(/**)"]\n')
@@ -240,7 +240,7 @@ async def test_crows_own_files_are_written_by_no_tool_in_no_mode(
     assert not (home / "skills").exists()
 
 
-async def test_a_skill_of_a_repository_reads_nothing_outside_and_is_asked_about_by_content(
+async def test_a_workspace_skill_stays_inside_and_needs_consent_for_its_text(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, tmp_path: Path
 ) -> None:
     (tmp_path / ".ssh").mkdir()
@@ -284,7 +284,7 @@ async def test_a_skill_of_a_repository_reads_nothing_outside_and_is_asked_about_
     assert "SECRET-0123" not in "".join(request.raw.decode() for request in endpoint.asked)
 
 
-async def test_undo_puts_back_no_file_that_an_imported_session_names(
+async def test_undo_restores_no_file_of_an_imported_session(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
 ) -> None:
     configured(home, '[permissions]\nmode = "auto"\n')

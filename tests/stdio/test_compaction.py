@@ -30,7 +30,7 @@ def script(endpoint: FakeEndpoint) -> None:
     endpoint.script(long, long, long, fake.text(SUMMARY[:20], SUMMARY[20:]), fake.text("Twigs it is."))
 
 
-async def test_an_editor_that_asks_for_it_follows_a_compaction_and_finds_it_again_after_a_load(
+async def test_an_editor_that_supports_it_sees_compaction_updates_live_and_after_a_load(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     configure(home)
@@ -73,7 +73,7 @@ async def test_an_editor_that_asks_for_it_follows_a_compaction_and_finds_it_agai
         assert len(agent.updates(session, "user_message_chunk")) >= 5
 
 
-async def test_another_editor_is_told_in_one_quiet_message(
+async def test_other_editors_see_a_compaction_as_one_short_message(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     configure(home)
@@ -120,7 +120,7 @@ def installed(packages: Path) -> Path:
     return packages
 
 
-async def test_a_hook_has_its_say_and_one_that_fails_is_named_to_the_user(
+async def test_hooks_take_part_and_failing_ones_are_reported(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, tmp_path: Path
 ) -> None:
     configure(home)
@@ -140,7 +140,7 @@ async def test_a_hook_has_its_say_and_one_that_fails_is_named_to_the_user(
     assert "The ticket is 17, the kind summary." in str(endpoint.asked[3].body["messages"][-1])
 
 
-async def test_kill_while_the_summary_is_written_leaves_the_conversation_as_it_was(
+async def test_kill_during_a_summary_leaves_the_conversation_unchanged(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     configure(home)
@@ -207,7 +207,7 @@ async def command(agent: CrowProcess, session: str, words: str) -> str:
     ["context length exceeded", "This model's maximum context length is 1800 tokens."],
     ids=["without a number", "names less than the system message has"],
 )
-async def test_one_refused_request_stops_nothing_but_its_own_prompt(
+async def test_one_refused_request_fails_only_its_own_prompt(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, words: str
 ) -> None:
     endpoint.script(fake.failing(400, words))
@@ -228,7 +228,7 @@ async def test_one_refused_request_stops_nothing_but_its_own_prompt(
     assert learned(home) is None
 
 
-async def test_a_database_that_an_older_version_taught_a_wrong_window_is_usable_again(
+async def test_a_wrong_window_learned_by_an_older_version_is_ignored(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     async with crow(endpoint=endpoint) as agent:
@@ -242,7 +242,7 @@ async def test_a_database_that_an_older_version_taught_a_wrong_window_is_usable_
         assert "of 128,000 tokens" in await command(agent, session, "/context")
 
 
-async def test_a_window_that_falls_and_rises_is_learned_told_tried_and_forgotten(
+async def test_a_window_that_shrinks_and_grows_is_learned_reported_and_forgotten(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
     served = Windowed(40_000)
@@ -269,7 +269,7 @@ async def test_a_window_that_falls_and_rises_is_learned_told_tried_and_forgotten
         assert served.refused <= 3
 
 
-async def test_what_was_learned_can_be_forgotten_and_a_configured_window_voids_it(
+async def test_a_learned_window_can_be_forgotten_and_a_configured_one_replaces_it(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
     served = Windowed(12_000)

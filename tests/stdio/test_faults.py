@@ -75,7 +75,9 @@ def held(database: Path) -> Iterator[None]:
 # what is refused, and stays as it is
 
 
-async def test_a_file_that_is_no_database_is_named_and_left_as_it_is(crow: StartCrow, home: Path, place: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_named_and_left_unchanged(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
     home.mkdir()
     (home / "crow.db").write_bytes(b"My thesis. " * 1000)
     before = fingerprint(home)
@@ -87,7 +89,7 @@ async def test_a_file_that_is_no_database_is_named_and_left_as_it_is(crow: Start
     assert fingerprint(home)["thesis"] == before["crow.db"]
 
 
-async def test_a_newer_schema_is_named_and_left_as_it_is(crow: StartCrow, home: Path, place: Path) -> None:
+async def test_a_newer_schema_is_named_and_left_unchanged(crow: StartCrow, home: Path, place: Path) -> None:
     await made(crow, place)
     with closing(sqlite3.connect(home / "crow.db")) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
@@ -99,7 +101,7 @@ async def test_a_newer_schema_is_named_and_left_as_it_is(crow: StartCrow, home: 
     assert fingerprint(home) == before
 
 
-async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
+async def test_a_damaged_page_is_reported_where_it_is_needed_and_left_unchanged(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
     session = await made(crow, place)
@@ -114,9 +116,7 @@ async def test_a_damaged_page_is_named_to_who_needs_it_and_left_as_it_is(
     assert fingerprint(home)["crow.db"] == before["crow.db"]
 
 
-async def test_a_damaged_index_is_named_with_its_remedy_and_repaired_by_it(
-    crow: StartCrow, home: Path, place: Path
-) -> None:
+async def test_a_damaged_index_is_reported_with_a_remedy_that_works(crow: StartCrow, home: Path, place: Path) -> None:
     session = await made(crow, place)
     destroy(home / "crow.db", "entries_fts_data")
     async with crow() as agent:
@@ -154,7 +154,7 @@ async def repairing(home: Path) -> subprocess.CompletedProcess[bytes]:
     return await anyio.run_process([sys.executable, "-m", "crow", "doctor", "--repair"], env=env, check=False)
 
 
-async def test_a_result_that_changed_on_disk_is_named_and_the_session_goes_on(
+async def test_a_result_changed_on_disk_is_reported_and_the_session_continues(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     (place / "number.txt").write_text("the number is seventeen\n")
@@ -179,7 +179,7 @@ async def test_a_result_that_changed_on_disk_is_named_and_the_session_goes_on(
 
 
 @pytest.mark.parametrize("mode", [0o500, 0o700])
-async def test_what_cannot_be_written_is_read_and_prompts_say_that_nothing_can_be_stored(
+async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can_be_stored(
     crow: StartCrow, home: Path, place: Path, tmp_path: Path, mode: int
 ) -> None:
     session = await made(crow, place)
@@ -215,7 +215,7 @@ async def test_what_cannot_be_written_is_read_and_prompts_say_that_nothing_can_b
 
 
 @pytest.mark.parametrize("asks", ["session/prompt", "session/list", "session/load", "session/new"])
-async def test_a_deleted_database_is_named_and_put_back_with_everything_in_it(
+async def test_a_deleted_database_is_reported_and_restored_completely(
     crow: StartCrow, home: Path, place: Path, asks: str
 ) -> None:
     async with crow() as agent:
@@ -243,7 +243,7 @@ async def test_a_deleted_database_is_named_and_put_back_with_everything_in_it(
         assert agent.text(session) == "helloagain"
 
 
-async def test_a_database_deleted_in_the_middle_of_an_answer_keeps_the_whole_answer(
+async def test_a_database_deleted_during_an_answer_keeps_the_whole_answer(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -265,7 +265,7 @@ async def test_a_database_deleted_in_the_middle_of_an_answer_keeps_the_whole_ans
         assert agent.text(session) == "shown and keptsecond"
 
 
-async def test_a_database_that_took_the_place_of_the_open_one_is_left_alone(
+async def test_a_database_that_replaces_the_open_one_is_left_alone(
     crow: StartCrow, home: Path, place: Path, tmp_path: Path
 ) -> None:
     other = await made(crow, place, "say other words")
@@ -298,7 +298,7 @@ async def test_a_database_that_took_the_place_of_the_open_one_is_left_alone(
 # what passes
 
 
-async def test_a_locked_database_is_named_and_the_session_goes_on_when_it_is_free(
+async def test_a_locked_database_is_reported_and_the_session_continues_when_it_is_free(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -348,7 +348,7 @@ def disk(tmp_path: Path) -> Iterator[FullDisk]:
         yield made
 
 
-async def test_a_full_disk_is_named_and_the_session_goes_on_when_there_is_room(
+async def test_a_full_disk_is_reported_and_the_session_continues_when_there_is_room(
     crow: StartCrow, disk: FullDisk, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -376,7 +376,7 @@ async def test_a_full_disk_is_named_and_the_session_goes_on_when_there_is_room(
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_a_load_while_the_disk_is_full_shows_and_keeps_the_answer_that_only_memory_has(
+async def test_a_load_on_a_full_disk_shows_and_keeps_the_unstored_answer(
     crow: StartCrow, disk: FullDisk, place: Path, tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -407,7 +407,7 @@ async def test_a_load_while_the_disk_is_full_shows_and_keeps_the_answer_that_onl
         assert agent.text(session).startswith(whole)
 
 
-async def test_what_is_there_can_be_listed_loaded_and_shown_while_the_disk_is_full(
+async def test_sessions_can_be_listed_loaded_and_shown_on_a_full_disk(
     crow: StartCrow, disk: FullDisk, place: Path
 ) -> None:
     home = {"CROW_HOME": str(disk.directory)}

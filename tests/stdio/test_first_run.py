@@ -66,7 +66,7 @@ async def model_told(agent: CrowProcess, model: str) -> int:
     return await agent.wait_for(wanted)
 
 
-async def test_a_session_from_before_the_login_works_after_it_in_the_same_process(
+async def test_a_session_opened_before_login_works_afterwards_in_the_same_process(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     async with crow(env=NOTHING) as agent:
@@ -85,7 +85,7 @@ async def test_a_session_from_before_the_login_works_after_it_in_the_same_proces
     assert (asked.body["model"], asked.headers["authorization"]) == ("fake-model", "Bearer sk-login-0123456789")
 
 
-async def test_a_session_from_before_the_login_works_after_it_in_another_process(
+async def test_a_session_opened_before_login_works_afterwards_in_another_process(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     async with crow(env=NOTHING) as agent:
@@ -101,7 +101,7 @@ async def test_a_session_from_before_the_login_works_after_it_in_another_process
 
 
 @pytest.mark.parametrize("how", ["set_config_option", "/model"])
-async def test_a_model_that_is_offered_later_can_be_chosen_in_a_session_from_before(
+async def test_a_model_offered_later_can_be_chosen_in_an_older_session(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, how: str
 ) -> None:
     async with crow(env=NOTHING) as agent:
@@ -119,7 +119,7 @@ async def test_a_model_that_is_offered_later_can_be_chosen_in_a_session_from_bef
     assert endpoint.asked[-1].body["model"] == "large"
 
 
-async def test_without_a_model_those_of_the_endpoint_are_offered_and_none_is_taken_by_itself(
+async def test_without_a_model_the_endpoints_models_are_offered_and_none_is_preselected(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.models = ["first", "second"]
@@ -144,7 +144,7 @@ async def test_a_model_can_be_typed_while_none_is_offered(crow: StartCrow, place
     assert endpoint.asked[-1].body["model"] == "mine"
 
 
-async def test_a_file_that_is_mended_holds_as_a_whole_from_the_next_prompt(
+async def test_a_repaired_config_file_applies_from_the_next_prompt(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     settings(home, "[model\n")
@@ -156,7 +156,7 @@ async def test_a_file_that_is_mended_holds_as_a_whole_from_the_next_prompt(
     assert not (place / "a.txt").exists()
 
 
-async def test_a_change_that_cannot_be_read_leaves_the_settings_as_they_were(
+async def test_an_unreadable_config_change_keeps_the_old_settings(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     settings(home, with_endpoint(endpoint, 'models = ["small"]'))
@@ -172,7 +172,7 @@ async def test_a_change_that_cannot_be_read_leaves_the_settings_as_they_were(
     assert "The previous settings stay in effect" in (home / "crow.log").read_text()
 
 
-async def test_a_key_that_comes_later_is_in_no_recording(
+async def test_a_key_added_later_is_masked_in_the_recording(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"

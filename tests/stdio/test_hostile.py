@@ -11,7 +11,7 @@ from tests.support.hostile import Besieged, batches
 BATCH, BATCHES = 100, 20
 
 
-def test_two_thousand_hostile_messages_leave_crow_as_it_was(home: Path, place: Path) -> None:
+def test_two_thousand_hostile_messages_do_no_harm(home: Path, place: Path) -> None:
     besieged = Besieged(home, place)
     try:
 

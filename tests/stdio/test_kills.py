@@ -9,7 +9,7 @@ from tests.stdio.conftest import StartCrow
 from tests.stdio.killed_process import die_in_turns
 
 
-async def test_a_process_killed_a_dozen_times_in_its_turns_loses_nothing_that_was_shown(
+async def test_a_process_killed_again_and_again_loses_nothing_that_was_shown(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
     await die_in_turns(crow, place, home / "crow.db", kills=12, chance=Random(4))

@@ -48,7 +48,7 @@ async def replayed(agent: CrowProcess, session: str, place: Path) -> list[dict[s
 # branches
 
 
-async def test_undo_and_redo_hold_in_another_process_and_are_replayed(
+async def test_undo_and_redo_last_into_another_process_and_are_replayed(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("first"), fake.text("second"), fake.text("third"))
@@ -68,7 +68,7 @@ async def test_undo_and_redo_hold_in_another_process_and_are_replayed(
         assert said(endpoint.asked[-1].body) == ["one", "first", "two", "second", "three"]
 
 
-async def test_the_summary_of_what_was_left_is_shown_and_replayed(
+async def test_the_summary_of_undone_turns_is_shown_and_replayed(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("Tried twigs."), fake.text("Twigs do not hold."), fake.text("String it is."))
@@ -102,7 +102,7 @@ async def test_retry_asks_again_and_the_tree_keeps_both_answers(
         assert agent.text(session, since=since).count("1 prompt, last “one”") == 2
 
 
-async def test_every_command_is_offered_and_answers_in_one_turn(crow: StartCrow, place: Path) -> None:
+async def test_every_command_is_listed_and_answers_in_one_turn(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         index = await agent.wait_for_update("available_commands_update")
@@ -117,7 +117,7 @@ async def test_every_command_is_offered_and_answers_in_one_turn(crow: StartCrow,
             assert agent.text(session, since=since)
 
 
-async def test_undo_asks_shows_the_diff_and_puts_the_files_back(crow: StartCrow, place: Path) -> None:
+async def test_undo_asks_with_a_diff_and_restores_the_files(crow: StartCrow, place: Path) -> None:
     asked: list[dict[str, Any]] = []
 
     def allow(params: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ async def test_undo_asks_shows_the_diff_and_puts_the_files_back(crow: StartCrow,
         assert (call["status"], call["content"]) == ("completed", live[0]["content"])
 
 
-async def test_the_files_are_put_back_through_the_editor_that_serves_them(crow: StartCrow, place: Path) -> None:
+async def test_undo_restores_files_through_an_editor_that_serves_them(crow: StartCrow, place: Path) -> None:
     written: list[str] = []
 
     def write(params: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ async def test_the_files_are_put_back_through_the_editor_that_serves_them(crow: 
         assert written == ["other text\n", "# Nest\nTwigs and string.\n"]
 
 
-async def test_words_that_were_not_saved_come_back_too(crow: StartCrow, place: Path) -> None:
+async def test_undo_restores_unsaved_editor_text(crow: StartCrow, place: Path) -> None:
     buffer = ["# Nest\nUnsaved words.\n"]
 
     def write(params: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ async def test_words_that_were_not_saved_come_back_too(crow: StartCrow, place: P
 # forks
 
 
-async def test_a_fork_answers_like_new_says_its_commands_and_goes_its_own_way(
+async def test_a_fork_answers_like_session_new_and_is_independent(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("first"), fake.text("mine"), fake.text("theirs"))
@@ -205,7 +205,7 @@ async def test_a_fork_answers_like_new_says_its_commands_and_goes_its_own_way(
         assert agent.text(fork) == "firsttheirs"
 
 
-async def test_a_fork_from_an_entry_has_what_was_said_until_there(crow: StartCrow, place: Path) -> None:
+async def test_a_fork_from_an_entry_has_the_history_up_to_it(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "say one")
@@ -229,7 +229,7 @@ async def test_a_fork_from_an_entry_has_what_was_said_until_there(crow: StartCro
 # names
 
 
-async def test_an_alias_opens_its_session_or_makes_it_and_new_moves_it(
+async def test_an_alias_opens_or_creates_its_session_and_new_moves_it(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("first"), fake.text("second"), fake.text("fresh"))
@@ -283,7 +283,7 @@ async def test_a_load_is_the_same_before_and_after_compactions(
     assert replays[2][: len(replays[1])] == replays[1]
 
 
-async def test_a_load_needs_no_mcp_server_and_another_directory_is_noted(
+async def test_a_load_works_without_its_mcp_servers_and_notes_another_directory(
     crow: StartCrow, place: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -305,7 +305,7 @@ async def test_a_load_needs_no_mcp_server_and_another_directory_is_noted(
         assert listed["sessionId"] == session
 
 
-async def test_a_load_of_a_session_that_streams_tells_the_draft_and_goes_on_live(
+async def test_a_load_during_streaming_replays_the_draft_and_continues_live(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -324,9 +324,7 @@ async def test_a_load_of_a_session_that_streams_tells_the_draft_and_goes_on_live
         assert agent.text(session, since=since) == "firstso far, and the rest"
 
 
-async def test_a_load_of_a_session_with_a_running_command_shows_it_as_running_and_where(
-    crow: StartCrow, place: Path, tmp_path: Path
-) -> None:
+async def test_a_load_shows_a_running_command_and_its_directory(crow: StartCrow, place: Path, tmp_path: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "/title Nests")
@@ -344,7 +342,7 @@ async def test_a_load_of_a_session_with_a_running_command_shows_it_as_running_an
         assert (last["toolCallId"], last["status"]) == (again["toolCallId"], "completed")
 
 
-async def test_a_load_while_a_permission_is_asked_for_shows_the_call_as_pending(crow: StartCrow, place: Path) -> None:
+async def test_a_load_during_a_permission_request_shows_the_call_as_pending(crow: StartCrow, place: Path) -> None:
     loaded = anyio.Event()
 
     async def wait(params: dict[str, Any]) -> dict[str, Any]:
@@ -368,7 +366,7 @@ async def test_a_load_while_a_permission_is_asked_for_shows_the_call_as_pending(
 # close and delete
 
 
-async def test_delete_cancels_what_runs_and_unknown_ids_succeed(
+async def test_delete_cancels_the_turn_and_succeeds_for_unknown_ids(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("so far", "never", between=[Gate()]))
@@ -386,7 +384,7 @@ async def test_delete_cancels_what_runs_and_unknown_ids_succeed(
         assert raised.value.code == -32002
 
 
-async def test_close_cancels_what_runs_and_the_session_can_be_loaded_again(
+async def test_close_cancels_the_turn_and_the_session_can_be_loaded_again(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("so far", "never", between=[Gate()]))

@@ -48,7 +48,7 @@ async def outcomes(agent: CrowProcess, session: str, place: Path, *methods: str)
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["idle", "running"])
-async def test_what_races_the_end_of_a_session_is_answered_as_before_or_behind_it(
+async def test_requests_racing_the_end_of_a_session_are_answered_as_before_or_after_it(
     crow: StartCrow, place: Path, running: bool
 ) -> None:
     async with crow() as agent:
@@ -70,7 +70,7 @@ async def test_what_races_the_end_of_a_session_is_answered_as_before_or_behind_i
                         assert await turn.result() == {"stopReason": "cancelled"}
 
 
-async def test_what_races_the_opening_of_a_session_finds_it_open(crow: StartCrow, place: Path) -> None:
+async def test_requests_racing_the_opening_of_a_session_find_it_open(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -94,7 +94,7 @@ async def test_what_races_the_opening_of_a_session_finds_it_open(crow: StartCrow
         ]
 
 
-async def test_options_that_are_set_at_once_are_all_kept(crow: StartCrow, place: Path) -> None:
+async def test_options_set_at_the_same_time_are_all_kept(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize(session={"configOptions": {"boolean": {}}})
         session = await agent.new_session(place)

@@ -49,7 +49,7 @@ async def never(_: dict[str, Any]) -> Any:
     await asyncio.Event().wait()
 
 
-async def test_after_a_kill_in_the_stream_client_and_model_see_the_text_marked_as_interrupted(
+async def test_kill_during_streaming_marks_the_text_as_interrupted(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -78,7 +78,7 @@ async def test_after_a_kill_in_the_stream_client_and_model_see_the_text_marked_a
         assert partial == {"role": "assistant", "content": f"first words \n\n{INTERRUPTED}"}
 
 
-async def test_after_a_kill_in_a_tool_client_and_model_are_told_that_its_effects_are_unknown(
+async def test_kill_during_a_tool_reports_its_effects_as_unknown(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.calls(("shell", {"command": "echo $$ > pid; sleep 60"}), say="I run it."))
@@ -97,7 +97,7 @@ async def test_after_a_kill_in_a_tool_client_and_model_are_told_that_its_effects
         assert [message["content"] for message in told(endpoint) if message["role"] == "tool"] == [EFFECTS_UNKNOWN]
 
 
-async def test_after_a_kill_while_the_user_is_asked_the_call_was_not_run(
+async def test_kill_during_a_permission_request_means_the_call_did_not_run(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     edit = ("edit_file", {"path": "README.md", "old_text": "Twigs", "new_text": "Moss"})
@@ -128,7 +128,7 @@ async def test_after_a_kill_while_the_user_is_asked_the_call_was_not_run(
         assert not (place / "a.txt").exists()
 
 
-async def test_a_call_that_was_killed_before_it_began_is_replayed_as_it_was_shown_when_the_editor_was_slow(
+async def test_a_call_killed_before_it_began_is_replayed_as_it_was_shown(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     edit = ("edit_file", {"path": "README.md", "old_text": "Twigs", "new_text": "Moss"})
@@ -161,7 +161,7 @@ async def test_a_call_that_was_killed_before_it_began_is_replayed_as_it_was_show
         assert agent.text(session).startswith("I look first.")
 
 
-async def test_a_call_of_an_answer_that_is_cancelled_while_the_editor_is_slow_was_not_run(
+async def test_a_call_cancelled_while_the_editor_is_slow_did_not_run(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     edit = ("edit_file", {"path": "README.md", "old_text": "Twigs", "new_text": "Moss"})
@@ -179,7 +179,7 @@ async def test_a_call_of_an_answer_that_is_cancelled_while_the_editor_is_slow_wa
         assert [message["content"] for message in told(endpoint) if message["role"] == "tool"] == [NOT_RUN]
 
 
-async def test_after_a_kill_the_prompts_that_waited_are_shown_and_not_run(
+async def test_prompts_queued_at_a_kill_are_shown_and_not_run(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -229,7 +229,7 @@ async def queued(home: Path, wanted: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_two_processes_that_open_a_killed_session_at_the_same_moment_repair_it_once(
+async def test_two_processes_opening_a_killed_session_repair_it_once(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -251,7 +251,7 @@ async def test_two_processes_that_open_a_killed_session_at_the_same_moment_repai
         assert [(await agent.prompt(session, "on"))["stopReason"] for agent in both] == ["end_turn"] * 2
 
 
-async def test_two_processes_take_turns_in_one_session_and_each_sees_what_the_other_did(
+async def test_two_processes_share_a_session_and_see_each_others_turns(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(*(fake.text(f"answer {number}") for number in range(1, 5)))
@@ -280,7 +280,7 @@ async def test_two_processes_take_turns_in_one_session_and_each_sees_what_the_ot
     assert kinds == ["user", "assistant", "turn_end"] * 4
 
 
-async def test_a_prompt_to_a_session_that_runs_elsewhere_names_the_owner_and_takes_over_when_it_is_dead(
+async def test_a_prompt_to_a_session_running_elsewhere_names_the_owner_and_takes_over_from_a_dead_one(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()

@@ -28,9 +28,7 @@ def values(options: list[dict[str, Any]]) -> dict[str, Any]:
     return {option["id"]: option["currentValue"] for option in options}
 
 
-async def test_a_prompt_that_is_taken_back_answers_cancelled_and_the_next_one_runs(
-    crow: StartCrow, place: Path
-) -> None:
+async def test_a_cancelled_prompt_request_answers_cancelled_and_the_next_one_runs(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -47,9 +45,7 @@ async def test_a_prompt_that_is_taken_back_answers_cancelled_and_the_next_one_ru
         assert "waiting" not in agent.text(session)
 
 
-async def test_a_request_that_is_taken_back_is_answered_once_and_leaves_the_session_usable(
-    crow: StartCrow, place: Path
-) -> None:
+async def test_a_cancelled_request_is_answered_once_and_leaves_the_session_usable(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -73,9 +69,7 @@ async def test_a_request_that_is_taken_back_is_answered_once_and_leaves_the_sess
         assert (await agent.prompt(session, "say still here"))["stopReason"] == "end_turn"
 
 
-async def test_a_second_request_under_an_open_id_is_refused_and_the_first_answered_once(
-    crow: StartCrow, place: Path
-) -> None:
+async def test_a_second_request_with_an_open_id_is_refused(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -110,7 +104,7 @@ async def test_the_login_program_is_offered_to_clients_that_run_one(crow: StartC
         assert (code, '"configured"' in message) == (-32602, True)
 
 
-async def test_null_servers_and_directories_are_none(crow: StartCrow, place: Path) -> None:
+async def test_null_servers_and_directories_count_as_empty(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         agent._judge.check = lambda *_: None  # type: ignore[method-assign]  # the schema lets a client send null here
@@ -118,7 +112,7 @@ async def test_null_servers_and_directories_are_none(crow: StartCrow, place: Pat
         assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
 
 
-async def test_commands_usage_and_title_follow_the_answer_in_this_order(crow: StartCrow, place: Path) -> None:
+async def test_commands_usage_and_title_updates_keep_their_order(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -136,7 +130,7 @@ async def test_commands_usage_and_title_follow_the_answer_in_this_order(crow: St
         assert later[1]["used"] > 0
 
 
-async def test_options_hold_after_load_and_reach_the_model(
+async def test_options_last_through_a_load_and_reach_the_model(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     async def choose(agent: CrowProcess, option: str, value: object, **more: Any) -> dict[str, Any]:
@@ -179,7 +173,7 @@ async def test_the_endpoints_models_are_offered_once_they_are_known(
         assert endpoint.asked[-1].body["model"] == "other-model"
 
 
-async def test_what_meta_asks_for_is_honoured(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+async def test_meta_options_are_honoured(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         whole = await agent.new_session(place, _meta={"systemPrompt": "You are a poet.", "model": "poet-1"})
@@ -198,7 +192,7 @@ async def test_what_meta_asks_for_is_honoured(crow: StartCrow, place: Path, endp
             assert (await failed(agent.new_session(place, _meta=wrong)))[0] == -32602
 
 
-async def test_max_turns_ends_a_turn_after_so_many_steps(crow: StartCrow, place: Path) -> None:
+async def test_max_turns_limits_the_steps_of_a_turn(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place, _meta={"claudeCode": {"options": {"maxTurns": 1}}})
@@ -207,7 +201,7 @@ async def test_max_turns_ends_a_turn_after_so_many_steps(crow: StartCrow, place:
         assert agent.text(session).strip().endswith(words)
 
 
-async def test_steering_joins_the_running_turn_and_is_refused_when_none_runs(crow: StartCrow, place: Path) -> None:
+async def test_steering_joins_the_running_turn_and_fails_without_one(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         answer = await agent.initialize()
         assert answer["_meta"] == {"steering": {"supported": True}}
@@ -238,9 +232,7 @@ async def test_the_users_own_commands_are_listed_and_sent_as_prompts(crow: Start
         assert agent.text(session) == "hello Ada"
 
 
-async def test_the_prompts_of_servers_are_listed_once_they_are_up_and_sent_as_prompts(
-    crow: StartCrow, place: Path
-) -> None:
+async def test_server_prompts_are_listed_when_the_server_is_up_and_can_be_sent(crow: StartCrow, place: Path) -> None:
     server = Path(__file__).parents[1] / "tools" / "servers" / "various.py"
     mcp = [{"name": "srv", "command": sys.executable, "args": [str(server), "prompts"], "env": []}]
 

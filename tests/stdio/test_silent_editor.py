@@ -88,7 +88,7 @@ async def session_in(agent: CrowProcess, place: Path, mode: str, **capabilities:
     return session
 
 
-async def test_what_the_editor_does_not_answer_ends_in_words_and_its_late_answer_changes_nothing(
+async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answer_is_ignored(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
     configured(home, "[editor]\nterminals = true\nanswer_timeout_s = 0.1\nuser_timeout_s = 0.1\n")
@@ -131,7 +131,7 @@ async def test_what_the_editor_does_not_answer_ends_in_words_and_its_late_answer
         assert (status, "1 s" in words) == ("failed", True)
 
 
-async def test_cancel_ends_whatever_waits_for_the_editor_and_withdraws_it(
+async def test_cancel_withdraws_every_request_to_the_editor(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
     configured(home, "[editor]\nterminals = true\n")

@@ -106,7 +106,7 @@ def streaming() -> tuple[fake.Reply, list[Gate]]:
     return fake.Reply(steps=(*steps, fake.sse(fake.chunk(finish="stop")))), gates
 
 
-def test_a_reader_that_pauses_slows_the_turn_and_gets_everything_or_cancels(home: Path, place: Path) -> None:
+def test_a_slow_reader_slows_the_turn_and_gets_everything_or_cancels(home: Path, place: Path) -> None:
     with FakeEndpoint.in_thread() as endpoint:
         reader = Reader(home, endpoint)
         try:
@@ -142,9 +142,7 @@ def test_a_reader_that_pauses_slows_the_turn_and_gets_everything_or_cancels(home
         assert (reader.process.returncode, errors) == (0, b"")
 
 
-async def test_a_load_that_the_end_of_stdin_interrupts_leaves_whole_lines_and_an_answer(
-    home: Path, place: Path
-) -> None:
+async def test_a_load_interrupted_by_eof_leaves_whole_lines_and_an_answer(home: Path, place: Path) -> None:
     store = await SqliteStore.open(home / "crow.db")
     await store.create_session(new_session(cwd=str(place)))
     await converse(store, "s1", *(f"{number} " + "x" * 300_000 for number in range(10)))

@@ -68,7 +68,7 @@ async def told_again(agent: CrowProcess, session: str, place: Path) -> tuple[str
     return agent.text(session, since=since), agent.text(session, "agent_thought_chunk", since=since)
 
 
-async def test_calls_written_as_text_are_not_shown_and_what_is_shown_is_stored_and_told_again(
+async def test_calls_written_as_text_are_hidden_and_shown_text_equals_stored_and_replayed_text(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     async with crow(endpoint=endpoint) as agent:
@@ -87,7 +87,7 @@ async def test_calls_written_as_text_are_not_shown_and_what_is_shown_is_stored_a
             assert await told_again(agent, session, place) == (shown, thought)
 
 
-async def test_what_only_looks_like_a_call_or_a_thought_is_text_everywhere(
+async def test_text_that_only_looks_like_a_call_or_thought_stays_text(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     async with crow(endpoint=endpoint) as agent:
@@ -111,7 +111,7 @@ async def test_what_only_looks_like_a_call_or_a_thought_is_text_everywhere(
             assert await told_again(agent, session, place) == (f"{text}Again.", "")
 
 
-async def test_half_a_call_of_a_broken_stream_is_dropped_and_the_next_answer_makes_it_anew(
+async def test_half_a_call_of_a_broken_stream_is_dropped_and_made_again(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     half = f"I look.\n{FORMS['Hermes']}"[:-20]
@@ -125,7 +125,7 @@ async def test_half_a_call_of_a_broken_stream_is_dropped_and_the_next_answer_mak
     assert stored(home, session) == ["I look.\n", "", "Twigs."]
 
 
-async def test_cancel_while_a_call_is_held_back_keeps_what_was_shown_and_nothing_else(
+async def test_cancel_while_text_is_held_back_keeps_only_what_was_shown(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -161,7 +161,7 @@ def endless(kind: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["text", "wide text", "thought", "arguments", "a line", "a call in text"])
-async def test_an_answer_without_end_is_stopped_with_words_and_what_was_shown_is_kept(
+async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, kind: str
 ) -> None:
     endpoint.script(Reply(steps=endless(kind)))

@@ -37,7 +37,7 @@ def ended(updates: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-async def test_a_server_of_the_users_file_asks_the_user_through_the_editor(
+async def test_a_configured_server_asks_the_user_through_the_editor(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
     configured(home, f'[mcp_servers.nest]\n{server("various.py", "asks")}[permissions]\nallow = ["nest__*"]\n')
@@ -61,7 +61,7 @@ async def test_a_server_of_the_users_file_asks_the_user_through_the_editor(
     assert "- **nest**: " in shown(updates)
 
 
-async def test_a_server_that_is_missing_is_named_harms_nothing_and_is_started_by_mcp_restart(
+async def test_a_missing_server_is_named_and_started_by_mcp_restart(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
 ) -> None:
     late = tmp_path / "late"
@@ -81,7 +81,7 @@ async def test_a_server_that_is_missing_is_named_harms_nothing_and_is_started_by
     assert ["late__echo" in names for names in offered] == [False, True]
 
 
-async def test_an_editor_that_cannot_ask_means_no_with_words(
+async def test_an_editor_without_forms_declines_with_a_message(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
     def refuse(_params: dict[str, Any]) -> Any:
@@ -99,7 +99,7 @@ async def test_an_editor_that_cannot_ask_means_no_with_words(
     assert not (place / "made").exists()
 
 
-async def test_rules_of_the_users_file_allow_and_deny_without_a_question(
+async def test_configured_rules_allow_and_deny_without_asking(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
     configured(home, '[permissions]\nallow = ["shell(echo)"]\ndeny = ["read_file(README.md)"]\n')
@@ -125,7 +125,7 @@ async def test_rules_of_the_users_file_allow_and_deny_without_a_question(
     assert not (place / "made").exists()
 
 
-async def test_a_task_is_one_call_of_its_session_and_its_calls_are_calls_of_it_too(
+async def test_a_task_is_one_call_and_its_calls_belong_to_the_session(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
     endpoint.script(

@@ -77,7 +77,7 @@ def statuses(agent: CrowProcess, session: str) -> list[tuple[str, str]]:
     return [(update["sessionUpdate"], update["status"]) for update in updates]
 
 
-async def test_a_write_is_announced_with_its_diff_asked_and_made(crow: StartCrow, place: Path) -> None:
+async def test_a_write_is_announced_with_its_diff_then_asked_then_done(crow: StartCrow, place: Path) -> None:
     asked: list[dict[str, Any]] = []
 
     def allow(params: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ async def test_a_rejected_write_does_not_happen_and_the_turn_goes_on(crow: Start
         assert statuses(agent, session)[-1] == ("tool_call_update", "failed")
 
 
-async def test_an_always_answer_is_remembered_with_the_session(crow: StartCrow, place: Path) -> None:
+async def test_an_always_answer_is_stored_with_the_session(crow: StartCrow, place: Path) -> None:
     asked: list[str] = []
 
     def always(params: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ async def test_an_always_answer_is_remembered_with_the_session(crow: StartCrow, 
     assert [(place / name).read_text() for name in ("a.txt", "b.txt", "c.txt")] == ["one\n", "two\n", "three\n"]
 
 
-async def test_a_permission_error_or_nonsense_means_no(crow: StartCrow, place: Path) -> None:
+async def test_a_permission_error_or_invalid_answer_means_no(crow: StartCrow, place: Path) -> None:
     def broken(_: dict[str, Any]) -> Any:
         raise RpcError(-32603, "No dialog here")
 
@@ -140,7 +140,7 @@ async def test_a_permission_error_or_nonsense_means_no(crow: StartCrow, place: P
         assert not (place / "a.txt").exists()
 
 
-async def test_a_command_in_the_clients_terminal_is_streamed_there_alone(crow: StartCrow, place: Path) -> None:
+async def test_output_of_a_client_terminal_appears_only_there(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place, _meta={"terminal_output": True})
         await agent.prompt(session, "run echo one; exit 3")
@@ -154,7 +154,7 @@ async def test_a_command_in_the_clients_terminal_is_streamed_there_alone(crow: S
         assert "content" not in last
 
 
-async def test_cancel_in_the_stream_keeps_what_was_shown_and_closes_the_request(
+async def test_cancel_during_streaming_keeps_what_was_shown_and_closes_the_request(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -191,7 +191,7 @@ async def test_cancel_before_the_first_token_answers_cancelled(
         assert (await agent.prompt(session, "again"))["stopReason"] == "end_turn"
 
 
-async def test_cancel_in_a_tool_stops_its_process_and_fails_its_call(crow: StartCrow, place: Path) -> None:
+async def test_cancel_during_a_tool_stops_its_process_and_fails_its_call(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "run echo $$ > pid; sleep 60")
@@ -203,7 +203,7 @@ async def test_cancel_in_a_tool_stops_its_process_and_fails_its_call(crow: Start
         assert (await agent.prompt(session, "say next"))["stopReason"] == "end_turn"
 
 
-async def test_cancel_in_a_permission_request_withdraws_it(crow: StartCrow, place: Path) -> None:
+async def test_cancel_during_a_permission_request_withdraws_it(crow: StartCrow, place: Path) -> None:
     never = asyncio.Event()
 
     async def silent(_: dict[str, Any]) -> Any:
@@ -230,7 +230,7 @@ async def test_cancel_while_idle_changes_nothing(crow: StartCrow, place: Path) -
         assert agent.text(session) == "helloagain"
 
 
-async def test_cancel_ends_the_waiting_prompts_too(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+async def test_cancel_ends_queued_prompts_too(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
     gate = Gate()
     endpoint.script(fake.text("one", "two", between=[gate]))
     async with crow(endpoint=endpoint) as agent:
@@ -260,9 +260,7 @@ async def test_kill_before_the_first_token_keeps_the_prompt(
         assert any("remember me" in content for content in contents)
 
 
-async def test_load_replays_all_that_was_shown_and_resume_nothing_and_a_move_tells_what_holds_then(
-    crow: StartCrow, place: Path
-) -> None:
+async def test_load_replays_everything_shown_and_resume_replays_nothing(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "think about nests then read README.md then say bye")
@@ -300,7 +298,7 @@ async def test_load_replays_all_that_was_shown_and_resume_nothing_and_a_move_tel
             assert (measured["used"] < full["used"], measured["size"]) == (True, full["size"])
 
 
-async def test_the_editors_unsaved_text_is_read_and_its_refusal_to_write_is_final(crow: StartCrow, place: Path) -> None:
+async def test_unsaved_editor_text_is_read_and_a_refused_write_is_final(crow: StartCrow, place: Path) -> None:
     def refuse(_: dict[str, Any]) -> Any:
         raise RpcError(-32603, "Internal error", {"details": "Permission denied for fs/write_text_file"})
 
@@ -314,7 +312,7 @@ async def test_the_editors_unsaved_text_is_read_and_its_refusal_to_write_is_fina
         assert "Permission denied for fs/write_text_file" in agent.text(session)
 
 
-async def test_a_large_output_stays_below_the_bound_of_a_line(crow: StartCrow, place: Path) -> None:
+async def test_a_large_output_stays_below_the_line_limit(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "run yes 0123456789 | head -c 7000000")
@@ -323,7 +321,7 @@ async def test_a_large_output_stays_below_the_bound_of_a_line(crow: StartCrow, p
         assert "not shown here" in done["content"][0]["content"]["text"]
 
 
-async def test_usage_tells_what_the_session_used_so_far(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+async def test_usage_shows_the_sessions_usage_so_far(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
     endpoint.script(fake.calls(("read_file", {"path": "README.md"})), fake.text("Twigs."))
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
@@ -346,7 +344,7 @@ async def test_usage_tells_what_the_session_used_so_far(crow: StartCrow, place: 
         (fake.failing(400, "That is no good"), -32603),
     ],
 )
-async def test_a_failing_endpoint_is_an_error_to_act_on_and_the_next_prompt_works(
+async def test_a_failing_endpoint_gives_a_useful_error_and_the_next_prompt_works(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, reply: fake.Reply, code: int
 ) -> None:
     endpoint.script(reply)

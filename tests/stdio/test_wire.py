@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.stdio.conftest import ROOT, StartCrow
+from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.support.acp_client import Call, CrowProcess, RpcError, allow_once
 
 MEBIBYTE = 1024 * 1024
@@ -40,7 +40,7 @@ async def failed(awaitable: Any) -> tuple[int, str]:
     return raised.value.code, raised.value.message
 
 
-async def test_initialize_answers_version_1_whatever_is_asked(crow: StartCrow) -> None:
+async def test_initialize_answers_version_1_to_any_version(crow: StartCrow) -> None:
     async with crow() as agent:
         for version in (1, 0, 2, 65535):
             result = await agent.request("initialize", {"protocolVersion": version})
@@ -52,7 +52,7 @@ async def test_initialize_answers_version_1_whatever_is_asked(crow: StartCrow) -
         assert [logged.sender for logged in agent.log] == ["client", "agent"] * 4
 
 
-async def test_session_new_goes_without_waiting_for_initialize(crow: StartCrow, place: Path) -> None:
+async def test_session_new_works_without_waiting_for_initialize(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         handshake = await agent.start("initialize", {"protocolVersion": 1})
         session = await agent.new_session(place)
@@ -60,9 +60,7 @@ async def test_session_new_goes_without_waiting_for_initialize(crow: StartCrow, 
         assert (await agent.prompt(session, "say hello"))["stopReason"] == "end_turn"
 
 
-async def test_no_update_of_a_session_precedes_its_creation_and_commands_come_first(
-    crow: StartCrow, place: Path
-) -> None:
+async def test_updates_follow_session_creation_and_commands_come_first(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         created = await agent.start("session/new", {"cwd": str(place), "mcpServers": []})
@@ -78,7 +76,7 @@ async def test_no_update_of_a_session_precedes_its_creation_and_commands_come_fi
         )
 
 
-async def test_every_update_of_a_turn_precedes_its_response(crow: StartCrow, place: Path) -> None:
+async def test_all_updates_of_a_turn_precede_its_response(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -107,7 +105,7 @@ async def test_hostile_lines_are_answered_and_a_prompt_works_afterwards(crow: St
         assert agent.text(session) == "still here"
 
 
-async def test_a_line_over_32_mebibytes_is_refused_by_name_and_10_are_read(crow: StartCrow, place: Path) -> None:
+async def test_a_line_over_32_mib_is_refused_and_one_of_10_is_read(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -119,7 +117,7 @@ async def test_a_line_over_32_mebibytes_is_refused_by_name_and_10_are_read(crow:
         await agent.request("session/prompt", {"sessionId": session, "prompt": blocks})
 
 
-async def test_strangers_envelopes_and_unknown_messages_do_no_harm(crow: StartCrow, place: Path) -> None:
+async def test_odd_envelopes_and_unknown_messages_do_no_harm(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.send_raw(
             b'\xef\xbb\xbf{"type":"com.example.JsonRpcRequest","jsonrpc":"2.0","id":"a-1","method":"initialize",'
@@ -153,7 +151,7 @@ async def test_meta_cannot_override_a_parameter(crow: StartCrow, place: Path) ->
         assert (agent.text(one), agent.text(other)) == ("mine", "")
 
 
-async def test_an_unknown_session_is_not_found_by_name(crow: StartCrow, place: Path) -> None:
+async def test_an_unknown_session_is_named_in_the_error(crow: StartCrow, place: Path) -> None:
     requests: dict[str, dict[str, Any]] = {
         "session/prompt": {"prompt": [{"type": "text", "text": "hi"}]},
         "session/load": {"cwd": str(place), "mcpServers": []},
@@ -205,7 +203,7 @@ async def test_bad_directories_and_blocks_are_refused_and_lose_nothing(crow: Sta
         assert agent.text(session).endswith("whole")
 
 
-async def test_one_change_of_mode_moves_both_selectors_and_holds_after_load(crow: StartCrow, place: Path) -> None:
+async def test_a_mode_change_moves_both_selectors_and_lasts_through_a_load(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -223,7 +221,7 @@ async def test_one_change_of_mode_moves_both_selectors_and_holds_after_load(crow
         assert loaded["modes"]["currentModeId"] == "auto"
 
 
-async def test_prompts_sent_while_busy_run_in_order_with_a_response_each(crow: StartCrow, place: Path) -> None:
+async def test_prompts_sent_during_a_turn_run_in_order_and_are_each_answered(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -233,7 +231,7 @@ async def test_prompts_sent_while_busy_run_in_order_with_a_response_each(crow: S
         assert [agent.response_index(call) for call in calls] == sorted(agent.response_index(call) for call in calls)
 
 
-async def test_a_session_is_listed_once_it_has_a_prompt_and_not_after_delete(crow: StartCrow, place: Path) -> None:
+async def test_a_session_is_listed_from_its_first_prompt_until_its_deletion(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         old, new, _ = [await agent.new_session(place) for _ in range(3)]
@@ -271,7 +269,7 @@ def unusable_database(home: Path, request: pytest.FixtureRequest) -> Path:
     return database
 
 
-async def test_a_database_that_cannot_be_used_is_named(crow: StartCrow, unusable_database: Path, place: Path) -> None:
+async def test_an_unusable_database_is_named(crow: StartCrow, unusable_database: Path, place: Path) -> None:
     async with crow() as agent:
         await agent.initialize()
         code, message = await failed(agent.new_session(place))
@@ -287,9 +285,7 @@ async def test_nothing_is_imported_from_the_workspace(crow: StartCrow, place: Pa
         assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
 
 
-async def test_a_stray_print_and_a_stray_write_never_reach_the_protocol(
-    crow: StartCrow, place: Path, tmp_path: Path
-) -> None:
+async def test_stray_prints_and_writes_never_reach_the_protocol(crow: StartCrow, place: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     os.mkdir(site)
     with open(site / "sitecustomize.py", "w") as module:  # noqa: ASYNC230
@@ -320,7 +316,7 @@ async def told_to_the_end(agent: CrowProcess, session: str, call: Call) -> bool:
     return (await call.result(), ended["status"]) == ({"stopReason": "cancelled"}, "failed")
 
 
-async def test_the_end_of_stdin_is_a_clean_exit_also_in_the_middle_of_a_turn(crow: StartCrow, place: Path) -> None:
+async def test_eof_exits_cleanly_even_during_a_turn(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         assert await agent.close_stdin_and_wait() == 0
     async with crow() as agent:
@@ -340,7 +336,7 @@ async def test_the_end_of_stdin_is_a_clean_exit_also_in_the_middle_of_a_turn(cro
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_is_a_clean_exit_that_tells_how_a_call_ended_before_its_prompt_is_answered(
+async def test_a_signal_exits_cleanly_and_reports_the_call_before_the_prompt(
     crow: StartCrow, place: Path, number: signal.Signals
 ) -> None:
     async with crow(answers={"session/request_permission": allow_once}) as agent:
@@ -355,7 +351,7 @@ async def test_a_signal_is_a_clean_exit_that_tells_how_a_call_ended_before_its_p
         agent.check()
 
 
-def test_files_may_stand_in_for_pipes(home: Path, place: Path, tmp_path: Path) -> None:
+def test_files_work_in_place_of_pipes(home: Path, place: Path, tmp_path: Path) -> None:
     request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
     (tmp_path / "in").write_text(json.dumps(request) + "\n[]\n")
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_MODEL": "offline"}
@@ -370,12 +366,12 @@ def test_files_may_stand_in_for_pipes(home: Path, place: Path, tmp_path: Path) -
 
 
 async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, place: Path) -> None:
-    async with crow() as agent:
+    async with crow(argv=FRESH) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.start_prompt(session, "run echo begun; sleep 60")  # it says nothing, so no write can fail
         await agent.wait_for_update("tool_call_update", status="in_progress")
-        transport = agent._process._transport  # type: ignore[attr-defined]
+        transport = agent._process._transport  # type: ignore[union-attr]
         transport.get_pipe_transport(1).close()
         await asyncio.wait_for(agent._process.wait(), 10)
         assert agent.returncode == 0
@@ -399,9 +395,7 @@ del signal.SIGKILL
 """Takes away what only some systems have, behind the back of the libraries that ask for it by name."""
 
 
-async def test_a_system_without_posix_calls_serves_tools_commands_and_cancel(
-    crow: StartCrow, place: Path, tmp_path: Path
-) -> None:
+async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCrow, place: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(POOR_SYSTEM)

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import itertools
 import json
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ import anyio
 
 from crow.trace.check import Order
 from crow.trace.schema import Judge, SchemaViolation, Side
+from tests.support import fork_server
 from tests.support.house_rules import HouseRules
 
 WAIT_S = 20.0
 LINE_BYTES = 1_000_000
+STREAM_BYTES = 64 << 20
 
 Answer: TypeAlias = Callable[[dict[str, Any]], Any | Awaitable[Any]]
 
@@ -78,13 +81,14 @@ def chosen(params: dict[str, Any], kind: str) -> dict[str, Any]:
 class CrowProcess:
     """A running agent. Use as `async with CrowProcess(...) as crow`: leaving closes stdin and waits for the exit.
 
+    `argv` None starts `crow acp`, where possible from a process that has imported it already.
     `answers` maps a method of the client to what answers it; permission requests are allowed once unless given.
     At the end every line must have been valid, and stderr empty unless `stderr_is_empty` is set to False.
     """
 
     def __init__(
         self,
-        argv: Sequence[str],
+        argv: Sequence[str] | None,
         *,
         env: Mapping[str, str],
         cwd: Path,
@@ -105,9 +109,14 @@ class CrowProcess:
 
     async def __aenter__(self) -> CrowProcess:
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *self._argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self._env), cwd=self._cwd, limit=64 << 20
-        )
+        self._process: asyncio.subprocess.Process | fork_server.ForkedProcess
+        if self._argv is None and sys.platform == "linux":
+            self._process = await fork_server.start(["acp"], env=self._env, cwd=self._cwd, limit=STREAM_BYTES)
+        else:
+            argv = self._argv or [sys.executable, "-m", "crow", "acp"]
+            self._process = await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self._env), cwd=self._cwd, limit=STREAM_BYTES
+            )
         self._readers = [asyncio.create_task(self._read_stdout()), asyncio.create_task(self._read_stderr())]
         return self
 

@@ -1,0 +1,202 @@
+"""Starts `crow` by forking a process that has imported everything: half a second less for each test.
+
+The child is a process of its own with its own arguments, environment, directory and pipes; it differs from a fresh one
+only in what is imported already. Linux only. `python -m tests.support.fork_server SOCKET` is the server; it ends when
+its stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+__all__ = ["ForkedProcess", "start"]
+
+ROOT = Path(__file__).parents[2]
+REQUEST_BYTES = 1 << 20
+
+
+class ForkedProcess:
+    """The part of :class:`asyncio.subprocess.Process` that tests use."""
+
+    def __init__(
+        self,
+        pid: int,
+        server: socket.socket,
+        stdin: asyncio.StreamWriter,
+        stdout: asyncio.StreamReader,
+        stderr: asyncio.StreamReader,
+    ) -> None:
+        self.pid, self.stdin, self.stdout, self.stderr = pid, stdin, stdout, stderr
+        self.returncode: int | None = None
+        self._server = server
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(server.fileno(), self._end)
+
+    async def wait(self) -> int:
+        """The exit code, when the process has ended; negative: the signal that ended it."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._server.fileno())
+        with self._server:
+            self.returncode = int(self._server.recv(16))
+        self.stdin.close()
+        self._ended.set()
+
+
+async def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit: int) -> ForkedProcess:
+    """Start `crow` with these arguments; `limit` is that of the streams, in bytes."""
+    (child_in, stdin), (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe(), os.pipe()
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.connect(_address())
+    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}).encode()
+    socket.send_fds(server, [request], [child_in, child_out, child_err])
+    for fd in (child_in, child_out, child_err):
+        os.close(fd)
+    pid = int(server.recv(16))
+    server.setblocking(False)
+    return ForkedProcess(pid, server, await _writer(stdin), await _reader(stdout, limit), await _reader(stderr, limit))
+
+
+async def _reader(fd: int, limit: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=limit)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0))
+    return reader
+
+
+async def _writer(fd: int) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(fd, "wb", 0)
+    )
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+@cache
+def _address() -> str:
+    """The socket of this process's server, which is started by the first call."""
+    directory = tempfile.TemporaryDirectory(prefix="crow-tests-")
+    address = f"{directory.name}/server"
+    program = subprocess.Popen(
+        [sys.executable, "-m", __name__, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert program.stdout.read() == b"ready"
+
+    def stop() -> None:
+        program.communicate()
+        directory.cleanup()
+
+    atexit.register(stop)
+    return address
+
+
+def serve(address: str) -> NoReturn:
+    """Fork a `crow` for each connection and tell it the exit code, until stdin ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(address)
+        listener.listen()
+        _import_all()
+        os.write(1, b"ready")
+        os.dup2(2, 1)
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == 0:
+                    sys.exit(0)
+                if key.data is None:
+                    client, _ = listener.accept()
+                    data, fds, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
+                    request = json.loads(data)
+                    if (pid := os.fork()) == 0:
+                        selector.close()
+                        listener.close()
+                        client.close()
+                        _run(request, fds)
+                    for fd in fds:
+                        os.close(fd)
+                    client.send(str(pid).encode())
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
+                else:
+                    pid, client = key.data
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with client:
+                        client.send(str(code).encode())
+
+
+def _import_all() -> None:
+    """What a process of crow imports sooner or later."""
+    import crow.agent.runner
+    import crow.app
+    import crow.frontend.agent
+    import crow.frontend.server
+    import crow.llm.chat_completions
+    import crow.llm.offline
+    import crow.store.sqlite.store
+    import crow.tools.mcp.client
+    import crow.tools.workspace  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
+    """In the child: what `crow` does with these arguments, to its exit."""
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    for fd in range(3, 64):  # pipes of other children
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+    os.chdir(str(request["cwd"]))
+    os.environ.clear()
+    os.environ.update(request["env"])  # type: ignore[call-overload]
+    time.tzset()
+    arguments = request["arguments"]
+    assert isinstance(arguments, list)
+    sys.argv = ["crow", *arguments]
+    gc.unfreeze()
+    from crow.cli import main
+
+    sys.exit(main(arguments))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
