@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from crow import __version__
 from crow.domain.errors import CrowError, UserError
+from crow.log import start_logging
 from crow.runtime import importing
 
 if TYPE_CHECKING:
@@ -102,52 +103,51 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_sessions_commands(sessions: argparse.ArgumentParser) -> None:
-    from crow.cli import admin
-    from crow.cli import sessions as reading
+def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
+    from crow.cli import admin, sessions
 
-    sessions.description = (
+    parser.description = (
         "List sessions, the newest first, or run a command on them. ID is the id of a session, its alias, or the first"
         " characters of its id."
     )
-    sessions.set_defaults(run=reading.list_sessions, cwd=None, all=False, archived=False, newest=False, json=False)
-    commands = sessions.add_subparsers(metavar="COMMAND")
+    parser.set_defaults(run=sessions.list_sessions, cwd=None, all=False, archived=False, newest=False, json=False)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
-    def add(name: str, run: reading.Command, words: str, ids: str | None = None) -> argparse.ArgumentParser:
+    def add(name: str, run: sessions.Command, words: str, ids: str | None = None) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(run=run)
         if ids is not None:
             added.add_argument("ids", metavar="ID", nargs=1 if ids == "1" else ids)
         return added
 
-    def add_cwd(parser: argparse.ArgumentParser) -> None:
+    def add_cwd(command: argparse.ArgumentParser) -> None:
         words = "only sessions of DIR (default: the current directory)"
-        parser.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+        command.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
 
-    listing = add("list", reading.list_sessions, "list sessions, the newest first, as without a command")
-    for parser in (sessions, listing):
+    listing = add("list", sessions.list_sessions, "list sessions, the newest first, as without a command")
+    for each in (parser, listing):
         # Options that are not given leave no trace, so that they may stand before or after `list`.
-        add_cwd(parser)
+        add_cwd(each)
         for flag, name, words in (
-            ("--all", "all", f"every session, not only the newest {reading.LISTED}"),
+            ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
             ("--archived", "archived", "only archived sessions"),
             ("--continue", "newest", "print the id of the newest session of --cwd (default: the current directory)"),
         ):
-            parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
-    show = add("show", reading.show_session, "show a session as a transcript", "1")
+            each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
+    show = add("show", sessions.show_session, "show a session as a transcript", "1")
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
-    search = add("search", reading.search, "find words in the sessions")
+    search = add("search", sessions.search, "find words in the sessions")
     search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
     search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
-    stats = add("stats", reading.stats, "sum up tokens and cost")
+    stats = add("stats", sessions.stats, "sum up tokens and cost")
     stats.add_argument(
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
-    for parser in (search, stats):
-        add_cwd(parser)
-        parser.add_argument("--model", metavar="NAME", help="only models whose name contains NAME")
-        parser.add_argument("--since", metavar="DATE", help="only from this day or time on, such as 2026-11-01")
-        parser.add_argument("--until", metavar="DATE", help="only up to this day, inclusive")
+    for each in (search, stats):
+        add_cwd(each)
+        each.add_argument("--model", metavar="NAME", help="only models whose name contains NAME")
+        each.add_argument("--since", metavar="DATE", help="only from this day or time on, such as 2026-11-01")
+        each.add_argument("--until", metavar="DATE", help="only up to this day, inclusive")
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -171,8 +171,8 @@ def _add_sessions_commands(sessions: argparse.ArgumentParser) -> None:
     add("vacuum", admin.vacuum, "return the space of removed sessions to the disk")
     backup = add("backup", admin.back_up, "copy the database, also while it is in use, and verify the copy")
     backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
-    for parser in (sessions, *commands.choices.values()):
-        _add_json(parser, default=argparse.SUPPRESS)
+    for each in (parser, *commands.choices.values()):
+        _add_json(each, default=argparse.SUPPRESS)
 
 
 def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
@@ -193,8 +193,6 @@ def _load(options: argparse.Namespace) -> Loaded:
 
 
 def _load_and_log(options: argparse.Namespace) -> Loaded:
-    from crow.log import start_logging
-
     loaded = _load(options)
     start_logging(loaded.paths.log_file, loaded.settings.log.level, loaded.settings.secrets())
     return loaded
@@ -249,16 +247,14 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from crow.trace.check import check
-    from crow.trace.record import read_recording
-    from crow.trace.show import shown
+    from crow.trace import check, record, show
 
-    recording = read_recording(options.file)
+    recording = record.read_recording(options.file)
     if options.action == "show":
-        for line in shown(recording):
+        for line in show.shown(recording):
             print(line)
         return 0
-    result = check(recording)
+    result = check.check(recording)
     for fault in result.faults:
         print(fault)
     for fault in result.client_faults:
