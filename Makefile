@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-run: $(READY) ## show what crow does, without a key (or with OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL)
+run: $(READY) ## show what crow does, without a key
 	@$(BIN)/crow demo
 
 test: $(READY) ## run the tests, on two cores

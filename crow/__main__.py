@@ -1,10 +1,10 @@
-"""`python -m crow`: the same as the command `crow`, which imports nothing from where it is started."""
+"""`python -m crow`: the command `crow`, without imports from the current directory."""
 
 import sys
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        del sys.path[0]  # put there by `-m`: nothing in a workspace may stand in for a package
+        del sys.path[0]  # added by `-m`: a workspace must not replace a package
 
     from crow.cli import main
 

@@ -1,121 +1,116 @@
-"""`crow login`: asks for endpoint, key and model, tries them, and writes them to the user's file.
+"""`crow login`: asks for endpoint, key and model, tries them and saves them.
 
-Strategy: a plain dialogue on stdin and stdout, each question with what holds now as its default; the key is not shown.
-Nothing is written before a request has been answered, or the user says that it shall be all the same. This is also what
-an editor starts in its terminal to log in, so the exit code tells whether it worked.
+Nothing is saved before a request was answered, unless the user insists. Editors start this in a terminal to log in, so
+the exit code says whether it worked.
 """
 
 from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from crow.app import open_model
+from crow.adapters import EndpointModel, open_model
 from crow.domain.errors import ConfigError, CrowError
 from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.llm import Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
 from crow.settings.write import save_model_settings
 
-if TYPE_CHECKING:
-    from crow.llm.chat_completions import ChatCompletions
-
 __all__ = ["log_in"]
 
-SHOWN_MODELS = 20
+_MODELS_SHOWN = 20
 
 
 async def log_in(loaded: Loaded) -> int:
-    """Hold the dialogue; 0 when the settings were written.
+    """Ask on stdin and stdout; 0 if the settings were saved.
 
-    :raises ConfigError: an answer that no setting can have, or a file that cannot be written.
+    :raises ConfigError: an answer that no setting accepts, or a file that cannot be written.
     """
     if loaded.problem is not None:
         raise loaded.problem
-    now = loaded.settings.model
-    print("Which endpoint shall crow use? Any that speaks OpenAI's chat completions will do.")
-    base_url = _ask("Endpoint", now.base_url)
-    same = base_url.rstrip("/") == now.base_url
-    key = _ask_secretly("Key (none for a local server)", kept=same and now.api_key is not None)
-    known = now.api_key.get_secret_value() if same and now.api_key is not None else ""
-    key = key or known
-    await _show_models(_settings(base_url=base_url, api_key=key or None))
-    name = _ask("Model", now.name or "")
-    settings = _settings(base_url=base_url, api_key=key or None, name=name or None)
-    if settings.name is None:
-        print("No model was named; nothing was written.")
+    current = loaded.settings.model
+    print("Which endpoint should crow use? Any that speaks OpenAI's chat completions will work.")
+    base_url = _ask("Endpoint", current.base_url)
+    known_key = ""
+    if base_url.rstrip("/") == current.base_url and current.api_key is not None:
+        known_key = current.api_key.get_secret_value()
+    key = _ask_key(has_default=bool(known_key)) or known_key
+    await _print_models(_settings(base_url=base_url, api_key=key))
+    name = _ask("Model", current.name or "")
+    if not name:
+        print("No model was named; nothing was saved.")
         return 1
-    if not await _works(settings) and not _ask("Write it all the same? [y/N]", "").lower().startswith("y"):
-        print("Nothing was written.")
+    settings = _settings(base_url=base_url, api_key=key, name=name)
+    if not await _try(settings) and not _ask("Save anyway? [y/N]", "").lower().startswith("y"):
+        print("Nothing was saved.")
         return 1
-    file = loaded.paths.config_file
-    values: dict[str, str | None] = {"name": settings.name, "base_url": settings.base_url, "api_key": key or None}
-    if key == known and loaded.sources["model.api_key"].startswith("environment"):
-        del values["api_key"]  # it stays where it is
-    save_model_settings(file, values)
-    print(f"Written to {file}.")
-    _warn_of_environment(loaded.sources)
+    values: dict[str, str | None] = {"name": name, "base_url": settings.base_url, "api_key": key or None}
+    if key == known_key and loaded.sources["model.api_key"].startswith("environment"):
+        del values["api_key"]  # it stays in the environment
+    save_model_settings(loaded.paths.config_file, values)
+    print(f"Saved to {loaded.paths.config_file}.")
+    for setting in ("model.base_url", "model.api_key", "model.name"):
+        if loaded.sources[setting].startswith("environment"):
+            print(f"The {loaded.sources[setting]} is set and takes precedence over the file.")
     return 0
 
 
 def _ask(question: str, default: str) -> str:
-    shown = f"{question} [{default}]: " if default else f"{question}: "
     try:
-        return input(shown).strip() or default
+        return input(f"{question} [{default}]: " if default else f"{question}: ").strip() or default
     except EOFError:
         print()
         return default
 
 
-def _ask_secretly(question: str, *, kept: bool) -> str:
-    shown = f"{question} [as it is]: " if kept else f"{question}: "
+def _ask_key(*, has_default: bool) -> str:
+    question = f"Key (none for a local server){' [unchanged]' if has_default else ''}"
     if not sys.stdin.isatty():
-        return _ask(shown.removesuffix(": "), "")
+        return _ask(question, "")
     try:
-        return getpass.getpass(shown).strip()
+        return getpass.getpass(f"{question}: ").strip()
     except EOFError:
         print()
         return ""
 
 
-def _settings(**values: str | None) -> ModelSettings:
+def _settings(**values: str) -> ModelSettings:
     try:
-        return ModelSettings.model_validate({key: value for key, value in values.items() if value is not None})
-    except ValueError:  # its own text shows what was typed, the key too
+        return ModelSettings.model_validate({key: value for key, value in values.items() if value})
+    except ValueError:  # its own text shows the key
         raise ConfigError(
-            "That cannot be used: an endpoint is an http or https URL without user name and query, such as "
-            "http://localhost:11434/v1; a key is plain ASCII without spaces."
+            "The endpoint or the key cannot be used: an endpoint is an http or https URL without user name and query, "
+            "such as http://localhost:11434/v1; a key is plain ASCII without spaces."
         ) from None
 
 
-async def _opened(settings: ModelSettings) -> ChatCompletions:
+async def _open(settings: ModelSettings) -> EndpointModel:
     return await open_model(target_of(settings.name or "", Settings(model=settings)), None)
 
 
-async def _show_models(settings: ModelSettings) -> None:
+async def _print_models(settings: ModelSettings) -> None:
     try:
-        model = await _opened(settings)
+        model = await _open(settings)
         try:
             names = [each.name for each in await model.models()]
         finally:
             await model.close()
     except CrowError as error:
-        print(f"(Its models are not known: {error})")
+        print(f"(It does not list its models: {error})")
         return
     if names:
-        more = f", and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
-        print(f"It offers {', '.join(names[:SHOWN_MODELS])}{more}.")
+        more = f", and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
+        print(f"It offers {', '.join(names[:_MODELS_SHOWN])}{more}.")
 
 
-async def _works(settings: ModelSettings) -> bool:
+async def _try(settings: ModelSettings) -> bool:
+    """Send one short prompt and say whether it was answered."""
     if settings.name == OFFLINE:
         return True
     print(f"Trying {settings.name} ...")
     question = UserMessage(parts=(Text(text="Reply with the single word OK."),))
     try:
-        model = await _opened(settings)
+        model = await _open(settings)
         try:
             model.check()
             async with model.stream(Request(messages=(SystemMessage(text="You are crow."), question))) as stream:
@@ -128,9 +123,3 @@ async def _works(settings: ModelSettings) -> bool:
         return False
     print("It answers.")
     return True
-
-
-def _warn_of_environment(sources: Mapping[str, str]) -> None:
-    for key in ("model.base_url", "model.api_key", "model.name"):
-        if sources[key].startswith("environment"):
-            print(f"The {sources[key]} is set and takes precedence over the file.")

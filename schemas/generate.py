@@ -1,4 +1,4 @@
-"""Writes the generated schemas beside this file; `--check` only says which of them differ, and fails if any does."""
+"""Generates the schemas beside this file; `--check` only reports those that differ, and then fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["generate"]
 
 BLOB = {
     "type": "object",
-    "description": "Stands for the content of a blob record before it, by its sha256.",
+    "description": "The content of an earlier blob record, by its sha256.",
     "properties": {
         "blob": {"type": "string"},
         "encoding": {"const": "base64", "description": "The value is the base64 of the blob, not its text."},
@@ -28,15 +28,21 @@ BLOB = {
     "required": ["blob"],
     "additionalProperties": False,
 }
-ASIDE = {("Prompt", "system"), ("Prompt", "tools"), ("Image", "data"), ("Attachment", "data"), ("File", "before")}
+STORED_AS_BLOBS = {
+    ("Prompt", "system"),
+    ("Prompt", "tools"),
+    ("Image", "data"),
+    ("Attachment", "data"),
+    ("File", "before"),
+}
 PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """A title would repeat the key."""
+    """Leaves out titles: they would repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 (the base class's signature)
-        """Never."""
+        """Always False."""
         return False
 
 
@@ -54,7 +60,7 @@ def generate() -> dict[str, str]:
 
 
 def _export_schema() -> JsonSchemaValue:
-    """The schema of one line, from the dataclasses of the exchange format and of the domain."""
+    """The schema of one line, from the dataclasses of the export format and of the domain."""
     kinds: dict[str, type] = {kind: cls for cls, kind in KINDS.items()}
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
         (cls, "serialization", TypeAdapter(cls)) for cls in (*RECORDS.values(), *kinds.values())
@@ -94,7 +100,7 @@ def _export_schema() -> JsonSchemaValue:
 
 
 def _close(name: str, definition: dict[str, Any]) -> None:
-    """What crow writes: every key, and no other. What is put aside is a reference to a blob."""
+    """Require every key and allow no other, as crow writes them. Large values are references to blobs."""
     properties = definition["properties"]
     definition.pop("title", None)
     definition["required"] = list(properties)
@@ -102,7 +108,7 @@ def _close(name: str, definition: dict[str, Any]) -> None:
     definition["description"] = " ".join(definition.get("description", "").replace("`", "").split())
     for key, value in properties.items():
         value.pop("default", None)
-        if (name, key) in ASIDE:
+        if (name, key) in STORED_AS_BLOBS:
             is_optional = "anyOf" in value
             properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
 

@@ -1,14 +1,17 @@
-"""A session as a person reads it: Markdown, for a file, a pipe, or drawn on a terminal.
+"""A session as Markdown: for a file, a pipe, or drawn on a terminal.
 
-Strategy: entries come in one at a time, oldest first, and each gives its lines at once, so that length costs no
-memory. What was said stands as it was said; a tool is one line, with what it gave below it, fenced and bounded unless
-all is wanted. What only crow or the model needs (system message, reminders) is left out.
+Entries are fed one at a time, oldest first, so that long sessions need no memory. The system message and reminders are
+left out: a person does not need them.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, assert_never
+from difflib import unified_diff
+from typing import assert_never
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 from crow.cli.output import in_terminal, on_one_line, safe, time_text
 from crow.domain.entries import (
@@ -30,35 +33,33 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.rendering import interrupted_text, parts_text
-
-if TYPE_CHECKING:
-    from crow.store import SessionRow
+from crow.store import SessionRow
 
 __all__ = ["Transcript", "print_markdown"]
 
-_LINES = 12
-_CHARACTERS = 2_000
+_RESULT_LINES = 12
+_RESULT_CHARS = 2_000
 
 
 class Transcript:
-    """The Markdown of one session. `is_full`: whole results of tools, and what the model thought."""
+    """The Markdown of one session. `is_full` includes thoughts, diffs and complete tool results."""
 
     def __init__(self, *, is_full: bool) -> None:
         self._is_full = is_full
 
     def head(self, row: SessionRow) -> str:
-        """How it begins."""
+        """The title, and a list of facts."""
         facts = (
             ("session", row.id),
             ("directory", row.cwd),
-            ("begun", time_text(row.created_ms)),
-            ("last change", time_text(row.updated_ms)),
+            ("created", time_text(row.created_ms)),
+            ("changed", time_text(row.updated_ms)),
         )
-        title = on_one_line(row.title or "A session without a title")
+        title = on_one_line(row.title or "Untitled session")
         return f"# {title}\n\n" + "".join(f"- {name}: {on_one_line(value)}\n" for name, value in facts) + "\n"
 
     def feed(self, entry: Entry) -> str:
-        """What `entry` adds; empty if a person need not see it."""
+        """The Markdown of one entry; empty if a person does not need it."""
         body = entry.body
         match body:
             case User(parts=parts):
@@ -73,12 +74,12 @@ class Transcript:
                 return _quoted(text)
             case Checkpoint(summary=summary):
                 return _quoted(
-                    f"The conversation was compacted here. The model reads on from this summary:\n\n{summary}"
+                    f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"
                 )
             case Mask():
-                return _quoted("Older results of tools are hidden from the model from here on.")
+                return _quoted("From here on, older tool results are hidden from the model.")
             case Restore():
-                return _quoted("The compaction before was undone.")
+                return _quoted("The last compaction was undone.")
             case Skill(name=name):
                 return _quoted(f"Skill: {name}")
             case TurnEnd(stop=stop, detail=detail):
@@ -106,15 +107,12 @@ class Transcript:
 
 
 def print_markdown(text: str) -> None:
-    """Print a piece of Markdown: drawn on a terminal, as it is elsewhere."""
+    """Print Markdown: drawn on a terminal, unchanged elsewhere."""
     if not text:
         return
     if not in_terminal():
         print(safe(text), end="")
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     console = Console()
     console.print(Markdown(safe(text), hyperlinks=False))
     console.print()
@@ -129,22 +127,20 @@ def _quoted(text: str) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """`text` in a fence that nothing in it can close."""
+    """A fenced block that nothing in `text` can close."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}\n\n"
 
 
 def _bounded(text: str) -> str:
-    """The first lines, and how much more there is."""
-    lines = text[:_CHARACTERS].splitlines()[:_LINES]
-    shown = "\n".join(lines)
-    left = len(text.rstrip()) - len(shown)
-    return shown if left <= 0 else f"{shown}\n... {left:,} more characters"
+    """The first lines, and the size of the rest."""
+    lines = text[:_RESULT_CHARS].splitlines()[:_RESULT_LINES]
+    head = "\n".join(lines)
+    rest = len(text.rstrip()) - len(head)
+    return head if rest <= 0 else f"{head}\n... {rest:,} more characters"
 
 
 def _diff(old: str | None, new: str) -> str:
-    from difflib import unified_diff
-
     lines = unified_diff((old or "").splitlines(), new.splitlines(), lineterm="", n=3)
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))

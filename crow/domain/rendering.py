@@ -6,7 +6,7 @@ Each rendering uses only the stored body and the constants here, so an entry alw
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -228,3 +228,20 @@ def code(text: str) -> str:
         return f"`{line}`"
     fence = "`" * (max(len(run) for run in re.findall("`+", line)) + 1)
     return f"{fence} {line} {fence}"
+
+
+MASK = "…"
+_LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
+
+
+class SecretMask:
+    """Replaces secrets in a text: the given ones, and whatever looks like one."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """The text with `MASK` in place of every secret."""
+        for secret in self._secrets:
+            text = text.replace(secret, MASK)
+        return _LOOKS_SECRET.sub(MASK, text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crow.domain.errors import ArgumentError
-from crow.log import MASK, SecretMask
+from crow.domain.rendering import MASK, SecretMask
 from crow.trace.schema import Side, served_by
 
 __all__ = ["Recorded", "Recorder", "read_recording"]

@@ -1,4 +1,4 @@
-"""What the composition root finds and wires."""
+"""The composition root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from crow.settings import load_settings
 from crow.store import Store
 
 
-def test_hooks_are_what_installed_packages_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_are_found_in_the_entry_points_of_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ours.py").write_text("def before(proposal):\n    return None\n", "utf-8")
     info = tmp_path / "ours-1.0.dist-info"
     info.mkdir()
@@ -24,7 +26,7 @@ def test_hooks_are_what_installed_packages_register(tmp_path: Path, monkeypatch:
     assert find_hooks("crow.after_compact") == []
 
 
-def test_settings_of_compaction_reach_the_sessions(tmp_path: Path) -> None:
+def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
     (tmp_path / "summary.md").write_text("Sum up.", "utf-8")
     (tmp_path / "config.toml").write_text(
         'model.name = "large"\nmodel.context_window = 50000\n[compaction]\nauto = false\nthreshold = 0.5\n'
@@ -33,7 +35,7 @@ def test_settings_of_compaction_reach_the_sessions(tmp_path: Path) -> None:
     )
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": "http://localhost:1/v1"}))
     store: Store = None  # type: ignore[assignment]  # nothing is opened here
-    adapters = wiring._adapters(store)
+    adapters = wiring.adapters(store)
     settings = adapters.settings().compaction
     assert (settings.auto, settings.threshold, settings.keep_tokens, settings.target) == (False, 0.5, 1_000, 0.25)
     assert (settings.compact_model, settings.instruction) == ("small", "Sum up.")

@@ -1,4 +1,4 @@
-"""`crow doctor` and `crow models`, run as a person runs them, against a real server on the loopback."""
+"""`crow doctor` and `crow models` against a real server on the loopback."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import aclosing, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from crow.doctor import examine
+from crow.doctor import Finding, check_everything
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse, new_session
@@ -41,17 +41,17 @@ def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {check: each["state"] for check, each in findings(done).items()}
 
 
-def obliging(request: Recorded) -> Reply:
+def answer_well(request: Recorded) -> Reply:
     return calls(("report_word", {"word": "ready"})) if "tools" in request.body else text("rea", "dy")
 
 
 @pytest.fixture
 def endpoint() -> Iterator[FakeEndpoint]:
-    with FakeEndpoint.in_thread(otherwise=obliging) as server:
+    with FakeEndpoint.in_thread(otherwise=answer_well) as server:
         yield server
 
 
-def asked(endpoint: FakeEndpoint, **env: str) -> dict[str, str]:
+def environment(endpoint: FakeEndpoint, **env: str) -> dict[str, str]:
     return {
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": "sk-secret-123456",
@@ -60,11 +60,11 @@ def asked(endpoint: FakeEndpoint, **env: str) -> dict[str, str]:
     }
 
 
-def test_a_sound_endpoint_passes_every_check(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_working_endpoint_passes_every_check(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     (tmp_path / "config.toml").write_text("model.context_window = 64000\n")
     (tmp_path / "config.toml").chmod(0o600)
     server = f"{sys.executable} {TINY}"
-    done = run(tmp_path, "doctor", "--json", "--mcp", server, **asked(endpoint))
+    done = run(tmp_path, "doctor", "--json", "--mcp", server, **environment(endpoint))
     assert states(done) == {
         "configuration": "ok",
         "database": "ok",
@@ -81,11 +81,11 @@ def test_a_sound_endpoint_passes_every_check(tmp_path: Path, endpoint: FakeEndpo
     assert done.returncode == 0
 
 
-def test_what_is_wrong_is_said_with_what_to_do(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_each_warning_says_what_to_do(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     endpoint.models = ["fake-model-2"]
     endpoint.script(body(b'data: {"choices":[{"delta":{"content":"All of it at once."},"finish_reason":"stop"}]}\n\n'))
     endpoint.script(text("I can call no tools."))
-    done = run(tmp_path, "doctor", "--json", **asked(endpoint))
+    done = run(tmp_path, "doctor", "--json", **environment(endpoint))
     found = findings(done)
     assert {check: each["state"] for check, each in found.items() if each["state"] != "ok"} == {
         "model": "warning",
@@ -99,11 +99,11 @@ def test_what_is_wrong_is_said_with_what_to_do(tmp_path: Path, endpoint: FakeEnd
     assert done.returncode == 1
 
 
-def test_a_learned_window_is_told_with_its_words_and_date_unless_one_is_configured(
+def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
-    found = findings(run(tmp_path, "doctor", "--json", **asked(endpoint)))["context window"]
-    assert found["words"] == "not known: 128,000 tokens are assumed"
+    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
+    assert found["words"] == "not known: crow assumes 128,000 tokens"
     learned = {
         "tokens": 12_000,
         "source": 'a refused request of about 13,000 tokens: "at most 12000"',
@@ -114,22 +114,22 @@ def test_a_learned_window_is_told_with_its_words_and_date_unless_one_is_configur
         with closing(sqlite3.connect(tmp_path / "crow.db")) as connection, connection:
             facts = json.dumps({"window": learned | {"times": times}})
             connection.execute("UPDATE endpoints SET learned = ?", (facts,))
-        found = findings(run(tmp_path, "doctor", "--json", **asked(endpoint)))["context window"]
+        found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
         assert found["words"] == (
             f"12,000 tokens {reach}, learned on 2026-01-02 from a refused request of about 13,000 tokens: "
             '"at most 12000"'
         )
-        assert "/context forget in a session drops it" in found["advice"]
+        assert "use /context forget in a session" in found["advice"]
     (tmp_path / "config.toml").write_text("model.context_window = 128000\n")
-    found = findings(run(tmp_path, "doctor", "--json", **asked(endpoint)))["context window"]
+    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
     assert found["words"] == "128,000 tokens, as configured"
 
 
 @pytest.mark.parametrize("case", ["key", "server", "configuration", "database", "nothing"])
-def test_each_failure_is_named_and_what_it_makes_pointless_is_left_out(
+def test_each_failure_is_named_and_checks_that_depend_on_it_are_skipped(
     tmp_path: Path, endpoint: FakeEndpoint, case: str
 ) -> None:
-    env = asked(endpoint)
+    env = environment(endpoint)
     match case:
         case "key":
             (tmp_path / "config.toml").write_text(
@@ -159,7 +159,7 @@ def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndp
         return failing(401, "Incorrect API key provided: sk-secret-123456")
 
     endpoint._reply = refusing  # type: ignore[method-assign]
-    done = run(tmp_path, "doctor", **asked(endpoint))
+    done = run(tmp_path, "doctor", **environment(endpoint))
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed")]
     assert line.startswith("failed   key")
     assert "refused the key: Incorrect API key provided: [secret]" in line
@@ -167,32 +167,32 @@ def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndp
     assert done.returncode == 1
     endpoint._reply = FakeEndpoint._reply.__get__(endpoint)  # type: ignore[method-assign]
     endpoint._otherwise = refusing
-    done = run(tmp_path, "doctor", "--json", **asked(endpoint))  # everybody may see its list of models
+    done = run(tmp_path, "doctor", "--json", **environment(endpoint))  # everybody may see its list of models
     assert {check: state for check, state in states(done).items() if state != "ok"} == {"key": "failed"}
 
 
-def test_the_built_in_model_is_examined_without_any_endpoint(tmp_path: Path) -> None:
+def test_the_built_in_model_passes_without_an_endpoint(tmp_path: Path) -> None:
     done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
     assert set(states(done).values()) == {"ok"}
     assert done.returncode == 0
 
 
-def told(tmp_path: Path) -> Path:
+def create_database(tmp_path: Path) -> Path:
     """A database with a session of two turns."""
     path = tmp_path / "crow.db"
 
-    async def tell() -> None:
+    async def fill() -> None:
         store = await SqliteStore.open(path)
         await store.create_session(new_session())
         await converse(store, "s1", "kittiwake", "albatross")
         await store.close()
 
-    anyio.run(tell)
+    anyio.run(fill)
     return path
 
 
-def test_a_damaged_database_is_named_and_repaired_on_request(tmp_path: Path) -> None:
-    path = told(tmp_path)
+def test_a_damaged_database_is_reported_and_repaired_on_request(tmp_path: Path) -> None:
+    path = create_database(tmp_path)
     with closing(sqlite3.connect(path)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries_fts_data'").fetchone()
     content = bytearray(path.read_bytes())
@@ -219,8 +219,8 @@ def test_a_damaged_database_is_named_and_repaired_on_request(tmp_path: Path) -> 
     assert len(hits) == 2
 
 
-def test_what_cannot_be_recovered_is_listed(tmp_path: Path) -> None:
-    path = told(tmp_path)
+def test_entries_that_cannot_be_recovered_are_listed(tmp_path: Path) -> None:
+    path = create_database(tmp_path)
     content = path.read_bytes().replace(b'"text":"ALBATROSS"', b'"text":"ALBUTROSS"')
     path.write_bytes(content)
     found = findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["database"]
@@ -231,20 +231,20 @@ def test_what_cannot_be_recovered_is_listed(tmp_path: Path) -> None:
     assert "ALBUTROSS" not in run(tmp_path, "sessions", "show", "s1", "--full").stdout
 
 
-async def test_a_disk_that_is_no_good_place_for_the_database_is_named(
+async def test_an_unsuitable_disk_for_the_database_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_shared_memory(monkeypatch)
     loaded = load_settings({}, {"CROW_HOME": str(tmp_path), "CROW_MODEL": "offline"})
-    async with aclosing(examine(loaded)) as checks:
-        found = {each.check: each async for each in checks}
+    found: dict[str, Finding] = {}
+    await check_everything(loaded, lambda finding: found.update({finding.check: finding}))
     assert found["database"].state == "warning"
     assert "network disk" in found["database"].words
 
 
-def test_models_are_listed_one_a_line(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_models_are_listed_one_on_a_line(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     endpoint.models = ["b", "a"]
-    assert [line.split("\t")[0] for line in run(tmp_path, "models", **asked(endpoint)).stdout.splitlines()] == [
+    assert [line.split("\t")[0] for line in run(tmp_path, "models", **environment(endpoint)).stdout.splitlines()] == [
         "b",
         "a",
     ]

@@ -1,4 +1,4 @@
-"""The log file: made by the first record, private, bounded, without secrets, and never a reason to fail."""
+"""The log file: created by the first record, private, bounded and without secrets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_secrets_are_masked_in_messages_arguments_and_tracebacks(tmp_path: Path)
     assert "ValueError: it was … or …, abc" in text
 
 
-def test_libraries_log_warnings_alone_and_python_warnings_go_there_too(
+def test_libraries_log_only_warnings_and_python_warnings_are_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "crow.log"
@@ -72,7 +72,7 @@ def test_libraries_log_warnings_alone_and_python_warnings_go_there_too(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_log_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_is_given_up_silently(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     start_logging(tmp_path / "file" / "crow.log", "info")
     logging.getLogger("crow").error("one")
@@ -80,7 +80,7 @@ def test_a_log_that_cannot_be_written_is_given_up_in_silence(tmp_path: Path, cap
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_odd_record_breaks_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_record_does_not_stop_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "crow.log"
     start_logging(file, "info")
     logging.getLogger("crow").error("a lone surrogate \ud800")

@@ -1,4 +1,4 @@
-"""`crow login`: the dialogue, and what it leaves in the user's file."""
+"""`crow login`: its questions, and the file that it writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.settings.write import with_model_settings
+from crow.domain.errors import ConfigError
+from crow.settings.write import save_model_settings, set_model_keys
 from tests.support.fake_endpoint import FakeEndpoint, failing, text
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def login(home: Path, *answers: str, command: tuple[str, ...] = ("login",), **en
 @pytest.mark.parametrize(
     "command", [("login",), ("--setup",), ("acp", "--setup"), ("acp", "--mode", "plan", "--setup")]
 )
-def test_what_works_is_written_for_the_user_alone(
+def test_settings_that_work_are_saved_readable_by_the_user_only(
     tmp_path: Path, endpoint: FakeEndpoint, command: tuple[str, ...]
 ) -> None:
     endpoint.models = ["small", "large"]
@@ -56,7 +57,7 @@ def test_what_works_is_written_for_the_user_alone(
     assert endpoint.asked[-1].headers["authorization"] == "Bearer sk-test-0123456789"
 
 
-def test_what_does_not_work_is_written_only_if_the_user_says_so(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_settings_that_do_not_work_are_saved_only_if_the_user_insists(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     refusal = failing(401, "Incorrect API key provided: sk-wrong-987654321")
     endpoint.script(refusal, refusal)
     answers = (endpoint.base_url, "sk-wrong-987654321", "small")
@@ -68,38 +69,45 @@ def test_what_does_not_work_is_written_only_if_the_user_says_so(tmp_path: Path, 
     assert (tmp_path / "config.toml").exists()
 
 
-def test_a_key_of_the_environment_stays_there(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_key_in_the_environment_is_not_saved(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     env = {"OPENAI_API_KEY": "sk-environment-1", "OPENAI_BASE_URL": endpoint.base_url}
-    code, out, _ = login(tmp_path, "", "", "small", **env)
+    code, out, _ = login(tmp_path, "", "", "small", command=("login",), **env)
     assert code == 0
     assert "OPENAI_API_KEY is set and takes precedence" in out
     assert "api_key" not in tomllib.loads((tmp_path / "config.toml").read_text())["model"]
 
 
-def test_an_endpoint_that_is_none_is_refused_without_its_text(tmp_path: Path) -> None:
+def test_an_invalid_endpoint_is_refused_without_showing_it(tmp_path: Path) -> None:
     code, _, err = login(tmp_path, "http://me:secret@localhost/v1", "", "")
     assert (code, "secret" in err) == (2, False)
     assert not (tmp_path / "config.toml").exists()
 
 
 @pytest.mark.parametrize(
-    ("text_before", "text_after"),
+    ("before", "after"),
     [
         ("", '[model]\nname = "m"\n'),
         ("# mine\n\nmodels = []\n", '# mine\n\nmodels = []\n\n[model]\nname = "m"\n'),
         (
             '[model]\n# the big one\nname = "x"  # was\nbase_url = "http://h/v1"\n\n[log]\nlevel = "info"\n',
-            '[model]\nname = "m"\n# the big one\nbase_url = "http://h/v1"\n\n[log]\nlevel = "info"\n',
+            '[model]\n# the big one\nname = "m"  # was\nbase_url = "http://h/v1"\n\n[log]\nlevel = "info"\n',
         ),
         ('[model]\nname = "x"\napi_key = "k"\n', '[model]\nname = "m"\n'),
-        ('[model] # here\nheaders = { "A" = "b" }\n', '[model] # here\nname = "m"\nheaders = { "A" = "b" }\n'),
+        ('[model] # here\nheaders = { "A" = "b" }\n', '[model] # here\nheaders = { "A" = "b" }\nname = "m"\n'),
+        ('model.name = "x"\n', 'model.name = "m"\n'),
+        ('model = { name = "x" }\n', 'model = { name = "m" }\n'),
+        ('[model]\nname = """\nx"""\n', '[model]\nname = "m"\n'),
+        ('model.name = "x"\nlog.level = "info"\n', 'model.name = "m"\nlog.level = "info"\n'),
     ],
 )
-def test_everything_else_in_the_file_stays_as_it_is(text_before: str, text_after: str) -> None:
-    assert with_model_settings(text_before, {"name": "m", "api_key": None}) == text_after
+def test_everything_else_in_the_file_is_kept(before: str, after: str) -> None:
+    assert set_model_keys(before, {"name": "m", "api_key": None}) == after
 
 
-@pytest.mark.parametrize("before", ['model.name = "x"\n', 'model = { name = "x" }\n', '[model]\nname = """\nx"""\n'])
-def test_a_file_that_cannot_be_changed_line_by_line_is_left_alone(before: str) -> None:
-    with pytest.raises(ValueError, match="cannot be changed safely"):
-        with_model_settings(before, {"name": "m"})
+@pytest.mark.parametrize("before", ["model = 3\n", "[model\n"])
+def test_a_file_without_a_valid_model_table_is_not_changed(tmp_path: Path, before: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(before, "utf-8")
+    with pytest.raises(ConfigError, match="cannot be changed"):
+        save_model_settings(file, {"name": "m"})
+    assert file.read_text("utf-8") == before

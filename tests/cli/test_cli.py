@@ -1,4 +1,4 @@
-"""What a person types."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_without_a_terminal_the_protocol_is_served_until_input_ends(arguments: t
     assert json.loads(line)["result"]["protocolVersion"] == 1
 
 
-def test_the_protocol_is_served_though_the_settings_are_broken(home: Path) -> None:
+def test_the_protocol_is_served_even_if_the_settings_are_invalid(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("[model]\nname = 1\n")
     done = run("acp", stdin=INITIALIZE)
@@ -79,7 +79,7 @@ def test_the_protocol_is_served_though_the_settings_are_broken(home: Path) -> No
     assert json.loads(done.stdout)["result"]["protocolVersion"] == 1
 
 
-def test_a_wrong_command_is_refused_with_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["fly"])
     assert ended.value.code == 2
@@ -118,7 +118,7 @@ def test_config_prints_toml_with_sources_and_without_secrets(
     }
 
 
-def test_a_short_secret_is_not_shown_at_all(
+def test_a_short_secret_is_masked_completely(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "short-key")
@@ -126,7 +126,7 @@ def test_a_short_secret_is_not_shown_at_all(
     assert tomllib.loads(capsys.readouterr().out)["model"]["api_key"] == "…"
 
 
-def test_a_broken_setting_is_one_sentence_and_exit_code_2(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_setting_gives_one_sentence_and_exit_code_2(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home.mkdir()
     file = home / "config.toml"
     file.write_text('[model]\ncontext_window = "128k"\n')
@@ -137,13 +137,13 @@ def test_a_broken_setting_is_one_sentence_and_exit_code_2(home: Path, capsys: py
     )
 
 
-def test_listing_no_sessions_makes_no_database(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_listing_creates_no_database(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sessions"]) == 0
     assert capsys.readouterr() == ("", "")
     assert not home.exists()
 
 
-async def test_sessions_are_listed_newest_first_one_a_line_for_other_programs(home: Path) -> None:
+async def test_a_pipe_gets_one_line_for_each_session_the_newest_first(home: Path) -> None:
     await add_session(home, "s1", "/one", "first prompt")
     await add_session(home, "s2", "/two", "second\tprompt")
     lines = [line.split("\t") for line in run("sessions").stdout.decode().splitlines()]
@@ -164,7 +164,7 @@ async def test_sessions_are_listed_newest_first_one_a_line_for_other_programs(ho
     )
 
 
-async def test_only_all_lists_more_than_twenty(home: Path) -> None:
+async def test_only_all_lists_more_than_twenty_sessions(home: Path) -> None:
     for number in range(22):
         await add_session(home, f"s{number}", "/one", "prompt")
     assert len(run("sessions").stdout.splitlines()) == 20
@@ -173,7 +173,7 @@ async def test_only_all_lists_more_than_twenty(home: Path) -> None:
     ]
 
 
-def test_a_database_that_is_none_is_one_sentence_and_exit_code_1(home: Path) -> None:
+def test_a_file_that_is_not_a_database_gives_one_sentence_and_exit_code_1(home: Path) -> None:
     home.mkdir()
     (home / "crow.db").write_bytes(b"no database" * 1000)
     done = run("sessions")
@@ -184,7 +184,7 @@ def test_a_database_that_is_none_is_one_sentence_and_exit_code_1(home: Path) -> 
     assert (home / "crow.db").read_bytes() == b"no database" * 1000
 
 
-def test_a_reader_that_left_is_no_reason_to_complain() -> None:
+def test_a_closed_pipe_is_not_reported() -> None:
     process = subprocess.Popen([sys.executable, "-m", "crow", "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -194,7 +194,7 @@ def test_a_reader_that_left_is_no_reason_to_complain() -> None:
     assert process.wait(timeout=60) == 1
 
 
-def test_a_broken_installation_is_one_sentence_for_the_editor_and_a_traceback_in_the_log(home: Path) -> None:
+def test_a_broken_installation_gives_one_sentence_and_a_traceback_in_the_log(home: Path) -> None:
     script = "import sys\nsys.modules['crow.app'] = None\nfrom crow.cli import main\nsys.exit(main(['acp']))"
     done = subprocess.run([sys.executable, "-c", script], input=INITIALIZE, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, b"")

@@ -1,4 +1,4 @@
-"""What a person does with old sessions on the command line."""
+"""`crow sessions` and its commands."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.cli.output import counted, on_one_line, safe, unique_prefixes
-from crow.cli.sessions import ago_ms, day_ms
+from crow.cli.output import count, on_one_line, safe, unique_prefixes
+from crow.cli.sessions import parse_age, parse_day
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Usage
@@ -38,13 +38,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def told(home: Path) -> Path:
+def stored_sessions(home: Path) -> Path:
     """Two sessions with a call and a compaction each, one with a title that would steer a terminal."""
-    anyio.run(tell, home)
+    anyio.run(fill, home)
     return home
 
 
-async def tell(home: Path) -> None:
+async def fill(home: Path) -> None:
     store = await SqliteStore.open(home / "crow.db")
     try:
         for name, cwd, title in (("aaaa1111-one", "/one", "First"), ("aaaa2222-two", "/two", EVIL)):
@@ -120,7 +120,7 @@ def on_terminal(*commands: tuple[str, ...], width: int) -> list[list[str]]:
     return [[line.rstrip() for line in page.splitlines()] for page in pages]
 
 
-def test_commands_before_there_is_a_database_say_so_and_make_none(home: Path, capfd: pytest.CaptureFixture[str]):
+def test_commands_without_a_database_say_so_and_create_none(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for arguments in ((), ("search", "x"), ("stats",), ("prune", "--older-than", "1d"), ("export", "--all")):
         assert crow(capfd, *arguments) == ""
     for arguments in (("show", "x"), ("delete", "x"), ("--continue",), ("backup", "x.db"), ("export", "x")):
@@ -128,7 +128,9 @@ def test_commands_before_there_is_a_database_say_so_and_make_none(home: Path, ca
     assert not home.exists()
 
 
-def test_sessions_are_listed_with_their_messages_by_list_too(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_sessions_are_listed_with_their_number_of_messages(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     listed = crow(capfd)
     rows = [line.split("\t") for line in listed.splitlines()]
     assert [(row[0], *row[2:4]) for row in rows] == [("aaaa2222-two", "3", "/two"), ("aaaa1111-one", "3", "/one")]
@@ -146,7 +148,9 @@ def test_sessions_are_listed_with_their_messages_by_list_too(told: Path, capfd: 
     assert newest == row
 
 
-def test_search_prints_a_line_a_hit_or_json(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_search_prints_one_line_for_each_match_or_json(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     lines = [line.split("\t") for line in crow(capfd, "search", "the", "NEEDLE").splitlines()]
     assert [(line[0], *line[2:]) for line in lines] == [
         ("aaaa2222-two", "user", "look for the needle in /two"),
@@ -160,7 +164,7 @@ def test_search_prints_a_line_a_hit_or_json(told: Path, capfd: pytest.CaptureFix
     assert crow(capfd, "search", "needle", "--model", "other") == ""
 
 
-def test_stats_are_summed_by_what_is_asked(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_stats_are_summed_by_the_chosen_groups(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert crow(capfd, "stats", "--by", "model") == "m1\t2\t2000\t1000\t20\t1.0000\n"
     rows = [json.loads(line) for line in crow(capfd, "stats", "--json").splitlines()]
     assert sorted(row["session"] for row in rows) == ["aaaa1111-one", "aaaa2222-two"]
@@ -168,18 +172,20 @@ def test_stats_are_summed_by_what_is_asked(told: Path, capfd: pytest.CaptureFixt
         "tokens_in": 1000, "tokens_out": 10, "tokens_cached": 500, "cost": 0.5, "requests": 1,
     }  # fmt: skip
     assert refused(capfd, "stats", "--by", "week") == (
-        '--by is "week"; expected session, model or day, or some of them: model,day.'
+        '--by is "week"; expected session, model or day, or several of them: model,day.'
     )
 
 
-def test_the_newest_of_a_directory_is_named(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_continue_prints_the_newest_session_of_a_directory(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert crow(capfd, "--continue", "--cwd", "/one") == "aaaa1111-one\n"
     assert refused(capfd, "--continue", "--cwd", "/three") == (
         'No session in /three. Run "crow sessions" to list those of other directories.'
     )
 
 
-def test_a_session_is_shown_as_a_transcript(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_session_is_shown_as_a_transcript(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = crow(capfd, "show", "aaaa1")
     assert text.startswith("# First\n\n- session: aaaa1111-one\n- directory: /one\n")
     assert "\n\nlook for the needle in /one\n\n## m1\n\nI look.\n\n- **Read notes.txt** (done, 0.0 s)\n\n````\n" in text
@@ -195,7 +201,7 @@ def test_a_session_is_shown_as_a_transcript(told: Path, capfd: pytest.CaptureFix
     assert "\x1b" not in crow(capfd, "show", "cli:default")
 
 
-def test_nothing_stored_steers_a_terminal_and_tables_fit_its_width(told: Path):
+def test_stored_text_cannot_steer_a_terminal_and_tables_fit_its_width(stored_sessions: Path) -> None:
     commands = ((), ("search", "needle"), ("stats",), ("stats", "--by", "model,day"), ("show", "cli:default"))
     for width in (80, 140):
         listed, _, stats, *_ = pages = on_terminal(*commands, width=width)
@@ -209,7 +215,9 @@ def test_nothing_stored_steers_a_terminal_and_tables_fit_its_width(told: Path):
         ]
 
 
-def test_archived_sessions_leave_the_list_and_come_back(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_archived_sessions_leave_the_list_and_come_back(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert crow(capfd, "archive", "aaaa1") == 'aaaa1111-one "First": archived\n'
     assert [line.split("\t")[0] for line in crow(capfd).splitlines()] == ["aaaa2222-two"]
     assert [line.split("\t")[0] for line in crow(capfd, "--archived").splitlines()] == ["aaaa1111-one"]
@@ -219,16 +227,16 @@ def test_archived_sessions_leave_the_list_and_come_back(told: Path, capfd: pytes
     assert len(crow(capfd).splitlines()) == 2
 
 
-def test_an_export_is_imported_elsewhere_once(
-    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_an_export_is_imported_once(
+    stored_sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "x.jsonl"
     assert crow(capfd, "export", "--all", "-o", str(file)) == f"Wrote {file} ({file.stat().st_size:,} bytes).\n"
     assert file.stat().st_mode & 0o777 == 0o600
     data = file.read_bytes()
     assert crow(capfd, "export", "aaaa1", "cli:default").encode() == data
     assert refused(capfd, "export", "--all", "-o", str(file)) == (
-        f"{file} exists already. Name a file that does not, so that nothing is overwritten."
+        f"{file} exists already. Choose a new name: nothing is overwritten."
     )
     assert refused(capfd, "export") == "Name the sessions to export, or give --all."
     monkeypatch.setenv("CROW_HOME", str(tmp_path / "elsewhere"))
@@ -236,7 +244,7 @@ def test_an_export_is_imported_elsewhere_once(
         "aaaa1111-one: imported with 7 entries\naaaa2222-two: imported with 7 entries\n"
     )
     assert crow(capfd, "import", str(file)) == (
-        "aaaa1111-one: is here already; left as it is\naaaa2222-two: is here already; left as it is\n"
+        "aaaa1111-one: exists already; left unchanged\naaaa2222-two: exists already; left unchanged\n"
     )
     assert crow(capfd, "export", "--all").encode() == file.read_bytes() == data
     (row,) = map(json.loads, crow(capfd, "--cwd", "/two", "--json").splitlines())
@@ -250,7 +258,9 @@ def test_an_export_is_imported_elsewhere_once(
     assert refused(capfd, "import", str(missing)) == f"{missing} cannot be read: No such file or directory."
 
 
-def test_markdown_is_written_for_people(told: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_sessions_are_exported_as_markdown(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "x.md"
     crow(capfd, "export", "--all", "--format", "markdown", "-o", str(file))
     text = file.read_text()
@@ -261,7 +271,9 @@ def test_markdown_is_written_for_people(told: Path, tmp_path: Path, capfd: pytes
     assert "line 39" in text
 
 
-def test_deleting_and_pruning_remove_what_they_name(told: Path, capfd: pytest.CaptureFixture[str]):
+def test_delete_and_prune_remove_the_named_sessions_only(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert refused(capfd, "delete", "a1b2") == 'No session "a1b2". Run "crow sessions" to list them.'
     assert refused(capfd, "delete", "aaaa") == (
         '"aaaa" begins the ids of 2 sessions: aaaa2222-two, aaaa1111-one. Give more of the id.'
@@ -279,7 +291,9 @@ def test_deleting_and_pruning_remove_what_they_name(told: Path, capfd: pytest.Ca
     assert crow(capfd, "vacuum").endswith(" MB now.\n")
 
 
-def test_a_backup_goes_to_a_file_or_into_a_directory(told: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_backup_is_written_to_a_file_or_into_a_directory(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "b.db"
     assert crow(capfd, "backup", str(file)).startswith(f"Wrote {file} (0.")
     (tmp_path / "backups").mkdir()
@@ -306,28 +320,28 @@ def local_ms(moment: str) -> int:
         ("2026-01-02", "2026-01-02T00:00"),
     ],
 )
-def test_ages_are_counted_from_now(age: str, moment: str):
-    off_ms = ago_ms("--older-than", age, now=NOW) - local_ms(moment)
+def test_ages_are_counted_from_now(age: str, moment: str) -> None:
+    off_ms = parse_age("--older-than", age, now=NOW) - local_ms(moment)
     assert abs(off_ms) <= 3_600_000, "a change to summer time is no matter"
 
 
 @pytest.mark.parametrize("age", ["", "30", "d", "-3d", "3 d", "9999999y", "99999y", "2026-13-01", "٣d"])
-def test_what_is_no_age_is_named(age: str):
+def test_an_invalid_age_is_named(age: str) -> None:
     with pytest.raises(ArgumentError) as named:
-        ago_ms("--older-than", age, now=NOW)
+        parse_age("--older-than", age, now=NOW)
     assert str(named.value).startswith(f'--older-than is "{age}"; expected an age such as 12h')
 
 
-def test_a_day_begins_at_midnight_here_and_ends_with_the_next():
-    begins, ends = day_ms("--since", "2026-11-01"), day_ms("--until", "2026-11-01", days_later=1)
+def test_a_day_lasts_from_local_midnight_to_the_next() -> None:
+    begins, ends = parse_day("--since", "2026-11-01"), parse_day("--until", "2026-11-01", days_later=1)
     assert (begins, ends) == (local_ms("2026-11-01T00:00"), local_ms("2026-11-02T00:00"))
-    assert day_ms("--until", "2026-11-01T10:00+00:00", days_later=1) == 1793527200000
+    assert parse_day("--until", "2026-11-01T10:00+00:00", days_later=1) == 1793527200000
 
 
-def test_text_is_made_harmless_and_ids_short():
+def test_control_characters_become_pictures_and_ids_become_prefixes() -> None:
     assert safe("a\x1b[2J\nb\tc\r\x7f\x9b") == "a␛[2J\nb\tc␍␡\ufffd"
     assert on_one_line(" a\n\tb \x00") == "a b ␀"
-    assert [counted(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
+    assert [count(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
         "1 entry", "2 entries", "1,000 sessions",
     ]  # fmt: skip
     assert unique_prefixes(["abc", "abcdefghij", "abcdefghijk", "b" * 40]) == {

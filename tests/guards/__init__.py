@@ -1,1 +1,1 @@
-"""What must not become more costly, counted instead of timed; figures are in `benchmarks`."""
+"""Limits on cost, counted instead of timed."""

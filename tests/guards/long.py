@@ -1,4 +1,4 @@
-"""Sessions of any length, made by the store itself."""
+"""Creates sessions of any length."""
 
 from __future__ import annotations
 

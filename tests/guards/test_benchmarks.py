@@ -1,4 +1,4 @@
-"""The form of the figures: what is over its limit, and what becomes of a file of rows in BENCHMARKS.md."""
+"""Benchmark rows: their limits, and their tables in BENCHMARKS.md."""
 
 from __future__ import annotations
 

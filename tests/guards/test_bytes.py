@@ -1,4 +1,4 @@
-"""What a request encodes: the messages that are new, and nothing again."""
+"""A request encodes new messages only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Conversation:
         return fresh
 
 
-def test_a_request_encodes_only_what_is_new_however_long_the_conversation_is() -> None:
+def test_a_request_encodes_only_new_messages() -> None:
     conversation = Conversation()
     conversation.take_turn()
     early = conversation.take_turn()

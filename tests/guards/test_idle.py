@@ -1,4 +1,4 @@
-"""A process that nobody asks sleeps: no timer is due, and nothing polls."""
+"""An idle process sleeps: no timer is due, and nothing polls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(home: Path, selector: Watched, session: Callable[[Client], None]) -> Non
 
     async def main() -> None:
         wiring = Wiring(load_settings({}, {"CROW_HOME": str(home), "CROW_MODEL": "offline"}))
-        await serve(StdioTransport(to_crow[0], from_crow[1]), wiring.kit())
+        await serve(StdioTransport(to_crow[0], from_crow[1]), wiring.dependencies())
         await wiring.close()
 
     thread = threading.Thread(target=session, args=(client,))
@@ -90,8 +90,11 @@ def run(home: Path, selector: Watched, session: Callable[[Client], None]) -> Non
 
 
 def test_after_a_turn_no_timer_is_due_and_nothing_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(IdleTimer.__init__.__kwdefaults__, "after_s", 0.0)
-    selector, rested = Watched(), []
+    defaults = IdleTimer.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "after_s", 0.0)
+    selector = Watched()
+    rested: list[bool] = []
 
     def session(client: Client) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What is held in memory: a replay no more than a batch, a stream no more than its text."""
+"""Memory use: a replay holds one batch, a stream its text."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def replayed(path: Path, entries: int) -> tuple[int, int]:
         await store.close()
 
 
-async def test_a_replay_needs_the_memory_of_a_batch_and_the_ids(tmp_path: Path) -> None:
+async def test_a_replay_needs_memory_for_one_batch_and_the_ids(tmp_path: Path) -> None:
     short, few = await replayed(tmp_path / "short.db", 2_000)
     long, many = await replayed(tmp_path / "long.db", 6_000)
     assert (few, many) == (1_200, 3_600)
@@ -91,7 +91,7 @@ async def test_a_replay_needs_the_memory_of_a_batch_and_the_ids(tmp_path: Path) 
     assert long - short <= 4_000 * PER_ENTRY + 64 * 1024
 
 
-async def test_a_long_answer_needs_few_times_its_size() -> None:
+async def test_a_long_answer_needs_a_small_multiple_of_its_size() -> None:
     size, piece = 2_000_000, "The nest is built of twigs. " * 40
     reads = [sse(chunk({"content": piece}), done=False)] * (size // len(piece))
     live = LiveUpdates(client_capabilities({}))
@@ -108,7 +108,7 @@ async def test_a_long_answer_needs_few_times_its_size() -> None:
     assert written <= WRITTEN * size
 
 
-def test_a_stream_leaves_its_text_and_nothing_else_for_each_chunk() -> None:
+def test_a_stream_keeps_nothing_but_its_text() -> None:
     burst = [sse(chunk({"content": f"t{number} "}), done=False) for number in range(CHUNKS)]
     text = "".join(f"t{number} " for number in range(CHUNKS))
     decoder, parser = SseDecoder(), StreamParser(())

@@ -1,4 +1,4 @@
-"""The project as a whole: what is declared in one place holds in the others."""
+"""The project as a whole: documents, schemas and metadata agree with the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import crow
-from crow.settings.load import _KEYS
+from crow.settings.load import setting_keys
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(crow.__path__, "crow."))
@@ -35,13 +35,13 @@ def imported_by(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_the_command_line_is_there_at_once() -> None:
+def test_the_command_line_imports_nothing_slow() -> None:
     loaded = imported_by("import crow.cli")
     assert loaded.isdisjoint({"acp", "pydantic", "rich", "anyio", "openai", "mcp", "aiosqlite", "tomllib"})
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_says_what_it_is_and_shows_only_what_it_has(name: str) -> None:
+def test_a_module_has_a_docstring_and_defines_its_public_names(name: str) -> None:
     if name.endswith("__main__"):  # importing it runs it
         return
     module = importlib.import_module(name)
@@ -51,7 +51,7 @@ def test_a_module_says_what_it_is_and_shows_only_what_it_has(name: str) -> None:
     assert len(set(public)) == len(public)
 
 
-def test_importing_every_module_prints_nothing_and_opens_nothing(tmp_path: Path) -> None:
+def test_importing_every_module_prints_nothing_and_creates_no_file(tmp_path: Path) -> None:
     names = [name for name in MODULES if not name.endswith("__main__")]
     script = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, cwd=tmp_path)
@@ -75,13 +75,13 @@ def test_constraints_pin_every_dependency_by_name_and_version_alone() -> None:
     assert {_plain(re.split(r"[<>=!~\[; ]", name)[0]) for name in wanted} - pinned == set()
 
 
-def test_every_dependency_has_its_sentence_in_the_architecture() -> None:
+def test_every_dependency_is_explained_in_the_architecture() -> None:
     text = read("ARCHITECTURE.md")
     dependencies = tomllib.loads(read("pyproject.toml"))["project"]["dependencies"]
     assert [name for spec in dependencies if f"**{(name := re.split(r'[<>=]', spec)[0])}**" not in text] == []
 
 
-def test_generated_schemas_are_what_their_sources_say() -> None:
+def test_generated_schemas_are_up_to_date() -> None:
     generated = runpy.run_path(str(ROOT / "schemas" / "generate.py"))["generate"]()
     assert {name: read(f"schemas/{name}") for name in generated} == generated
 
@@ -92,9 +92,9 @@ def test_every_setting_is_in_the_schema_and_in_the_documentation() -> None:
     in_schema = {name for name in schema["properties"] if name not in sections} | {
         f"{section}.{name}" for section, kind in sections.items() for name in schema["$defs"][kind]["properties"]
     }
-    assert in_schema == set(_KEYS)
+    assert in_schema == set(setting_keys())
     page = read("docs/configuration.md")
-    assert [key for key in _KEYS if f"`{key}`" not in page] == []
+    assert [key for key in setting_keys() if f"`{key}`" not in page] == []
 
 
 def test_the_documents_name_only_files_and_targets_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""The entry for the registry that editors install agents from: its format, and that it says the truth."""
+"""The entry for the agent registry of editors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ENTRY = json.loads((ROOT / "registry" / "agent.json").read_text())
 
 
-def test_the_entry_has_the_registrys_form_and_names_this_version() -> None:
+def test_the_entry_has_the_format_of_the_registry_and_this_version() -> None:
     assert ENTRY.keys() <= {"id", "name", "version", "description", "repository", "website", "authors", "license"} | {
         "distribution"
     }
@@ -33,14 +33,14 @@ def test_the_entry_has_the_registrys_form_and_names_this_version() -> None:
     assert project["scripts"][project["name"]] == project["scripts"]["crow"]
 
 
-def test_the_icon_is_16_by_16_and_has_no_colour_of_its_own() -> None:
+def test_the_icon_is_16_by_16_and_uses_the_current_colour() -> None:
     icon = ElementTree.parse(ROOT / "registry" / "icon.svg").getroot()
     assert (icon.get("width"), icon.get("height"), icon.get("viewBox")) == ("16", "16", "0 0 16 16")
     paints = [value for node in icon.iter() for name, value in node.items() if name in ("fill", "stroke", "style")]
     assert set(paints) == {"none", "currentColor"}
 
 
-def test_the_registrys_check_finds_a_way_to_authenticate_without_any_home(tmp_path: Path) -> None:
+def test_the_registry_finds_an_authentication_method_without_a_home(tmp_path: Path) -> None:
     capabilities = {"terminal": True, "_meta": {"terminal_output": True, "terminal-auth": True}}
     request = {"protocolVersion": 1, "clientCapabilities": capabilities}
     line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": request})

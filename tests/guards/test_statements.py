@@ -1,4 +1,4 @@
-"""What a turn asks of the database: statements and flushes, the same in a session of 100 and of 10,000 entries."""
+"""The cost of a turn in statements and flushes does not grow with the session."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def made(directory: Path) -> Path:
     return directory
 
 
-async def test_a_turn_and_a_step_take_the_same_statements_at_entry_100_and_at_10_000(tmp_path: Path) -> None:
+async def test_a_turn_needs_the_same_statements_at_entry_100_and_at_10_000(tmp_path: Path) -> None:
     turn, step = await costs(made(tmp_path / "short"), 100)
     assert turn.statements <= Counter(TURN)
     assert step.statements <= Counter(STEP)
@@ -116,7 +116,7 @@ async def test_a_turn_and_a_step_take_the_same_statements_at_entry_100_and_at_10
     assert long_step.steps <= step.steps * 1.2 + 10
 
 
-async def test_sessions_that_save_at_the_same_moment_share_their_flushes(tmp_path: Path) -> None:
+async def test_sessions_that_save_at_the_same_moment_share_flushes(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db")
     try:
         names = [f"s{number}" for number in range(64)]

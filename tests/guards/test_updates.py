@@ -1,4 +1,4 @@
-"""How many updates a stream becomes: few when tokens come faster than anyone reads, one each when they do not."""
+"""The number of updates for a stream: few for fast tokens, one each for slow ones."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_twenty_thousand_tokens_in_a_burst_become_few_updates_and_saves() 
     assert shown.saves <= 5
 
 
-async def test_tokens_that_come_no_faster_than_they_are_shown_are_an_update_each(
+async def test_slow_tokens_become_one_update_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0.0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from crow.app import endpoint_of
+from crow.adapters import endpoint_of
 from crow.domain.errors import (
     AuthError,
     BadRequest,

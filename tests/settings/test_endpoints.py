@@ -1,4 +1,4 @@
-"""Providers and models as the user's file names them, and what each name comes to."""
+"""Providers and named models, and the endpoint that each model name means."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from crow.app import endpoint_of
+from crow.adapters import endpoint_of
 from crow.domain.errors import AuthError, ConfigError
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
-from crow.settings.endpoints import PRESETS, SourcedValue, key_from, preset_at
+from crow.settings.endpoints import PRESETS, Preset, preset_at, run_key_command
 
 FILE = """
 [model]
@@ -64,7 +64,7 @@ def problem(home: Path, toml: str) -> str:
     return str(load(home, toml).problem).removeprefix(f"{home / 'config.toml'}: ")
 
 
-def test_the_names_to_choose_from_are_those_of_the_file_the_default_first(tmp_path: Path) -> None:
+def test_offered_names_are_those_in_the_file_with_the_default_first(tmp_path: Path) -> None:
     assert names_offered(load(tmp_path, FILE).settings) == (
         "small",
         "work/large",
@@ -73,7 +73,7 @@ def test_the_names_to_choose_from_are_those_of_the_file_the_default_first(tmp_pa
     )
 
 
-def test_a_provider_and_a_model_of_the_file_make_one_endpoint(tmp_path: Path) -> None:
+def test_a_provider_and_a_named_model_make_one_endpoint(tmp_path: Path) -> None:
     assert endpoint(tmp_path, "work/large") == Endpoint(
         base_url="https://models.example/v1",
         model="large-2026",
@@ -92,7 +92,7 @@ def test_a_provider_and_a_model_of_the_file_make_one_endpoint(tmp_path: Path) ->
     )
 
 
-def test_a_preset_gives_what_the_file_leaves_out_and_the_key_comes_from_its_variable(tmp_path: Path) -> None:
+def test_a_preset_fills_in_the_url_and_the_variable_of_the_key(tmp_path: Path) -> None:
     made = endpoint(tmp_path, "openrouter/anthropic/claude-x", OPENROUTER_API_KEY="sk-or-1")
     assert (made.base_url, made.model, made.api_key) == (
         "https://openrouter.ai/api/v1",
@@ -120,7 +120,7 @@ def test_any_other_name_is_a_model_of_the_default_endpoint(tmp_path: Path) -> No
     assert endpoint(tmp_path, "openai/other", named).base_url == "https://api.openai.com/v1"
 
 
-def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
+def test_every_value_of_a_named_table_has_its_source(tmp_path: Path) -> None:
     loaded = load(tmp_path, FILE, OPENROUTER_API_KEY="sk-or-1")
     sources = {key: source for key, source in loaded.sources.items() if key.startswith("providers.openrouter")}
     assert sources == {
@@ -129,7 +129,7 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
         "providers.openrouter.idle_timeout_s": "config.toml",
         "providers.openrouter.api_key": "environment OPENROUTER_API_KEY",
     }
-    assert loaded.value('models."work/large".name') == "large-2026"
+    assert loaded.values()['models."work/large".name'] == "large-2026"
     assert "sk-or-1" in loaded.settings.secrets()
     assert "sk-or-1" not in repr(loaded)
 
@@ -137,14 +137,17 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("[providers.mine]\n", "providers.mine has no base_url; set one. Without it there are the presets openai, "),
+        ("[providers.mine]\n", "providers.mine has no base_url; set one, or use the name of a preset: openai, "),
         ("[providers.openai]\nbase_ulr = 1", "there is no setting providers.openai.base_ulr; did you mean "),
         ('[providers.openai]\nproxy = "x"', 'providers.openai.proxy is "x"; expected an http or https URL'),
         (
             "[providers.openai]\nidle_timeout_s = 0",
             "providers.openai.idle_timeout_s is 0; expected a number of seconds",
         ),
-        ("[providers.openai]\napi_key = 7", "providers.openai.api_key is something else (not shown: it may be secret)"),
+        (
+            "[providers.openai]\napi_key = 7",
+            "providers.openai.api_key is <hidden: it may be a secret>; expected the key",
+        ),
         ('[providers.openai]\napi_key_command = "x"', 'providers.openai.api_key_command is "x"; expected a command as'),
         ("providers = 3", "providers is 3; expected tables: [providers.NAME]"),
         ("providers.openai = 3", "providers.openai is 3; expected a table: [providers.openai]"),
@@ -156,27 +159,23 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
         ("[models.a]\ncontext_window = 10", "models.a.context_window is 10; expected a whole number of tokens"),
     ],
 )
-def test_an_error_in_a_named_table_names_table_key_and_value(tmp_path: Path, toml: str, words: str) -> None:
+def test_an_error_in_a_named_table_names_the_table_the_key_and_the_value(tmp_path: Path, toml: str, words: str) -> None:
     assert problem(tmp_path, toml).startswith(words)
 
 
-def test_a_command_gives_a_key_or_says_why_not() -> None:
+def test_a_key_command_prints_the_key_or_fails_with_its_reason() -> None:
     python = sys.executable
-    assert key_from([python, "-c", "print('sk-1\\nmore')"]) == "sk-1"
+    assert run_key_command([python, "-c", "print('sk-1\\nmore')"]) == "sk-1"
     with pytest.raises(ConfigError, match="ended with code 3: no such entry"):
-        key_from([python, "-c", "import sys; print('no such entry', file=sys.stderr); sys.exit(3)"])
+        run_key_command([python, "-c", "import sys; print('no such entry', file=sys.stderr); sys.exit(3)"])
     with pytest.raises(ConfigError, match="printed no key"):
-        key_from([python, "-c", ""])
+        run_key_command([python, "-c", ""])
     with pytest.raises(ConfigError, match="cannot be started: No such file"):
-        key_from(["/nowhere/at-all"])
+        run_key_command(["/nowhere/at-all"])
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_value_of_a_preset_has_its_public_source(name: str) -> None:
+def test_a_preset_is_found_by_the_host_of_its_url(name: str) -> None:
     preset = PRESETS[name]
-    facts = [getattr(preset, field) for field in preset.__dataclass_fields__]
-    for fact in facts:
-        assert fact is None or (isinstance(fact, SourcedValue) and fact.source.startswith("https://"))
-    found = preset_at(preset.base_url.value)
-    assert found is not None
-    assert urlsplit(found.base_url.value).hostname == urlsplit(preset.base_url.value).hostname
+    assert urlsplit(preset_at(preset.base_url).base_url).hostname == urlsplit(preset.base_url).hostname
+    assert preset_at("https://unknown.example/v1") == Preset()

@@ -1,4 +1,4 @@
-"""What `config.toml` says of MCP servers and permissions."""
+"""MCP servers and permission rules in `config.toml`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.app import Wiring, server_from
-from crow.settings import Loaded, McpServerSettings, expanded, load_settings
+from crow.adapters import configured_servers, mcp_server
+from crow.settings import Loaded, McpServerSettings, expand_variables, load_settings
 from crow.tools import HttpServer, ServerOptions, StdioServer
 
 TOML = """
@@ -37,14 +37,14 @@ def load(home: Path, toml: str) -> Loaded:
     return load_settings({}, {"CROW_HOME": str(home)})
 
 
-def test_servers_of_the_users_file_become_servers_of_every_session(
+def test_servers_in_the_file_are_configured_with_their_variables_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "t0")
     monkeypatch.setenv("OTHER", "o1")
     loaded = load(tmp_path, TOML)
     assert loaded.problem is None
-    assert Wiring(loaded).kit().servers == (
+    assert configured_servers(loaded.settings) == (
         StdioServer(
             name="docs",
             command="docs",
@@ -62,35 +62,50 @@ def test_servers_of_the_users_file_become_servers_of_every_session(
     )
 
 
-def test_a_variable_that_is_not_set_is_the_problem_of_its_server_alone(tmp_path: Path) -> None:
+def test_a_missing_variable_is_a_problem_of_its_server_only(tmp_path: Path) -> None:
     server = McpServerSettings(command="x", env={"A": "${ONE}", "B": "${TWO} ${ONE}"})
-    assert expanded(server, {"ONE": "1"}) == (server, "environment variable TWO is not set")
-    assert expanded(server, {})[1] == "environment variables ONE, TWO are not set"
-    problem = server_from("x", server).options.problem
+    assert expand_variables(server, {"ONE": "1"}) == (server, "environment variable TWO is not set")
+    assert expand_variables(server, {})[1] == "environment variables ONE, TWO are not set"
+    problem = mcp_server("x", server).options.problem
     assert problem == "environment variables ONE, TWO are not set"
 
 
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("[mcp_servers.a]", "mcp_servers.a is no table of a server; expected command or url, one of both"),
-        ('[mcp_servers.a]\ncommand = "x"\nurl = "http://x"', "mcp_servers.a is no table of a server; expected command"),
-        ("[mcp_servers.a]\ncommand = 3", "mcp_servers.a.command cannot be used; expected a command, such as"),
-        ('[mcp_servers.a]\nurl = "ftp://x"', "mcp_servers.a.url cannot be used; expected an http or https URL"),
-        ('[mcp_servers.a]\ncommand = "x"\nargs = "y"', "mcp_servers.a.args cannot be used; expected a list of texts"),
-        ('[mcp_servers.a]\ncommand = "x"\ncmd = "y"', "there is no setting mcp_servers.a.cmd; there are command, args"),
+        ("[mcp_servers.a]", 'mcp_servers.a must be a table with either "command" or "url"'),
+        (
+            '[mcp_servers.a]\ncommand = "x"\nurl = "http://x"',
+            'mcp_servers.a must be a table with either "command" or "url"',
+        ),
+        (
+            "[mcp_servers.a]\ncommand = 3",
+            "mcp_servers.a.command is <hidden: it may be a secret>; expected a command, such as",
+        ),
+        (
+            '[mcp_servers.a]\nurl = "ftp://x"',
+            "mcp_servers.a.url is <hidden: it may be a secret>; expected an http or https URL",
+        ),
+        (
+            '[mcp_servers.a]\ncommand = "x"\nargs = "y"',
+            "mcp_servers.a.args is <hidden: it may be a secret>; expected a list of texts",
+        ),
+        (
+            '[mcp_servers.a]\ncommand = "x"\ncmd = "y"',
+            "there is no setting mcp_servers.a.cmd; did you mean mcp_servers.a.command?",
+        ),
         ('mcp_servers = "a"', 'mcp_servers is "a"; expected a table for each server'),
         ('[permissions]\nallow = "shell"', 'permissions.allow is "shell"; expected a list of rules'),
         ('[permissions]\ndeny = ["shell(", 3]', 'permissions.deny is ["shell(", 3]; expected a list of rules'),
         ('[permissions]\nallow = ["rm -rf"]', 'permissions.allow is ["rm -rf"]; expected a list of rules'),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, toml: str, words: str) -> None:
+def test_an_invalid_server_or_rule_is_named(tmp_path: Path, toml: str, words: str) -> None:
     problem = str(load(tmp_path, toml).problem)
     assert problem.startswith(f"{tmp_path / 'config.toml'}: {words}")
 
 
-def test_no_error_shows_what_may_be_a_secret(tmp_path: Path) -> None:
+def test_errors_about_servers_show_no_secret(tmp_path: Path) -> None:
     toml = '[mcp_servers.a]\ncommand = "x"\nenv = { KEY = "s3cret", N = 3 }\nheaders = ["s3cret"]'
     problem = str(load(tmp_path, toml).problem)
     assert "s3cret" not in problem

@@ -169,7 +169,7 @@ async def test_an_unreadable_config_change_keeps_the_old_settings(
         assert (await agent.prompt(session, "three"))["stopReason"] == "end_turn"
     keys = [request.headers["authorization"] for request in endpoint.asked]
     assert keys == ["Bearer zz-key-0123456789"] * 2 + ["Bearer zz-new-0123456789"]
-    assert "The settings stay as they were" in (home / "crow.log").read_text()
+    assert "The previous settings stay in effect" in (home / "crow.log").read_text()
 
 
 async def test_a_key_added_later_is_masked_in_the_recording(

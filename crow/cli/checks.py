@@ -1,0 +1,70 @@
+"""`crow doctor` and `crow models`: prints what the checks find and what endpoints offer."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from crow.cli.output import Column, print_json, print_table
+from crow.doctor import Finding, check_everything, list_models, repair_database
+from crow.domain.errors import ArgumentError
+from crow.settings import Loaded
+from crow.tools import StdioServer
+
+__all__ = ["print_models", "run_doctor"]
+
+_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
+
+
+async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
+    """`crow doctor`: print each finding at once; 1 if a check failed."""
+    console = Console(highlight=False)
+    states = set()
+
+    def report(finding: Finding) -> None:
+        states.add(finding.state)
+        if options.json:
+            print_json([asdict(finding)])
+            return
+        line = Text(f"{finding.state:<8} ", style=_COLOURS[finding.state])
+        console.print(line.append(f"{finding.check:<15} ", "bold").append(finding.words, ""), soft_wrap=True)
+        if finding.advice:
+            console.print(Text(f"{'':<24} {finding.advice}"), soft_wrap=True)
+
+    if options.repair:
+        await repair_database(loaded, report)
+    else:
+        await check_everything(loaded, report, servers=[_server(command) for command in options.mcp])
+    return 1 if "failed" in states else 0
+
+
+async def print_models(loaded: Loaded, options: argparse.Namespace) -> None:
+    """`crow models`."""
+    models = await list_models(loaded, options.provider)
+    if options.json:
+        return print_json({key: value for key, value in asdict(each).items() if value is not None} for each in models)
+    rows = [
+        (
+            each.name,
+            "" if each.context_window is None else str(each.context_window),
+            "" if each.input_price is None else f"{each.input_price:g}",
+            "" if each.output_price is None else f"{each.output_price:g}",
+        )
+        for each in models
+    ]
+    columns = (Column("Model"), Column("Window", "number"), Column("USD per million in", "number"))
+    return print_table((*columns, Column("out", "number")), rows, empty="The endpoint lists no models.")
+
+
+def _server(command: str) -> StdioServer:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ArgumentError(f"--mcp {command}: {error}; quote it as in a shell.") from None
+    if not words:
+        raise ArgumentError('--mcp is empty; expected a command, such as "npx -y some-server".')
+    return StdioServer(name=words[0].rpartition("/")[2], command=words[0], args=tuple(words[1:]))
