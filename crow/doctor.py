@@ -23,7 +23,7 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 
-from crow.agent.compaction.budget import DEFAULT_WINDOW, LearnedWindow, learned_in
+from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
 from crow.app import NOTHING_CONFIGURED, endpoint_of, hidden_keys, open_model, open_store, server_from
 from crow.domain.errors import (
     ArgumentError,

@@ -26,7 +26,8 @@ import anyio.lowlevel
 from crow.agent import Client, commands, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.commands import Typed
-from crow.agent.compaction.budget import ContextWindow, Gauge, gauge_on
+from crow.agent.compaction.budget import Gauge, gauge_on
+from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import with_contents
 from crow.domain.entries import Entry, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, LeafMoved, NoSuchSession, SessionBusy, StoreError

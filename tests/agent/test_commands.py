@@ -53,4 +53,4 @@ async def test_a_bad_argument_is_answered_with_what_would_work(tmp_path: Path) -
     async with opened(tmp_path, ScriptedModel()) as run:
         assert await run.session.prompt(text("/help flying")) == "end_turn"
         (told,) = run.client.stored(Command)
-        assert told.answer.startswith("There is no command /flying. These are the commands:\n- `/undo")
+        assert told.answer.startswith("There is no command /flying. The commands are:\n- `/undo")

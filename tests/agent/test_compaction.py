@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionPolicy, ContextWindow
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.compaction.window import ContextWindow
 from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured
@@ -115,7 +116,7 @@ async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(pla
     await place.talk(3)
     off = compactor_on(place.branch, place.model, CompactionPolicy(auto=False), fresh_prompt=fresh)
     await off.make_room()
-    with pytest.raises(ContextOverflow, match=r"too long\. About .* were sent.* is off .*: /compact makes room"):
+    with pytest.raises(ContextOverflow, match=r"too long\. The request had about .* tokens.* is off .*; /compact makes room"):
         await off.overflowed(TOO_LONG)
     assert place.model.requests == []
     assert place.client.compactions() == []
@@ -183,7 +184,7 @@ async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less(place
     assert result.entry is not None
     assert isinstance(result.entry.body, Checkpoint)
     bound = limits.ceiling if result.entry.body.first_kept is None else limits.target
-    assert place.compactor.gauge.used() == result.tokens_after <= bound
+    assert place.compactor.gauge.used() == result.entry.body.tokens_after <= bound
 
 
 async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> None:
@@ -192,7 +193,7 @@ async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> N
     await place.talk(2)
     before = place.stored()
     wanted = (
-        r"context_window is 3,000 tokens in your configuration, .* tools take 1,004.*Raise or remove context_window"
+        r"context_window is 3,000 tokens in your configuration\. .* tools take 1,004.*Raise or remove context_window"
     )
     with pytest.raises(TurnError, match=wanted):
         await place.compactor.make_room()
@@ -260,7 +261,9 @@ async def test_overflow_lowers_the_window_and_compacts(place: Place) -> None:
 async def test_overflow_that_compaction_cannot_help_says_what_was_sent_and_what_helps(place: Place) -> None:
     await place.branch.record([NewEntry(body=user("hi"))])
     before = place.stored()
-    wanted = r"too long\. About 1,009 tokens were sent, 1,004 of them system prompt and tools.*Prompt again.*/model"
+    wanted = (
+        r"too long\. The request had about 1,009 tokens, 1,004 of them system prompt and tools.*prompt again.*/model"
+    )
     with pytest.raises(ContextOverflow, match=wanted):
         await place.compactor.overflowed(TOO_LONG)
     assert place.stored() == before
@@ -273,7 +276,7 @@ async def test_while_a_larger_window_is_tried_messages_are_cut_for_the_learned_o
     gauge = place.compactor.gauge
     cuts = gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)
     for _ in range(4):
-        await gauge.compacted()
+        await gauge.on_compaction()
     assert gauge.window() == 16_000
     assert (gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)) == cuts
 
@@ -292,7 +295,7 @@ async def test_a_refusal_corrects_the_estimate_within_reason(
     place: Place, error: ContextOverflow, calibration: float
 ) -> None:
     await place.talk(1)
-    await place.compactor.gauge.refused(error)
+    await place.compactor.gauge.on_refusal(error)
     assert place.branch.row.calibration == pytest.approx(calibration, rel=0.01)
 
 
@@ -301,7 +304,7 @@ async def test_a_request_that_is_refused_again_and_again_is_compacted_twice(plac
     for _ in range(2):
         await place.compactor.overflowed(TOO_LONG)
     used = place.compactor.gauge.used()
-    with pytest.raises(ContextOverflow, match=r"after several compactions\. Prompt again .* or begin anew with /clear"):
+    with pytest.raises(ContextOverflow, match=r"after several compactions\. Prompt again .* or start over with /clear"):
         await place.compactor.overflowed(TOO_LONG)
     assert place.compactor.gauge.used() == used < 12_000 // 3
     assert len([entry for entry in place.stored() if isinstance(entry.body, Checkpoint)]) == 2

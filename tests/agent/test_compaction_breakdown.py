@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from crow.agent.compaction.budget import CompactionPolicy, breakdown, limits_for, picture
+from crow.agent.commands.inspect import breakdown, picture
+from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.domain.conversation import Projection
 from crow.domain.entries import Checkpoint, Prompt
 from crow.domain.messages import ToolSpec

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from crow.agent.compaction import Advice, Done, Proposal
 from crow.agent.compaction.compactor import CompactionResult
-from crow.agent.compaction.hooks import Advice, Done, Hooks, NamedHook, Proposal
+from crow.agent.compaction.hooks import Hooks, NamedHook
 from crow.domain.entries import Checkpoint, NewEntry, Prompt, TurnEnd
 from crow.domain.events import NoticeShown, SummaryShown
 from crow.llm import ModelInfo
@@ -93,7 +94,7 @@ async def test_a_veto_leaves_everything_as_it_was() -> None:
     place = Place(registered((lambda _: Advice(veto="Not while the tests run."),)))
     result = await place.compact()
     assert (result.outcome, result.entry) == ("noop", None)
-    assert result.words == "A hook kept the conversation from being compacted: Not while the tests run."
+    assert result.words == "A hook prevented the compaction: Not while the tests run."
     assert (place.model.requests, place.client.compactions()) == ([], [])
 
 
@@ -128,7 +129,7 @@ async def test_the_summary_of_a_coroutine_hook_is_taken_without_asking_the_model
 async def test_a_summary_over_its_budget_is_logged_and_the_model_is_asked(caplog: pytest.LogCaptureFixture) -> None:
     result, _ = await compacted_with(registered((lambda _: Advice(summary="word " * 30_000),)))
     assert checkpoint(result).summary == SUMMARY
-    assert "is not used; there is room for" in caplog.text
+    assert "Ignored a hook's summary of" in caplog.text
 
 
 @pytest.fixture
@@ -155,13 +156,13 @@ async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_told_and_passed_ov
     result = await place.compact()
     assert checkpoint(result).summary == SUMMARY
     assert "Still heard." in repr(place.model.requests[0].messages[-1])
-    failed = "failed (LookupError: no such ticket) and is passed over."
+    failed = "failed (LookupError: no such ticket) and is skipped."
     told = [
         f"The hook fails of crow.before_compact {failed}",
-        "The hook hangs of crow.before_compact took longer than 0.2 s and is passed over.",
-        "The hook babbles of crow.before_compact answered str instead of Advice and is passed over.",
+        "The hook hangs of crow.before_compact took longer than 0.2 s and is skipped.",
+        "The hook babbles of crow.before_compact returned str instead of Advice and is skipped.",
         f"The hook fails of crow.after_compact {failed}",
-        "The hook hangs of crow.after_compact took longer than 0.2 s and is passed over.",
+        "The hook hangs of crow.after_compact took longer than 0.2 s and is skipped.",
     ]
     assert place.notices() == told
     assert [record.getMessage() for record in caplog.records] == told
@@ -184,7 +185,7 @@ async def test_a_hook_that_cannot_be_loaded_is_passed_over(caplog: pytest.LogCap
 
     result, _ = await compacted_with(Hooks(lambda _: [("ours", load)]))
     assert checkpoint(result).summary == SUMMARY
-    words = "The hook ours of crow.before_compact failed (ImportError: no module named ours) and is passed over."
+    words = "The hook ours of crow.before_compact failed (ImportError: no module named ours) and is skipped."
     assert words in caplog.text
 
 

@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 
 from crow.agent.compaction.budget import (
     CompactionPolicy,
-    ContextWindow,
-    LearnedWindow,
     Limits,
     Measure,
     cut_for,
-    learned_in,
     limits_for,
     measure,
     recalibrated,
     reports_since_break,
     silent_cut,
 )
+from crow.agent.compaction.window import ContextWindow, LearnedWindow, learned_in
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
 from crow.domain.errors import ContextOverflow, StoreError
@@ -231,12 +229,12 @@ async def test_a_window_is_configured_or_listed_or_assumed() -> None:
     unknown, configured = replace(INFO, context_window=None), replace(INFO, is_window_configured=True)
     window = await looked_up(memory, unknown)
     assert (window.tokens(unknown), window.tokens(INFO)) == (128_000, 100_000)
-    assert window.words(unknown) == "The endpoint has not told its window: 128,000 tokens are assumed."
-    assert window.words(configured) == "You configured this window."
+    assert window.describe(unknown) == "The endpoint does not say how large its window is; crow assumes 128,000 tokens."
+    assert window.describe(configured) == "You configured this window."
     await memory.learn("http://localhost", "model", {"listed": {"context_window": 16_384}})
     await window.look_up(unknown)
     assert window.tokens(unknown) == 16_384
-    assert window.words(unknown) == "The endpoint gives this window."
+    assert window.describe(unknown) == "The endpoint lists this window."
 
 
 @pytest.mark.parametrize(
@@ -267,10 +265,10 @@ async def test_a_refused_request_lowers_the_window_of_its_session_first_and_of_a
 ) -> None:
     memory = Memory()
     first = await looked_up(memory, session="one")
-    assert await first.refused(INFO, error, used=50_000, fixed=2_000) == aim
+    assert await first.on_refusal(INFO, error, used=50_000, fixed=2_000) == aim
     assert (await looked_up(memory, session="one")).tokens(INFO) == tokens
     assert (await looked_up(memory, session="two")).tokens(INFO) == 100_000
-    await (await looked_up(memory, session="two")).refused(INFO, error, used=50_000, fixed=2_000)
+    await (await looked_up(memory, session="two")).on_refusal(INFO, error, used=50_000, fixed=2_000)
     assert (await looked_up(memory, session="three")).tokens(INFO) == tokens
     elsewhere = replace(INFO, endpoint="http://elsewhere model")
     assert (await looked_up(memory, elsewhere)).tokens(elsewhere) == 100_000
@@ -279,10 +277,10 @@ async def test_a_refused_request_lowers_the_window_of_its_session_first_and_of_a
 async def test_refusals_in_a_row_are_one_event_and_the_last_is_believed() -> None:
     memory = Memory()
     window = await looked_up(memory)
-    assert await window.refused(INFO, overflow(limit=90_000), used=50_000, fixed=2_000) == 45_000
+    assert await window.on_refusal(INFO, overflow(limit=90_000), used=50_000, fixed=2_000) == 45_000
     # Far less was sent, and still it names the same: that is not the reason.
-    assert await window.refused(INFO, overflow(limit=90_000), used=20_000, fixed=2_000) == 18_000
-    assert await window.refused(INFO, overflow(limit=12_000), used=18_000, fixed=2_000) == 12_000
+    assert await window.on_refusal(INFO, overflow(limit=90_000), used=20_000, fixed=2_000) == 18_000
+    assert await window.on_refusal(INFO, overflow(limit=12_000), used=18_000, fixed=2_000) == 12_000
     learned = learned_by(memory)
     assert learned is not None
     assert (learned.tokens, learned.times) == (12_000, 1)
@@ -291,46 +289,48 @@ async def test_refusals_in_a_row_are_one_event_and_the_last_is_believed() -> Non
 async def test_a_number_below_what_has_worked_is_not_learned_until_that_no_longer_works() -> None:
     memory = Memory()
     window = await looked_up(memory)
-    await window.answered(INFO, sent=33_000, counted=32_000)
-    assert await window.refused(INFO, overflow(limit=12_000), used=34_000, fixed=2_000) == 30_600
+    await window.on_answer(INFO, sent=33_000, counted=32_000)
+    assert await window.on_refusal(INFO, overflow(limit=12_000), used=34_000, fixed=2_000) == 30_600
     assert window.tokens(INFO) == 32_000
-    assert await window.refused(INFO, overflow(limit=12_000), used=15_000, fixed=2_000) == 12_000
+    assert await window.on_refusal(INFO, overflow(limit=12_000), used=15_000, fixed=2_000) == 12_000
     assert window.tokens(INFO) == 12_000
     await window.forget(INFO)
-    await window.answered(INFO, sent=33_000, counted=32_000)
-    assert await window.refused(INFO, overflow(limit=12_000), used=20_000, fixed=2_000) == 18_000
+    await window.on_answer(INFO, sent=33_000, counted=32_000)
+    assert await window.on_refusal(INFO, overflow(limit=12_000), used=20_000, fixed=2_000) == 18_000
     assert learned_by(memory) is None
 
 
 async def test_a_guess_that_leaves_no_room_is_learned_the_second_time() -> None:
     window = await looked_up(Memory())
-    assert await window.refused(INFO, overflow(), used=3_000, fixed=2_000) == 2_700
+    assert await window.on_refusal(INFO, overflow(), used=3_000, fixed=2_000) == 2_700
     assert window.tokens(INFO) == 100_000
-    await window.answered(INFO, sent=2_500, counted=2_500)
-    assert await window.refused(INFO, overflow(), used=3_000, fixed=2_000) == 2_700
+    await window.on_answer(INFO, sent=2_500, counted=2_500)
+    assert await window.on_refusal(INFO, overflow(), used=3_000, fixed=2_000) == 2_700
     assert window.tokens(INFO) == 2_700
 
 
 async def test_what_was_learned_says_from_which_words_and_when() -> None:
     window = await looked_up(Memory())
-    await window.refused(INFO, ContextOverflow("At most 8192\n\x1b[31m tokens."), used=50_000, fixed=2_000)
+    await window.on_refusal(INFO, ContextOverflow("At most 8192\n\x1b[31m tokens."), used=50_000, fixed=2_000)
     assert re.fullmatch(
-        r"A window of 45,000 tokens was learned on \d{4}-\d\d-\d\d, for this session only, from a refused request of "
-        r'about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only causes compaction\. After 4 more compactions '
-        r"crow tries whether the endpoint takes more\. `/context forget` drops it\.",
-        window.words(INFO),
+        r"Crow learned a window of 45,000 tokens on \d{4}-\d\d-\d\d, for this session only, from a refused request of "
+        r'about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only triggers compaction\. After 4 more compactions '
+        r"crow tests whether the endpoint takes more\. `/context forget` drops it\.",
+        window.describe(INFO),
     )
 
 
 async def test_a_configured_window_voids_what_was_learned_and_is_bounded_for_the_session_alone() -> None:
     memory = Memory()
     for session in ("one", "two"):
-        await (await looked_up(memory, session=session)).refused(INFO, overflow(limit=9_000), used=50_000, fixed=2_000)
+        await (await looked_up(memory, session=session)).on_refusal(
+            INFO, overflow(limit=9_000), used=50_000, fixed=2_000
+        )
     configured = replace(INFO, is_window_configured=True)
     window = await looked_up(memory, configured)
     assert window.tokens(configured) == 100_000
     assert memory.facts["http://localhost", "model"] == {"window": None}
-    await window.refused(configured, overflow(limit=9_000), used=50_000, fixed=2_000)
+    await window.on_refusal(configured, overflow(limit=9_000), used=50_000, fixed=2_000)
     await window.look_up(configured)
     assert window.tokens(configured) == 9_000
     assert (await looked_up(memory, configured)).tokens(configured) == 100_000
@@ -356,32 +356,32 @@ def test_a_fact_that_cannot_be_used_is_none(fact: object) -> None:
 async def test_an_answer_to_a_longer_request_makes_a_learned_window_void() -> None:
     memory = Memory()
     window = await looked_up(memory)
-    await window.refused(INFO, overflow(limit=8_192), used=50_000, fixed=2_000)
-    await window.answered(INFO, sent=20_000, counted=8_000)
+    await window.on_refusal(INFO, overflow(limit=8_192), used=50_000, fixed=2_000)
+    await window.on_answer(INFO, sent=20_000, counted=8_000)
     assert window.tokens(INFO) == 8_192
-    await window.answered(INFO, sent=20_000, counted=9_000)
+    await window.on_answer(INFO, sent=20_000, counted=9_000)
     assert window.tokens(INFO) == 100_000
     assert (await looked_up(memory)).tokens(INFO) == 100_000
-    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
-    await window.answered(INFO, sent=12_500, counted=None)  # an estimate may be off
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    await window.on_answer(INFO, sent=12_500, counted=None)  # an estimate may be off
     assert window.tokens(INFO) == 12_000
-    await window.answered(INFO, sent=14_000, counted=None)
+    await window.on_answer(INFO, sent=14_000, counted=None)
     assert window.tokens(INFO) == 100_000
 
 
 async def test_after_four_compactions_a_learned_window_is_left_aside_and_then_for_longer_if_it_still_holds() -> None:
     memory = Memory()
     window = await looked_up(memory)
-    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
     due = []
     for patience in (4, 8, 16):
         for _ in range(patience):
             due.append(window.tokens(INFO))
-            await window.compacted(INFO)
+            await window.on_compaction(INFO)
         assert (window.tokens(INFO), window.cautious_tokens(INFO)) == (100_000, 12_000)
-        await window.answered(INFO, sent=11_800, counted=11_800)
+        await window.on_answer(INFO, sent=11_800, counted=11_800)
         assert window.tokens(INFO) == 100_000
-        await window.refused(INFO, overflow(), used=13_000, fixed=2_000)
+        await window.on_refusal(INFO, overflow(), used=13_000, fixed=2_000)
     assert due == [12_000] * 28
     learned = learned_by(memory)
     assert learned is not None
@@ -390,28 +390,28 @@ async def test_after_four_compactions_a_learned_window_is_left_aside_and_then_fo
 
 async def test_a_window_that_is_cut_silently_is_tried_by_one_answer() -> None:
     window = await looked_up(Memory())
-    await window.cut(INFO, 1_900, fixed=2_000)
+    await window.on_truncation(INFO, 1_900, fixed=2_000)
     assert window.tokens(INFO) == 100_000
-    await window.cut(INFO, 8_192, fixed=2_000)
+    await window.on_truncation(INFO, 8_192, fixed=2_000)
     assert window.tokens(INFO) == 8_192
     for _ in range(4):
-        await window.compacted(INFO)
+        await window.on_compaction(INFO)
     assert window.tokens(INFO) == 100_000
-    await window.answered(INFO, sent=8_500, counted=8_192)
+    await window.on_answer(INFO, sent=8_500, counted=8_192)
     assert window.tokens(INFO) == 100_000
-    await window.answered(INFO, sent=10_500, counted=8_200)
+    await window.on_answer(INFO, sent=10_500, counted=8_200)
     assert window.tokens(INFO) == 8_192
     for _ in range(8):
-        await window.compacted(INFO)
-    await window.answered(INFO, sent=10_500, counted=10_400)
-    assert window.words(INFO) == "The endpoint gives this window."
+        await window.on_compaction(INFO)
+    await window.on_answer(INFO, sent=10_500, counted=10_400)
+    assert window.describe(INFO) == "The endpoint lists this window."
 
 
 async def test_what_was_learned_can_be_forgotten_for_all_sessions() -> None:
     memory = Memory()
     window = await looked_up(memory)
     assert await window.forget(INFO) is None
-    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
     other = await looked_up(memory, session="other")
     learned = await other.forget(INFO)
     assert learned is not None
@@ -426,7 +426,7 @@ async def test_a_store_that_cannot_keep_what_was_learned_fails_no_turn() -> None
             raise StoreError("The disk is full.")
 
     window = await looked_up(Full())
-    await window.refused(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
     assert window.tokens(INFO) == 12_000
     assert ContextWindow().tokens(INFO) == 100_000
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
-from crow.agent.compaction.checkpoint import files_touched, hiding_order, pins_of, skills_of
-from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
+from crow.agent.compaction.checkpoint import files_touched, masking_order, select_pins, select_skills
+from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Summarise, TooSmall, plan
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (
     Announcement,
@@ -104,7 +105,7 @@ def test_replaced_outputs_are_hidden_first_and_the_newest_version_of_each_file_l
         ("edit_file", "/b", "edited"),
     )
     old_a, make, b, c, ls, new_a, make_again, wrote, ls_again, edited = outputs(path)
-    assert hiding_order(path.entries) == (old_a, make, c, ls, make_again, wrote, ls_again, edited, new_a, b)
+    assert masking_order(path.entries) == (old_a, make, c, ls, make_again, wrote, ls_again, edited, new_a, b)
 
 
 def test_parts_of_a_file_replace_each_other_only_where_they_are_the_same_or_the_whole() -> None:
@@ -116,11 +117,11 @@ def test_parts_of_a_file_replace_each_other_only_where_they_are_the_same_or_the_
         step = path.add(Assistant(text="", message_id="m", calls=(call,)))
         path.add(result_of(step.id, 0, f"{arguments} {step.id}"))
     first, second, third, whole = outputs(path)
-    assert hiding_order([entry for entry in path.entries if entry.id != whole]) == (first, second, third)
-    assert hiding_order(path.entries) == (first, second, third, whole)
+    assert masking_order([entry for entry in path.entries if entry.id != whole]) == (first, second, third)
+    assert masking_order(path.entries) == (first, second, third, whole)
     failed = replace(path.entries[-1], body=replace(path.entries[-1].body, is_error=True))  # type: ignore[type-var]
-    assert hiding_order([*path.entries[:-1], failed])[0] == first
-    assert hiding_order([*path.entries[:-1], failed])[-1] == third
+    assert masking_order([*path.entries[:-1], failed])[0] == first
+    assert masking_order([*path.entries[:-1], failed])[-1] == third
 
 
 def test_only_as_many_outputs_are_hidden_as_the_target_asks_for() -> None:
@@ -190,7 +191,7 @@ def test_a_checkpoint_with_nothing_after_it_is_not_made_again() -> None:
 
 def test_a_short_conversation_is_not_summarised_on_command() -> None:
     decision, _ = decide(*exchange("q", "a"), reason="command")
-    assert decision == Noop(why="The conversation is too short to gain by it.")
+    assert decision == Noop(why="The conversation is too short to compact.")
 
 
 def test_a_window_that_system_message_and_tools_fill_is_too_small() -> None:
@@ -203,7 +204,7 @@ def test_in_a_window_that_was_learned_anything_shorter_is_taken() -> None:
     assert isinstance(decision, Summarise)
     kept, nothing_kept = decision.drafts
     assert (kept.body.first_kept, nothing_kept.body.first_kept) == (projection.entries[-1].id, None)
-    assert kept.most_tokens == projection.context().estimate * 9 // 10
+    assert kept.max_tokens == projection.context().estimate * 9 // 10
     assert decide(user("n" * 400), window=1_200, is_configured=False)[0] == TooSmall()
 
 
@@ -218,13 +219,13 @@ def test_later_drafts_keep_less_and_the_last_keeps_nothing() -> None:
 
 def test_pins_are_first_and_last_and_then_the_newest_that_fit() -> None:
     path = PathBuilder(*[user(f"{number} " + "word " * 40) for number in range(10)])
-    pins = pins_of(None, path.entries, 300)
+    pins = select_pins(None, path.entries, 300)
     assert pins == tuple(Pin(entry=entry, text=f"{entry - 1} " + "word " * 40) for entry in (1, 8, 9, 10))
 
 
 def test_first_and_last_are_cut_to_half_of_the_budget_each_naming_their_entry() -> None:
     path = PathBuilder(user("a" * 9_000), user("middle " * 50), user("b" * 9_000))
-    first, last = pins_of(None, path.entries, 400)
+    first, last = select_pins(None, path.entries, 400)
     assert (first.entry, last.entry) == (1, 3)
     for pin in (first, last):
         assert f"recall with entry {pin.entry} " in pin.text
@@ -235,14 +236,14 @@ def test_pins_of_the_checkpoint_before_are_carried_on_and_pictures_become_words(
     picture = User(parts=(Text(text="like this"), Image(data="AA", mime_type="image/png")), message_id="m")
     entry = replace(PathBuilder(picture).entries[0], id=40)
     previous = Checkpoint(compaction_id="k", summary="S", first_kept=30, pins=(Pin(entry=3, text="the goal"),))
-    assert pins_of(previous, [entry], 1_000) == (
+    assert select_pins(previous, [entry], 1_000) == (
         Pin(entry=3, text="the goal"),
         Pin(entry=40, text="like this\n[An image.]"),
     )
 
 
 def test_no_message_of_the_user_gives_no_pins() -> None:
-    assert pins_of(None, PathBuilder(said("hello")).entries, 1_000) == ()
+    assert select_pins(None, PathBuilder(said("hello")).entries, 1_000) == ()
 
 
 def test_skills_are_kept_whole_newest_first_then_cut_then_by_name() -> None:
@@ -253,13 +254,13 @@ def test_skills_are_kept_whole_newest_first_then_cut_then_by_name() -> None:
         said("", "a"),
         ToolResult(call=CallRef(assistant=4, index=0), name="skill", text="n" * 400, announcement=NEW_SKILL),
     )
-    kept = skills_of(None, path.entries, 400)
+    kept = select_skills(None, path.entries, 400)
     assert [(skill.entry, skill.name) for skill in kept] == [(1, "old"), (2, "long"), (5, "new")]
     assert kept[2].text == "n" * 400
     assert "recall with entry 2 " in kept[1].text
     assert kept[0].text == ""
     previous = Checkpoint(compaction_id="k", summary="S", first_kept=9, skills=kept)
-    assert skills_of(previous, [], 400) == kept
+    assert select_skills(previous, [], 400) == kept
     shown = parts_text(checkpoint_message(previous).parts)
     assert "- old (recall with entry 1 gives it)" in shown
     assert f'<skill name="new" entry="5">\n{"n" * 400}\n</skill>' in shown

@@ -7,7 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.compaction.budget import CompactionPolicy, LearnedWindow, learned_in
+from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.compaction.window import LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -75,18 +76,20 @@ async def test_a_refused_request_is_compacted_and_sent_again_and_the_window_lear
         assert (known.tokens, known.times, known.session) == (6_000, 1, "s1")
         await run.session.prompt(text("/context"))
         shown = run.client.stored(Command)[-1].answer
-        assert "A window of 6,000 tokens was learned on " in shown
+        assert "Crow learned a window of 6,000 tokens on " in shown
         assert "from a refused request of about 6," in shown
-        assert ': "too long". It only causes compaction.' in shown
+        assert ': "too long". It only triggers compaction.' in shown
         await run.session.prompt(text("/context forget"))
         assert run.client.stored(Command)[-1].answer.startswith(
-            f"Forgotten: 6,000 tokens, learned on {known.learned_on}."
+            f"Dropped the window of 6,000 tokens that crow learned on {known.learned_on}."
         )
         assert await learned(run, "test", "tiny") is None
         await run.session.prompt(text("/context forget"))
-        assert run.client.stored(Command)[-1].answer.startswith("Nothing was learned of the context window of tiny.")
+        assert run.client.stored(Command)[-1].answer.startswith(
+            "Crow has learned nothing about the context window of tiny."
+        )
         await run.session.prompt(text("/context drop"))
-        assert run.client.stored(Command)[-1].answer == '/context takes nothing or "forget"; you typed "drop".'
+        assert run.client.stored(Command)[-1].answer == "`/context drop`: expected nothing, or `forget`."
 
 
 async def test_a_request_that_overflows_in_the_middle_of_its_answer_keeps_what_was_shown_and_goes_on(

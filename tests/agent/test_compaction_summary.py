@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
-from crow.agent.compaction.summary import NOTES_HEADING, CoveredContext, Summary, SummaryOptions, notes, summarise
+from crow.agent.compaction.summary import NOTES_HEADING, Summary, SummaryJob, notes, summarise
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -39,11 +39,9 @@ TALK: tuple[Message, ...] = (
 LIMITS = limits_for(32_000, None, 2_000, CompactionPolicy())
 
 
-async def ask(model: AnsweringModel, head: CoveredContext | None = None, **more: Any) -> Summary:
-    head = head or CoveredContext(tools=TOOLS, messages=TALK, estimate=3_000)
-    other = more.pop("compact_model", None)
-    asking = SummaryOptions(**({"deadline_s": 30, "cache_key": "s1"} | more))
-    return await summarise(head, model, LIMITS, 1.0, asking, compact_model=other)
+async def ask(model: AnsweringModel, *, compact_model: AnsweringModel | None = None, **fields: Any) -> Summary:
+    job = {"tools": TOOLS, "messages": TALK, "estimate": 3_000, "deadline_s": 30, "cache_key": "s1"} | fields
+    return await summarise(SummaryJob(limits=LIMITS, scale=1.0, **job), model, compact_model=compact_model)
 
 
 async def test_first_question_is_the_conversation_as_sent_and_one_instruction() -> None:
@@ -66,7 +64,7 @@ async def test_first_question_is_the_conversation_as_sent_and_one_instruction() 
 
 async def test_fixed_line_stands_between_a_prompt_and_the_instruction() -> None:
     model = summariser("good")
-    await ask(model, CoveredContext(tools=(), messages=TALK[:2], estimate=100))
+    await ask(model, tools=(), messages=TALK[:2], estimate=100)
     assert model.requests[0].messages[2] == AssistantMessage(text=NO_ANSWER)
 
 
@@ -94,7 +92,7 @@ async def test_after_two_failures_notes_stand_in() -> None:
 
 async def test_head_that_leaves_no_room_for_an_answer_is_asked_about_as_a_transcript_at_once() -> None:
     model = summariser("good")
-    summary = await ask(model, CoveredContext(tools=TOOLS, messages=TALK, estimate=31_000))
+    summary = await ask(model, estimate=31_000)
     assert (summary.method, summary.model_calls) == ("serialised", 1)
 
 
@@ -103,8 +101,8 @@ async def test_second_question_goes_to_the_compact_model_within_its_own_window()
         "good",
         info=ModelInfo(name="small", endpoint="test small", context_window=8_000, max_output_tokens=1_000),
     )
-    head = CoveredContext(tools=TOOLS, messages=(*TALK, *[AssistantMessage(text="word " * 2_000)] * 30), estimate=3_000)
-    summary = await ask(summariser("empty"), head, compact_model=small)
+    long = (*TALK, *[AssistantMessage(text="word " * 2_000)] * 30)
+    summary = await ask(summariser("empty"), messages=long, compact_model=small)
     assert summary.model == "small"
     (request,) = small.requests
     assert request.max_output_tokens == 1_000
@@ -115,10 +113,8 @@ async def test_second_question_goes_to_the_compact_model_within_its_own_window()
 async def test_earlier_summary_is_to_be_updated_and_the_focus_is_passed_on() -> None:
     model = summariser("good")
     earlier = UserMessage(parts=(Text(text="THE EARLIER SUMMARY"),))
-    head = CoveredContext(
-        tools=(), messages=(TALK[0], earlier, *TALK[2:]), estimate=100, previous="THE EARLIER SUMMARY"
-    )
-    await ask(model, head, focus="the parser's tests")
+    messages = (TALK[0], earlier, *TALK[2:])
+    await ask(model, tools=(), messages=messages, previous="THE EARLIER SUMMARY", focus="the parser's tests")
     instruction = repr(model.requests[0].messages[-1])
     assert "Update it" in instruction
     assert "the parser's tests" in instruction

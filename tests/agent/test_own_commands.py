@@ -24,8 +24,8 @@ async def test_search_looks_through_what_was_said(tmp_path: Path) -> None:
         await it.session.prompt(text("what about the heron?"))
         found = await typed(it, "/search heron")
         assert found.count("in this session") == 3  # the prompt, the answer and the title
-        assert await typed(it, "/search pelican") == "Nothing in any session matches “pelican”."
-        assert "Say what to look for" in await typed(it, "/search")
+        assert await typed(it, "/search pelican") == "No matches for “pelican” in any session."
+        assert "`/search` needs words" in await typed(it, "/search")
 
 
 async def test_usage_and_export_tell_of_the_session(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ async def test_usage_and_export_tell_of_the_session(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["I look."], calls=(call("look"),)), Say(text=["Done."]))
     async with opened(tmp_path, model, tools={"look": Tool("read", look)}) as it:
         await it.session.prompt(text("please look"))
-        assert (await typed(it, "/usage")).startswith("This session so far: ")
+        assert (await typed(it, "/usage")).startswith("This session used ")
         assert await typed(it, "/usage now") == "`/usage` takes no argument."
         assert await typed(it, "/export session.md") == f"Written to {tmp_path / 'session.md'}."
         assert "exists already" in await typed(it, "/export session.md")

@@ -50,18 +50,18 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         "Created docs/a",
     ]
     assert client.questions == []
-    take_back = "`/permissions forget {}` takes it back."
+    take_back = "`/permissions forget {}` removes it."
     assert answers[:5] == [
         f"From now on in this session: allow `shell(echo one)`. {take_back.format(1)}",
         f"From now on in this session: deny `shell(echo two)`. {take_back.format(2)}",
         f"From now on in this session: allow `write_file(docs/**)`. {take_back.format(3)}",
-        "There is such a rule already: 1. allow `shell(echo one)`",
-        f"From now on in this session: deny `srv__*`. No tool that is there now has such a name. {take_back.format(4)}",
+        "This rule exists already: 1. allow `shell(echo one)`",
+        f"From now on in this session: deny `srv__*`. No tool has such a name at present. {take_back.format(4)}",
     ]
     assert answers[5].splitlines()[:-2] == [
-        "The mode is `ask`. A denial wins over everything else.",
+        "The mode is `ask`. Deny rules win over everything else.",
         "",
-        "Rules of config.toml:",
+        "Rules in config.toml:",
         "- deny `shell(git push)`",
         "",
         "Rules of this session:",
@@ -75,16 +75,16 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         {"tool": "write_file", "argument": "docs/**", "allow": True, "pattern": True},
         {"tool": "srv__*", "argument": None, "allow": False},
     )
-    assert answers[6:8] == ["Forgotten: allow `shell(echo one)`.", "Forgotten: 3 rules of this session."]
+    assert answers[6:8] == ["Removed: allow `shell(echo one)`.", "Removed: 3 rules of this session."]
     assert "Rules of this session" not in answers[8]
 
 
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("allow", "Type `/permissions` to see the rules, "),
-        ("permit shell", "Type `/permissions` to see the rules, "),
-        ("forget 1", "There is no rule `1` of this session; expected nothing, as this session has no rules."),
+        ("allow", "`/permissions` shows the rules; "),
+        ("permit shell", "`/permissions` shows the rules; "),
+        ("forget 1", "This session has no rule `1`; it has no rules."),
         ("allow shell(", "`shell(` is no rule. A rule is a tool, such as `write_file`, "),
         ("allow rm -rf x", "`rm -rf x` is no rule. "),
         (

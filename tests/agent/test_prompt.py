@@ -54,7 +54,7 @@ async def test_each_change_is_told_once_and_found_again_after_a_load() -> None:
 async def test_what_is_gone_is_said_to_be_gone() -> None:
     log = [entry(1, await prompt_with(facts(instructions="Use tabs.")))]
     text = changes(facts_told(log), facts())
-    assert text == "<instructions>\n(instructions: nothing any more)\n</instructions>"
+    assert text == "<instructions>\n(instructions: none any more)\n</instructions>"
     log.append(entry(2, Reminder(text=text)))
     assert changes(facts_told(log), facts()) is None
 

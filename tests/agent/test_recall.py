@@ -15,7 +15,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 
-END = "Give an entry's number to read it whole, with a query to see only the places in it."
+END = "Pass an entry's number to read all of it, or with a query to see only the matches in it."
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_words_are_found_in_what_was_said_called_given_and_summed_up(store
         ]
     )
     assert await recall(store, "where the needle") == f"entry {user.id} (user): where is the needle?\n{END}"
-    assert await recall(store, "absent") == 'Nothing in this conversation holds "absent".'
+    assert await recall(store, "absent") == 'No matches for "absent" in this conversation.'
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_its_own_calls_and_the_title_are_not_what_it_looks_for(store: Sqli
     await add(
         store, "s1", type(earlier)(call=earlier.call, name="recall", text="needle", announcement=earlier.announcement)
     )
-    assert await recall(store, "needle") == 'Nothing in this conversation holds "needle".'
+    assert await recall(store, "needle") == 'No matches for "needle" in this conversation.'
 
 
 async def test_only_the_path_of_the_session_is_seen(store: SqliteStore) -> None:
@@ -90,7 +90,7 @@ async def test_only_the_path_of_the_session_is_seen(store: SqliteStore) -> None:
     assert await recall(store, entry=entries[0].id) == f"Entry {entries[0].id} (user):\nkept"
     for entry in (entries[3].id, other.id, 10**30):
         assert (await recall(store, entry=entry)).startswith(f"There is no entry {entry} in this conversation.")
-    assert await recall(store, "undone") == 'Nothing in this conversation holds "undone".'
+    assert await recall(store, "undone") == 'No matches for "undone" in this conversation.'
 
 
 async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store: SqliteStore) -> None:
@@ -105,7 +105,7 @@ async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store:
         ]
     )
     assert await recall(store, "absent", given.id) == (
-        f'Entry {given.id} (toolresult, 15,030 characters) does not hold "absent".'
+        f'Entry {given.id} (toolresult, 15,030 characters) has no match for "absent".'
     )
 
 
@@ -114,6 +114,6 @@ async def test_what_was_not_looked_through_is_said(store: SqliteStore, monkeypat
     (asked,) = await add(store, "s1", said("", calls=2))
     stored = await add(store, "s1", result(asked.id, "needle"), result(asked.id, "y" * 2_000, index=1))
     assert await recall(store, "needle") == (
-        'Nothing in this conversation holds "needle".\n'
-        f"Calls and their outputs before entry {ids(stored)[1]} were not looked through."
+        'No matches for "needle" in this conversation.\n'
+        f"Calls and their outputs before entry {ids(stored)[1]} were not searched."
     )

@@ -50,14 +50,14 @@ async def test_undo_offers_to_put_files_back_shows_how_and_does_it(tmp_path: Pat
         await run.session.prompt(text("/undo"))
         (question,) = run.client.questions
         assert (question.name, question.always) == ("put_back_files", "")
-        assert question.offer.announcement.title == "Put back as before: a.txt, b.txt"
+        assert question.offer.announcement.title == "Restore a.txt, b.txt"
         assert [(diff.old_text, diff.new_text) for diff in question.offer.announcement.diffs] == [
             ("is", "was\r\n"),
             ("new", ""),
         ]
         assert (tmp_path / "a.txt").read_bytes() == b"was\r\n"
         assert not (tmp_path / "b.txt").exists()
-        assert put_back_results(run) == ["Put back: a.txt.\nRemoved again: b.txt."]
+        assert put_back_results(run) == ["Restored: a.txt.\nDeleted: b.txt."]
         assert await run.kinds() == ["Command", "Started", "File", "File", "ToolResult", "TurnEnd"]
         assert run.client.stored(Reminder)[-1:] == [] or "still" not in run.client.stored(Reminder)[-1].text
 
@@ -92,9 +92,9 @@ async def test_a_no_keeps_the_files_and_tells_the_model_that_they_are_changed(tm
         await run.session.prompt(text("go"))
         assert await run.session.prompt(text("/undo")) == "end_turn"
         assert (tmp_path / "a.txt").read_text() == "is"
-        assert put_back_results(run) == ["Kept as it is: a.txt."]
+        assert put_back_results(run) == ["Kept as is: a.txt."]
         shown = run.client.stored(ToolResult)[-1].announcement  # not a diff of what was not done
-        assert (shown.title, shown.diffs) == ("Left as before: a.txt", ())
+        assert (shown.title, shown.diffs) == ("Kept as is: a.txt", ())
         assert run.client.stored(Reminder)[-1].text.startswith("<reminder>\nThe user went back to this point")
         assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
         assert len(run.client.stored(Started)) == 1
@@ -123,9 +123,9 @@ async def test_a_file_that_others_changed_since_is_refused_and_the_others_are_pu
         assert not (tmp_path / "b.txt").exists()
         (result,) = put_back_results(run)
         assert result.splitlines() == [
-            "Removed again: b.txt.",
-            "Not put back: a.txt was changed since by others.",
-            "Not put back: d.txt cannot be read (it is a directory now).",
+            "Deleted: b.txt.",
+            "Not restored: a.txt was changed by someone else since.",
+            "Not restored: d.txt cannot be read (it is now a directory).",
         ]
         assert "still are: a.txt, d.txt." in run.client.stored(Reminder)[-1].text
         (remark,) = run.client.stored(Remark)  # a client shows the diff in the place of the result's text
@@ -144,9 +144,9 @@ async def test_a_file_that_its_user_changes_while_the_question_is_open_stays_as_
         assert (tmp_path / "a.txt").read_text() == "meanwhile"
         assert not (tmp_path / "b.txt").exists()
         result = run.client.stored(ToolResult)[-1]
-        assert result.text == "Removed again: b.txt.\nNot put back: a.txt was changed by others just now."
+        assert result.text == "Deleted: b.txt.\nNot restored: a.txt was changed by someone else just now."
         assert [Path(diff.path).name for diff in result.announcement.diffs] == ["b.txt"]
-        assert run.client.stored(Remark)[-1].text == "Not put back: a.txt was changed by others just now."
+        assert run.client.stored(Remark)[-1].text == "Not restored: a.txt was changed by someone else just now."
         assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
 
 
@@ -159,7 +159,7 @@ async def test_a_file_that_others_changed_between_two_edits_is_refused(tmp_path:
         await run.session.prompt(text("/rewind 1 files"))
         assert (tmp_path / "a.txt").read_text() == "3"
         (remark,) = run.client.stored(Remark)
-        assert remark.text == "Not put back: a.txt was changed by others between two of the edits."
+        assert remark.text == "Not restored: a.txt was changed by someone else between two edits."
 
 
 async def test_a_file_that_is_a_link_now_is_not_written_through(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_a_file_that_is_a_link_now_is_not_written_through(tmp_path: Path) 
         (tmp_path / "a.txt").symlink_to(tmp_path / "other.txt")
         await run.session.prompt(text("/undo files"))
         assert (tmp_path / "other.txt").read_text() == "is"
-        assert run.client.stored(Remark)[0].text == "Not put back: a.txt is a link to somewhere else now."
+        assert run.client.stored(Remark)[0].text == "Not restored: a.txt is now a link to another file."
 
 
 async def test_bytes_that_are_no_text_and_the_mode_come_back(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.templates import CalledPrompt, TemplateArguments, called, filling, hint_of
+from crow.agent.templates import CalledPrompt, called, hint_of, parse_arguments
 from crow.domain.errors import ArgumentError
 from crow.tools import PromptArgument, ServerPrompt
 
@@ -53,19 +53,19 @@ def test_what_looks_like_a_prompt_of_a_server(text: str, call: CalledPrompt | No
     ],
 )
 def test_words_fill_the_arguments(arguments: tuple[str, ...], text: str, filled: dict[str, str], rest: str) -> None:
-    assert filling(offered(*arguments), text) == TemplateArguments(arguments=filled, rest=rest)
+    assert parse_arguments(offered(*arguments), text) == (filled, rest)
 
 
 def test_a_missing_argument_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"`/srv:p` needs `b`\. Type `/srv:p a b \[c\]`"):
-        filling(offered("a", "b", "c?"), "one")
+        parse_arguments(offered("a", "b", "c?"), "one")
     assert hint_of(offered("a", "b?")) == "a [b]"
 
 
 @given(st.lists(st.sampled_from(["a", "b?", "c"]), unique=True), st.text())
 def test_any_text_fills_or_is_refused(arguments: list[str], text: str) -> None:
     try:
-        found = filling(offered(*arguments), text)
+        found, _ = parse_arguments(offered(*arguments), text)
     except ArgumentError:
         return
-    assert found.arguments.keys() <= {name.rstrip("?") for name in arguments}
+    assert found.keys() <= {name.rstrip("?") for name in arguments}

@@ -74,11 +74,11 @@ async def test_undone_turns_stay_undone_in_another_process_and_redo_works_there(
 
 async def test_there_is_nothing_to_undo_or_redo_or_retry_where_nothing_was_said(tmp_path: Path) -> None:
     async with opened(tmp_path, answers()) as run:
-        assert (await say(run, "/undo")).startswith("There is nothing to undo: nothing was said yet")
+        assert (await say(run, "/undo")).startswith("There is nothing to undo: this branch has no prompts.")
         assert (await say(run, "/redo")).startswith("There is nothing to redo.")
         assert (await say(run, "/retry")).startswith("There is nothing to retry")
         assert (await say(run, "/clear")).startswith("This branch is empty already.")
-        assert (await say(run, "/history")).startswith("Nothing was said yet on this branch.")
+        assert (await say(run, "/history")).startswith("This branch has no prompts yet.")
         assert (await say(run, "/tree")).startswith("- **you are here** `#")
 
 
@@ -86,7 +86,7 @@ async def test_what_was_said_after_an_undo_ends_the_redo_and_the_branch_is_reach
     model = answers("1", "2", "3", "4")
     async with opened(tmp_path, model) as run:
         left = (await say(run, "one", "two"), run.session.branch.leaf)[1]
-        assert "you went on since" in await say(run, "/undo", "three", "/redo")
+        assert "you have sent other prompts since" in await say(run, "/undo", "three", "/redo")
         tree = await say(run, "/tree")
         assert f"- `#{left}`: 2 prompts, last “two”" in tree
         assert tree.startswith("- **you are here** `#")
@@ -116,17 +116,17 @@ async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: P
     ("typed", "answer"),
     [
         ("/rewind", "`/rewind` needs a place: prompt number | label | #entry."),
-        ("/rewind 9", "There is no prompt 9 on this branch; there are 1."),
-        ("/rewind 0", "There is no prompt 0 on this branch; there are 1."),
+        ("/rewind 9", "There is no prompt 9; this branch has 1."),
+        ("/rewind 0", "There is no prompt 0; this branch has 1."),
         ("/rewind #999", "There is no entry #999 in this conversation."),
         ("/rewind #x", "There is no entry #x in this conversation."),
         ("/rewind nowhere", "No label “nowhere”."),
-        ("/rewind 1 files keep", "`files` puts files back and `keep` leaves them as they are"),
+        ("/rewind 1 files keep", "`files` restores files and `keep` leaves them as they are"),
         ("/undo 3", "`/undo 3`: expected nothing, or files | keep, summary."),
-        ("/new prompt", "`/new` takes nothing after it"),
+        ("/new prompt", "`/new` takes no argument."),
         ("/label 12", "“12” cannot be a label"),
         ("/label #x", "“#x” cannot be a label"),
-        ("/fork 1", "There is nothing before that to fork."),
+        ("/fork 1", "There is nothing to fork:"),
         ("/history x", "`/history x`: expected nothing, or `all`"),
         ("/tree x", "`/tree x`: expected nothing, or `all`"),
         (f"/title {'x' * 300}", "That title has 300 characters; expected at most 200."),
@@ -152,12 +152,12 @@ async def test_retry_asks_the_same_prompt_on_a_new_branch_and_keeps_the_first_an
         assert await path_words(run) == ["one", "1", "two", "better"]
         assert (await run.kinds())[-5:] == ["TurnEnd", "Command", "User", "Assistant", "TurnEnd"]
         assert f"`#{first}`: 2 prompts, last “two”" in await say(run, "/tree")
-        assert "you went on since" in await say(run, "/redo")
+        assert "you have sent other prompts since" in await say(run, "/redo")
 
 
 async def test_a_label_is_a_place_on_whatever_branch(tmp_path: Path) -> None:
     async with opened(tmp_path, answers("1", "2", "3")) as run:
-        assert (await say(run, "one", "/label good  idea")).startswith("This place is “good idea”")
+        assert (await say(run, "one", "/label good  idea")).startswith("This place is now “good idea”")
         await say(run, "two", "/rewind 1")
         assert "label “good idea”" in await say(run, "/tree")
         assert (await say(run, "/label")).startswith("- “good idea” `#")
@@ -244,7 +244,7 @@ async def test_a_summary_of_what_was_left_is_told_to_the_model_when_asked_for(tm
         await say(run, "one", "two", "/undo summary")
         asked = str(model.requests[2].messages[-1])
         assert "tried twigs" in asked
-        assert "The user has left this line of work" in asked
+        assert "The user has abandoned this line of work" in asked
         (reminder,) = [body for body in run.client.stored(Reminder) if "another line of work" in body.text]
         assert "Twigs do not hold." in reminder.text
         await say(run, "three")
@@ -259,7 +259,7 @@ async def test_a_summary_that_fails_is_made_by_code(tmp_path: Path) -> None:
         assert "tried twigs" in reminder.text
         (shown,) = run.client.stored(Remark)
         assert shown.text.startswith(
-            "The model gave no summary of the work that you left, so crow took notes. It is told:"
+            "The model did not summarise the work that you left, so crow took notes. The model sees:"
         )
         assert "tried twigs" in shown.text
 
@@ -268,7 +268,7 @@ async def test_a_title_is_kept_shown_and_told(tmp_path: Path) -> None:
     client = NoteTaker()
     async with opened(tmp_path, answers("1"), client=client) as run:
         assert await say(run, "/title") == "There is no title yet."
-        assert await say(run, "/title Nest building") == "The title is “Nest building” now."
+        assert await say(run, "/title Nest building") == "The title is now “Nest building”."
         assert TitleChanged(title="Nest building") in client.events
         await say(run, "one")
         row = await run.store.session("s1")

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import MIN_ROOM, CompactionPolicy, ContextWindow, LearnedWindow, gauge_on, learned_in
+from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.window import MIN_ROOM, ContextWindow, LearnedWindow, learned_in
 from crow.agent.prompt import Briefing
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
@@ -291,7 +292,7 @@ async def test_one_wrong_refusal_leaves_nothing_behind() -> None:
     endpoint = Endpoint(window=100_000, habit="names", burps=1)
     talk = Talk(endpoint)
     error = await talk.prompt("hi")
-    assert str(error).startswith("context length exceeded About ")
+    assert str(error).startswith("context length exceeded The request had about ")
     for _ in range(2):
         talk.begin()
         assert await talk.prompt("hi") is None

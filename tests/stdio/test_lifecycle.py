@@ -131,7 +131,7 @@ async def test_undo_asks_shows_the_diff_and_puts_the_files_back(crow: StartCrow,
         await agent.prompt(session, "/undo")
         question = asked[-1]
         assert [option["kind"] for option in question["options"]] == ["allow_once", "reject_once"]
-        assert question["toolCall"]["title"] == "Put back as before: README.md"
+        assert question["toolCall"]["title"] == "Restore README.md"
         (diff,) = question["toolCall"]["content"]
         assert (diff["oldText"], diff["newText"]) == ("other text\n", "# Nest\nTwigs and string.\n")
         live = agent.updates(session, "tool_call", "tool_call_update", since=since)

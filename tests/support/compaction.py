@@ -14,9 +14,10 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionPolicy, ContextWindow, Gauge, Limits
+from crow.agent.compaction import Reason
+from crow.agent.compaction.budget import CompactionPolicy, Gauge, Limits
 from crow.agent.compaction.compactor import CompactionResult, Compactor, Helpers
-from crow.agent.compaction.planner import Reason
+from crow.agent.compaction.window import ContextWindow
 from crow.domain.entries import (
     Announcement,
     Assistant,
