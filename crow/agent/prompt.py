@@ -23,6 +23,7 @@ from crow.agent import new_message_id
 from crow.agent.branch import Branch
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Remark, Reminder
 from crow.domain.messages import ToolSpec
+from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
 __all__ = ["Briefing", "SessionFacts", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
@@ -100,30 +101,23 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")[:SERVER_CHARS]
 
 
-async def build_prompt(
-    *,
-    cwd: str,
-    directories: Sequence[str],
-    model: str,
-    tools: Sequence[ToolSpec],
-    facts: SessionFacts,
-    extra: str = "",
-    role: str = ROLE,
-) -> Prompt:
-    """The prompt entry: role, environment, date, skills, instructions, then `extra`."""
-    git = await anyio.to_thread.run_sync(git_state, cwd)
-    environment = [
-        f"Working directory: {cwd}",
-        *(f"Additional directory: {directory}" for directory in directories),
+async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: SessionFacts) -> Prompt:
+    """The prompt entry of a session. Mode and servers are left to reminders."""
+    lines = [
+        f"Working directory: {row.cwd}",
+        *(f"Additional directory: {directory}" for directory in row.additional_directories),
         f"Platform: {platform.system()} {platform.release()}; commands run in {SHELL}",
-        f"Git: {git}",
-        f"Model: {model}",
+        f"Git: {await anyio.to_thread.run_sync(git_state, row.cwd)}",
+        f"Model: {row.model}",
         f"Tools: {', '.join(tool.name for tool in tools)}",
     ]
-    sections = {"environment": "\n".join(environment), "date": facts.date}
+    sections = {"environment": "\n".join(lines), "date": facts.date}
     sections |= {"skills": facts.skills, "instructions": facts.instructions}
-    blocks = [role, *(tagged(name, text) for name, text in sections.items() if text), extra]
-    return Prompt(system="\n\n".join(filter(None, blocks)), tools=tuple(tools), cwd=cwd, model=model)
+    role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
+    blocks = [role if isinstance(role, str) else ROLE]
+    blocks += [tagged(name, text) for name, text in sections.items() if text]
+    blocks += [extra] if isinstance(extra, str) and extra else []
+    return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model)
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
@@ -267,17 +261,7 @@ class Briefing:
     async def fresh_prompt(self) -> Prompt:
         """The prompt entry as it would be now; one is also written with each checkpoint."""
         assert self._facts is not None, "a turn begins first"
-        row = self._branch.row
-        extra, role = row.config.get("system_prompt_append"), row.config.get("system_prompt")
-        return await build_prompt(
-            cwd=row.cwd,
-            directories=row.additional_directories,
-            model=row.model,
-            tools=self._tools,
-            facts=self._facts,
-            extra=extra if isinstance(extra, str) else "",
-            role=role if isinstance(role, str) else ROLE,
-        )
+        return await build_prompt(self._branch.row, self._tools, self._facts)
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
         """The reminder that is due, and notes for the log; None if the model knows everything.

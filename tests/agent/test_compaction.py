@@ -116,7 +116,9 @@ async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(pla
     await place.talk(3)
     off = compactor_on(place.branch, place.model, CompactionPolicy(auto=False), fresh_prompt=fresh)
     await off.make_room()
-    with pytest.raises(ContextOverflow, match=r"too long\. The request had about .* tokens.* is off .*; /compact makes room"):
+    with pytest.raises(
+        ContextOverflow, match=r"too long\. The request had about .* tokens.* is off .*; /compact makes room"
+    ):
         await off.overflowed(TOO_LONG)
     assert place.model.requests == []
     assert place.client.compactions() == []
@@ -276,7 +278,7 @@ async def test_while_a_larger_window_is_tried_messages_are_cut_for_the_learned_o
     gauge = place.compactor.gauge
     cuts = gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)
     for _ in range(4):
-        await gauge.on_compaction()
+        await place.window.on_compaction(gauge.info)
     assert gauge.window() == 16_000
     assert (gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)) == cuts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from crow.agent.prompt import MODES, SessionFacts, build_prompt, changes, facts_now, facts_told, read_instructions
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
+from crow.store import SessionRow
 from crow.tools import ServerStatus
 
 
@@ -20,8 +21,10 @@ def facts(**changed: str) -> SessionFacts:
 
 
 async def prompt_with(told: SessionFacts, cwd: str = "/w") -> Prompt:
-    tools = (ToolSpec(name="read_file", description="", input_schema={}),)
-    return await build_prompt(cwd=cwd, directories=("/more",), model="m", tools=tools, facts=told)
+    row = SessionRow(
+        id="s1", conversation=1, leaf=None, cwd=cwd, additional_directories=("/more",), model="m", mode="ask"
+    )
+    return await build_prompt(row, (ToolSpec(name="read_file", description="", input_schema={}),), told)
 
 
 async def test_the_system_message_names_place_date_tools_and_instructions() -> None:

@@ -72,7 +72,7 @@ async def test_the_summary_of_what_was_left_is_shown_and_replayed(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("Tried twigs."), fake.text("Twigs do not hold."), fake.text("String it is."))
-    words = "What came of the line of work that you left, as the model is told:\n\nTwigs do not hold.\n\n"
+    words = "Summary of the work that you left, as the model sees it:\n\nTwigs do not hold.\n\n"
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         session = await agent.new_session(place)

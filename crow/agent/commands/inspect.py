@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias
 
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import Limits
@@ -29,6 +29,12 @@ __all__ = ["breakdown", "compact", "export", "mcp", "picture", "search", "show_c
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
 KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
+KIND_OF: Mapping[type[Message], Kind] = {
+    SystemMessage: "system",
+    UserMessage: "user",
+    AssistantMessage: "assistant",
+    ToolMessage: "tool output",
+}
 
 CELLS = 40
 FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
@@ -43,7 +49,7 @@ async def compact(context: CommandContext, argument: str) -> str:
 async def show_context(context: CommandContext, argument: str) -> str:
     gauge = (await context.compactor()).gauge
     if argument == "forget":
-        learned = await gauge.forget_window()
+        learned = await gauge.context_window.forget(gauge.info)
         done = f"Crow has learned nothing about the context window of {gauge.info.name}."
         if learned is not None:
             done = f"Dropped the window of {learned.tokens:,} tokens that crow learned on {learned.learned_on}."
@@ -51,7 +57,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
         used = gauge.used()
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
     await gauge.tell()
-    return f"{done}\n{gauge.describe_window()}"
+    return f"{done}\n{gauge.context_window.describe(gauge.info)}"
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
@@ -61,23 +67,9 @@ def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
     estimates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     estimates["tools"] = context.tools_estimate
     for message, origin, estimate in zip(context.messages, context.origins, context.estimates, strict=True):
-        estimates["summary" if summary and origin == summary else kind_of(message)] += estimate
+        estimates["summary" if summary and origin == summary else KIND_OF[type(message)]] += estimate
     whole = max(1, sum(estimates.values()))
     return {kind: round(estimate * used / whole) for kind, estimate in estimates.items()}
-
-
-def kind_of(message: Message) -> Kind:
-    match message:
-        case SystemMessage():
-            return "system"
-        case UserMessage():
-            return "user"
-        case AssistantMessage():
-            return "assistant"
-        case ToolMessage():
-            return "tool output"
-        case _ as never:
-            assert_never(never)
 
 
 def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -> str:

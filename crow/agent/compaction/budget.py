@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.window import MIN_ROOM, ContextWindow, LearnedWindow
+from crow.agent.compaction.window import MIN_ROOM, ContextWindow
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
@@ -116,7 +116,7 @@ class Gauge:
         self.branch = branch
         self.settings = settings
         self._info = info
-        self._window = window
+        self.context_window = window
         self._measured: tuple[Context, str, float, Measure] | None = None
 
     @property
@@ -126,11 +126,7 @@ class Gauge:
 
     def window(self) -> int:
         """The model's context window in tokens, lowered by what its endpoint has shown."""
-        return self._window.tokens(self.info)
-
-    def describe_window(self) -> str:
-        """Where the window's size comes from, for the user."""
-        return self._window.describe(self.info)
+        return self.context_window.tokens(self.info)
 
     def used(self) -> int:
         """Tokens of the next request."""
@@ -154,7 +150,7 @@ class Gauge:
         info = self.info
         fixed = self.measured().fixed if fixed is None else fixed
         window = self.window() if window is None else window
-        is_configured = info.is_window_configured and window >= self._window.declared(info)
+        is_configured = info.is_window_configured and window >= self.context_window.declared(info)
         return limits_for(window, info.max_output_tokens, fixed, self.settings, is_configured=is_configured)
 
     def max_output_tokens(self) -> int | None:
@@ -163,7 +159,7 @@ class Gauge:
 
     def _cautious_limits(self, fixed: int) -> Limits:
         """Limits for sizes that had better stay small while a larger window is tested."""
-        return self.limits(fixed, window=self._window.cautious_tokens(self.info))
+        return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
         """Whether compaction is due."""
@@ -204,7 +200,7 @@ class Gauge:
         if calibration < counted <= clamped(calibration) * BELIEVED[1]:
             await self.branch.change(SessionChanges(calibration=clamped(counted)))
         measured = self.measured()
-        return await self._window.on_refusal(self.info, error, used=measured.used, fixed=measured.fixed)
+        return await self.context_window.on_refusal(self.info, error, used=measured.used, fixed=measured.fixed)
 
     async def answered(self) -> None:
         """Learn from the answer just stored: the window may be larger than learned, or the server may truncate."""
@@ -217,18 +213,10 @@ class Gauge:
         sent = round(newest.estimate * clamped(calibration))
         if counted is None and newest.usage is not None and newest.usage.input_tokens:
             sent = 0  # a count that is not believed makes the estimate doubtful too
-        await self._window.on_answer(info, sent=sent, counted=counted)
+        await self.context_window.on_answer(info, sent=sent, counted=counted)
         tokens = silent_cut(reports_since_break(entries, info.endpoint), calibration)
         if tokens is not None and tokens < self.window():
-            await self._window.on_truncation(info, tokens, fixed=self.measured().fixed)
-
-    async def on_compaction(self) -> None:
-        """Note that a full context was compacted."""
-        await self._window.on_compaction(self.info)
-
-    async def forget_window(self) -> LearnedWindow | None:
-        """Drop the learned window and return it."""
-        return await self._window.forget(self.info)
+            await self.context_window.on_truncation(info, tokens, fixed=self.measured().fixed)
 
 
 async def gauge_on(

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, assert_never
+from typing import Literal
 
 import anyio
 
@@ -115,7 +115,7 @@ class Compactor:
             return
         result = await self.compact("model" if self.gauge.is_switched() else "threshold")
         if result.entry is not None:
-            await self.gauge.on_compaction()
+            await self.gauge.context_window.on_compaction(self.model.info)
         elif result.outcome == "too_small" and limits.is_configured:
             raise TurnError(result.words)
 
@@ -250,25 +250,48 @@ class Compactor:
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
-        context, leaf = self._branch.context(), self._branch.entries[-1].id
+        """Store the first draft that, rendered as it will be stored, is small enough and smaller than before."""
+        context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt()
         # entries that arrived while the summary was written are not part of it
         newer = next((entry.id for entry in self._branch.entries if entry.id > leaf), None)
-        checkpoint = self._fitting(drafts, context, summary, prompt, newer, going)
-        if checkpoint is None and going.reason == "command":
+        for draft in drafts:
+            text = summary.text
+            if draft is not drafts[0]:  # what this draft covers in addition was not summarised
+                more = context.messages[drafts[0].start : draft.start]
+                text = notes(text, more, int(draft.summary_tokens / measured.scale))
+            body = replace(
+                draft.body,
+                compaction_id=compaction_id,
+                summary=text,
+                first_kept=newer if draft.body.first_kept is None else draft.body.first_kept,
+                mode=self._branch.row.mode,
+                method=summary.method,
+                model_calls=summary.model_calls,
+            )
+            bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
+            after = with_bodies(self._branch.entries, *bodies)
+            tokens = round(after.estimate * measured.scale)
+            limits = self.gauge.limits(round(after.fixed_estimate * measured.scale), window=going.limits.window)
+            if tokens < measured.used and fits(tokens, draft, limits, len(context.messages)):
+                return await self._store_checkpoint(replace(body, tokens_after=tokens), summary, prompt, measured)
+        if going.reason == "command":
             words = "The conversation is already so short that a summary would be longer."
             return CompactionResult(outcome="noop", words=words)
-        if checkpoint is None:
-            self._passes.append(self._branch.entries[-1].id)
-            return too_small(self.model.info.name, going.limits, going.measured)
-        checkpoint = replace(checkpoint, compaction_id=compaction_id)
+        self._passes.append(self._branch.entries[-1].id)
+        return too_small(self.model.info.name, going.limits, measured)
+
+    async def _store_checkpoint(
+        self, body: Checkpoint, summary: Summary, prompt: Prompt | None, measured: Measure
+    ) -> CompactionResult:
         asked = self._helpers.compact_model if summary.method == "serialised" else None
         cost = cost_of(summary.usage, (asked or self.model).info)
-        new = NewEntry(body=checkpoint, model=summary.model, usage=summary.usage, cost=cost)
-        stored = await self._store([*([] if prompt is None else [NewEntry(body=prompt)]), new], going.measured)
-        how = "notes taken without the model" if checkpoint.method == "fallback" else "a summary"
-        words = f"Compacted to {how}: {tokens_saved(checkpoint)}. Nothing is deleted; the model can recall it."
+        entries = [] if prompt is None else [NewEntry(body=prompt)]
+        entries.append(NewEntry(body=body, model=summary.model, usage=summary.usage, cost=cost))
+        stored = await self._store(entries, measured)
+        how = "notes taken without the model" if body.method == "fallback" else "a summary"
+        words = f"Compacted to {how}: {tokens_saved(body)}. Nothing is deleted; the model can recall it."
         return CompactionResult(outcome="compacted", words=words, entry=stored[-1])
 
     async def _summary(self, compaction_id: str, context: Context, draft: CheckpointDraft, going: Pass) -> Summary:
@@ -298,41 +321,6 @@ class Compactor:
         if text:
             logger.warning("Ignored a hook's summary of %d tokens; the limit is %d", size, job.budget)
         return await summarise(job, self.model, compact_model=self._helpers.compact_model)
-
-    def _fitting(
-        self,
-        drafts: Sequence[CheckpointDraft],
-        context: Context,
-        summary: Summary,
-        prompt: Prompt | None,
-        newer: int | None,
-        going: Pass,
-    ) -> Checkpoint | None:
-        """The first draft that, rendered as it will be stored, is small enough and smaller than before.
-
-        `context` was summarised up to the first draft's start; `newer` is the first entry stored since.
-        """
-        scale = going.measured.scale
-        for draft in drafts:
-            text = summary.text
-            if draft is not drafts[0]:  # what this draft covers in addition was not summarised
-                more = context.messages[drafts[0].start : draft.start]
-                text = notes(text, more, int(draft.summary_tokens / scale))
-            body = replace(
-                draft.body,
-                summary=text,
-                first_kept=newer if draft.body.first_kept is None else draft.body.first_kept,
-                mode=self._branch.row.mode,
-                method=summary.method,
-                model_calls=summary.model_calls,
-            )
-            bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
-            after = with_bodies(self._branch.entries, *bodies)
-            tokens = round(after.estimate * scale)
-            limits = self.gauge.limits(round(after.fixed_estimate * scale), window=going.limits.window)
-            if tokens < going.measured.used and fits(tokens, draft, limits, len(context.messages)):
-                return replace(body, tokens_after=tokens)
-        return None
 
     async def _store(self, entries: list[NewEntry], measured: Measure) -> tuple[Entry, ...]:
         calibration = recalibrated(self._branch.row.calibration, measured)
@@ -395,20 +383,16 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
 def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
     """The endpoint's error plus what the user can do: compaction is `off`, ran too `often`, or `nothing` is left."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
-    match why:
-        case "off":
-            advice = f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room."
-        case "often":
-            advice = f"{sent}, after several compactions. Prompt again to compact further, or start over with /clear."
-        case "nothing":
-            advice = (
-                f"{sent}, and nothing in it can be compacted. If the endpoint may be wrong, prompt again. Otherwise "
-                "send a shorter prompt, choose a model with a larger window (/model), start the server with a larger "
-                "one, or disable MCP servers that you do not need."
-            )
-        case _ as never:
-            assert_never(never)
-    return ContextOverflow(f"{error} {advice}", limit=error.limit, size=error.size)
+    advice = {
+        "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",
+        "often": f"{sent}, after several compactions. Prompt again to compact further, or start over with /clear.",
+        "nothing": (
+            f"{sent}, and nothing in it can be compacted. If the endpoint may be wrong, prompt again. Otherwise send a "
+            "shorter prompt, choose a model with a larger window (/model), start the server with a larger one, or "
+            "disable MCP servers that you do not need."
+        ),
+    }
+    return ContextOverflow(f"{error} {advice[why]}", limit=error.limit, size=error.size)
 
 
 def tokens_saved(body: Mask | Checkpoint) -> str:

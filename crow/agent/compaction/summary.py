@@ -169,14 +169,13 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
 
 def instruction_of(job: SummaryJob) -> str:
     words = str(max(60, min(2_000, job.budget // 2)))
-    sections = [(job.instruction.strip() or INSTRUCTION).replace("{words}", words).strip()]
-    if job.previous:
-        sections.append(UPDATE)
-    if job.context.strip():
-        sections.append(f"Take into account:\n{job.context.strip()}")
-    if job.focus.strip():
-        sections.append(f"Give most room to what matters for: {job.focus.strip()}")
-    return "\n\n".join(sections)
+    sections = [
+        (job.instruction.strip() or INSTRUCTION).replace("{words}", words).strip(),
+        UPDATE if job.previous else "",
+        f"Take into account:\n{job.context.strip()}" if job.context.strip() else "",
+        f"Give most room to what matters for: {job.focus.strip()}" if job.focus.strip() else "",
+    ]
+    return "\n\n".join(filter(None, sections))
 
 
 def prefix_request(job: SummaryJob) -> Request | None:
