@@ -107,7 +107,7 @@ class Session:
 
 @dataclass(slots=True)
 class Retention:
-    """What was lost after so many compactions; each list should be empty. `facts` and `covered` count what there was."""
+    """What was lost after so many compactions. `facts` and `covered` count what there was."""
 
     compactions: int
     facts: int = 0

@@ -1,4 +1,4 @@
-"""What the model is told of its place, and of what changed."""
+"""Tests the system message and reminders of changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def prompt_with(told: SessionFacts, cwd: str = "/w") -> Prompt:
     return await build_prompt(row, (ToolSpec(name="read_file", description="", input_schema={}),), told)
 
 
-async def test_the_system_message_names_place_date_tools_and_instructions() -> None:
+async def test_system_message_has_directories_date_tools_and_instructions() -> None:
     system = (await prompt_with(facts(instructions="# /w/AGENTS.md\n\nUse tabs."))).system
     for words in ("/w", "/more", "Monday", "read_file", "Use tabs.", "Git: not a repository"):
         assert words in system
@@ -54,7 +54,7 @@ async def test_each_change_is_told_once_and_found_again_after_a_load() -> None:
     assert changes(facts_told(log), later) is None
 
 
-async def test_what_is_gone_is_said_to_be_gone() -> None:
+async def test_removed_section_is_reported() -> None:
     log = [entry(1, await prompt_with(facts(instructions="Use tabs.")))]
     text = changes(facts_told(log), facts())
     assert text == "<instructions>\n(instructions: none any more)\n</instructions>"
@@ -67,7 +67,7 @@ async def test_instructions_that_contain_the_tags_are_told_once_too() -> None:
     assert changes(facts_told([entry(1, await prompt_with(hostile))]), hostile) is None
 
 
-async def test_a_new_prompt_entry_does_not_take_back_the_mode() -> None:
+async def test_new_prompt_entry_does_not_reset_the_mode() -> None:
     now = facts(mode="plan")
     told = changes(facts_told([entry(1, await prompt_with(now))]), now)
     assert told is not None
@@ -84,7 +84,7 @@ async def test_instructions_come_from_the_root_to_the_directory(tmp_path: Path) 
     assert text == f"# {tmp_path}/AGENTS.md\n\nouter\n\n# {inner}/AGENTS.md\n\ninner \ufffd"
 
 
-async def test_a_huge_instruction_file_is_cut_and_says_so(tmp_path: Path) -> None:
+async def test_huge_instruction_file_is_cut_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("x" * 200_000, "utf-8")
     text = read_instructions(tmp_path)
     assert len(text) < 70_000

@@ -1,4 +1,4 @@
-"""What the model finds again of its own session."""
+"""Tests what `recall` finds in the session's log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def recall(store: SqliteStore, query: str | None = None, entry: int | None
     return await BranchLog(store, branch).recall(query=query, entry=entry, limit=3)
 
 
-async def test_words_are_found_in_what_was_said_called_given_and_summed_up(store: SqliteStore) -> None:
+async def test_words_are_found_in_messages_calls_results_and_summaries(store: SqliteStore) -> None:
     user = await begin(store, "s1", "where is the needle?")
     (asked,) = await add(
         store,
@@ -61,7 +61,7 @@ async def test_words_are_found_in_what_was_said_called_given_and_summed_up(store
 @pytest.mark.parametrize(
     "word", ["漢字", "Почини", "🎉", "ok", '"quoted"', "AND", "NEAR(a)", "a*", "-b", "100%_", "col:x"]
 )
-async def test_any_word_is_found_as_it_is_in_messages_and_outputs(store: SqliteStore, word: str) -> None:
+async def test_any_word_is_found_literally_in_messages_and_outputs(store: SqliteStore, word: str) -> None:
     (plain,) = await add(store, "s1", said("nothing of it; c o k a b"))
     (spoken,) = await add(store, "s1", said(f"before {word} after", calls=1))
     (given,) = await add(store, "s1", result(spoken.id, f"line\n{word}\nline"))
@@ -70,7 +70,7 @@ async def test_any_word_is_found_as_it_is_in_messages_and_outputs(store: SqliteS
     assert plain.id not in (given.id, spoken.id)
 
 
-async def test_its_own_calls_and_the_title_are_not_what_it_looks_for(store: SqliteStore) -> None:
+async def test_recall_calls_and_the_title_are_not_searched(store: SqliteStore) -> None:
     await store.update_session("s1", SessionChanges(title="needle"))
     call = ToolCall(id="c", name="recall", arguments='{"query":"needle"}')
     (asked,) = await add(store, "s1", Assistant(text="", message_id="a", calls=(call,)))
@@ -81,7 +81,7 @@ async def test_its_own_calls_and_the_title_are_not_what_it_looks_for(store: Sqli
     assert await recall(store, "needle") == 'No matches for "needle" in this conversation.'
 
 
-async def test_only_the_path_of_the_session_is_seen(store: SqliteStore) -> None:
+async def test_only_the_path_of_the_session_is_searched(store: SqliteStore) -> None:
     entries = await converse(store, "s1", "kept", "undone")
     row = await store.session("s1")
     await store.move_leaf("s1", leaf=row.leaf, to=entries[2].id, reason="undo")
@@ -93,7 +93,7 @@ async def test_only_the_path_of_the_session_is_seen(store: SqliteStore) -> None:
     assert await recall(store, "undone") == 'No matches for "undone" in this conversation.'
 
 
-async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store: SqliteStore) -> None:
+async def test_matches_in_one_long_entry_are_shown_with_their_positions(store: SqliteStore) -> None:
     (asked,) = await add(store, "s1", said("", calls=1))
     text = f"{'a' * 5_000}needle{'b' * 5_000}needle needle{'c' * 5_000}"
     (given,) = await add(store, "s1", result(asked.id, text))
@@ -109,7 +109,7 @@ async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store:
     )
 
 
-async def test_what_was_not_looked_through_is_said(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_says_which_entries_were_not_searched(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crow.store.sqlite.search._MOST_CHARACTERS", 1_000)
     (asked,) = await add(store, "s1", said("", calls=2))
     stored = await add(store, "s1", result(asked.id, "needle"), result(asked.id, "y" * 2_000, index=1))

@@ -1,4 +1,4 @@
-"""`/permissions`: typed rules hold from the next call on, stay with the session, and can be taken back."""
+"""Tests `/permissions`: rules apply from the next call, stay with the session, and can be removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.scripted_model import Say, call
 SHOWN = Announcement(title="t")
 
 
-async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: Path) -> None:
+async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) -> None:
     calls = (
         call("shell", "c0", command="echo one two"),
         call("shell", "c1", command="echo one; echo two"),
@@ -101,7 +101,7 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         ("allow skill", "`skill` would allow nothing: each skill of a workspace is asked about by itself"),
     ],
 )
-async def test_a_rule_that_would_mean_nothing_is_refused_in_words(tmp_path: Path, typed: str, words: str) -> None:
+async def test_useless_rule_is_refused_with_an_explanation(tmp_path: Path, typed: str, words: str) -> None:
     async with running(tmp_path, Casting()) as run:
         await run.session.prompt(text(f"/permissions {typed}"))
         (told,) = run.client.stored(Command)
@@ -109,7 +109,7 @@ async def test_a_rule_that_would_mean_nothing_is_refused_in_words(tmp_path: Path
     assert told.answer.startswith(words)
 
 
-def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
+def test_typed_rule_is_stored_shown_and_applied_as_typed() -> None:
     for typed in (
         "shell(git status)",
         "shell(git log *)",
@@ -124,7 +124,7 @@ def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
         typed_rule("", allow=True)
 
 
-def test_a_star_behind_the_words_of_a_command_stands_for_what_may_follow_them() -> None:
+def test_star_after_a_command_matches_any_arguments() -> None:
     def decided(line: str) -> object:
         offer = PlannedCall(announcement=SHOWN, access="execute", argument=line)
         return type(
@@ -137,7 +137,7 @@ def test_a_star_behind_the_words_of_a_command_stands_for_what_may_follow_them() 
     assert decided("git log; rm x") not in (Allow, Refuse)
 
 
-def test_a_denied_name_is_denied_however_its_accents_are_written() -> None:
+def test_denied_name_is_denied_in_any_unicode_normalisation() -> None:
     (rule,) = user_rules([], ["read_file(schlüssel)"])
     offer = PlannedCall(announcement=SHOWN, access="read", paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
     assert isinstance(decide("read_file", offer, "auto", [rule]), Refuse)

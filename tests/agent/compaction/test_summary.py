@@ -1,4 +1,4 @@
-"""Questions for a summary, what is refused, and the notes that cannot fail."""
+"""Tests summary requests, unusable answers, and notes taken by code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def ask(model: AnsweringModel, *, compact_model: AnsweringModel | None = N
     return await summarise(SummaryJob(limits=LIMITS, scale=1.0, **job), model, compact_model=compact_model)
 
 
-async def test_first_question_is_the_conversation_as_sent_and_one_instruction() -> None:
+async def test_first_request_is_the_conversation_as_sent_and_one_instruction() -> None:
     model = summariser("good")
     summary = await ask(model)
     assert summary == Summary(
@@ -69,7 +69,7 @@ async def test_fixed_line_stands_between_a_prompt_and_the_instruction() -> None:
 
 
 @pytest.mark.parametrize("way", ["empty", "cut", "calls", "long", "error", "hang"])
-async def test_what_is_no_whole_summary_is_asked_again_as_a_capped_transcript(way: Way) -> None:
+async def test_unusable_summary_is_requested_again_with_a_shortened_transcript(way: Way) -> None:
     model = summariser(way, "good")
     summary = await ask(model, deadline_s=0.2 if way == "hang" else 30)
     assert (summary.text, summary.method, summary.model_calls) == (SUMMARY, "serialised", 2)
@@ -81,7 +81,7 @@ async def test_what_is_no_whole_summary_is_asked_again_as_a_capped_transcript(wa
     assert 500 < transcript.count("x") < 3_000
 
 
-async def test_after_two_failures_notes_stand_in() -> None:
+async def test_after_two_failures_code_takes_notes() -> None:
     model = summariser("error", "hang")
     summary = await ask(model, deadline_s=0.01)
     assert summary == Summary(
@@ -90,13 +90,13 @@ async def test_after_two_failures_notes_stand_in() -> None:
     assert len(model.requests) == 2
 
 
-async def test_head_that_leaves_no_room_for_an_answer_is_asked_about_as_a_transcript_at_once() -> None:
+async def test_conversation_without_room_for_an_answer_is_sent_as_a_transcript_at_once() -> None:
     model = summariser("good")
     summary = await ask(model, estimate=31_000)
     assert (summary.method, summary.model_calls) == ("serialised", 1)
 
 
-async def test_second_question_goes_to_the_compact_model_within_its_own_window() -> None:
+async def test_second_request_goes_to_the_compact_model_within_its_own_window() -> None:
     small = summariser(
         "good",
         info=ModelInfo(name="small", endpoint="test small", context_window=8_000, max_output_tokens=1_000),
@@ -110,7 +110,7 @@ async def test_second_question_goes_to_the_compact_model_within_its_own_window()
     assert "earlier messages are left out" in repr(request.messages[1])
 
 
-async def test_earlier_summary_is_to_be_updated_and_the_focus_is_passed_on() -> None:
+async def test_earlier_summary_is_updated_and_the_focus_is_passed_on() -> None:
     model = summariser("good")
     earlier = UserMessage(parts=(Text(text="THE EARLIER SUMMARY"),))
     messages = (TALK[0], earlier, *TALK[2:])
