@@ -84,7 +84,7 @@ class Session:
         cut = self.compactor().gauge.cut_prompt(text)
         return await self.record(User(parts=(Text(text=text),), message_id="m", cut=cut))
 
-    async def step(self, name: str, output: str, *, edits: bool = False, **fields: str) -> Entry:
+    async def step(self, name: str, output: str, fields: dict[str, str], *, edits: bool = False) -> Entry:
         """The model calls a tool, which returns `output`."""
         called = call(name, call_id=f"c{self.branch.leaf}", **fields)
         text = f"Entry {self.branch.leaf}."
@@ -140,7 +140,7 @@ async def retention(compactions: int, seed: int) -> Retention:
             done += session.branch.projection.checkpoint is not before
             name, path = chance.choice(("read_file", "edit_file", "shell")), f"/src/{chance.randrange(200)}.py"
             edits = name == "edit_file"
-            entry = await session.step(name, FILLER * chance.choice([4, 16, 80]), edits=edits, path=path)
+            entry = await session.step(name, FILLER * chance.choice([4, 16, 80]), {"path": path}, edits=edits)
             if edits:
                 modified[entry.id] = path
         await session.record(TurnEnd(stop="end_turn"))
@@ -212,7 +212,7 @@ async def working_set(file_bytes: int, seed: int) -> WorkingSet:
         await session.compactor().make_room()
         if isinstance(session.branch.entries[-1].body, Mask):
             result.whole.append(sum(map(is_whole, contents)))
-        await session.step(name, output, **fields)
+        await session.step(name, output, fields)
 
     read: set[str] = set()
     for _ in range(ROUNDS):

@@ -100,8 +100,8 @@ async def test_mode_and_plan_go_into_the_checkpoint(place: Place) -> None:
 
 async def test_mask_is_one_entry_and_asks_no_model(place: Place) -> None:
     (step,) = await place.branch.record([NewEntry(body=said("", "a"))])
-    for body in (result_of(step.id, 0, "x" * 50_000), said("well"), user("next")):
-        await place.branch.record([NewEntry(body=body)])
+    for later in (result_of(step.id, 0, "x" * 50_000), said("well"), user("next")):
+        await place.branch.record([NewEntry(body=later)])
     await place.compactor.make_room()
     body = place.stored()[-1].body
     assert isinstance(body, Mask)

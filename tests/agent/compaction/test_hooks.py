@@ -11,14 +11,14 @@ import pytest
 from crow.agent.compaction import Advice, Done, Proposal
 from crow.agent.compaction.compactor import CompactionResult
 from crow.agent.compaction.hooks import Hooks, NamedHook
-from crow.domain.entries import Checkpoint, NewEntry, Prompt, TurnEnd
+from crow.domain.entries import Body, Checkpoint, NewEntry, Prompt, TurnEnd
 from crow.domain.events import NoticeShown, SummaryShown
 from crow.llm import ModelInfo
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import result_of, said, user
 
-TALK = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
+TALK: list[Body] = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
 INFO = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
 
 

@@ -211,7 +211,7 @@ async def test_damaged_history_is_compacted_like_any_other(
     entries = [replace(entry, body=enlarged(entry)) for entry in entries]
     store = MemoryStore()
     typed: Store = store  # type: ignore[assignment]
-    branch = Branch(typed, Notes(), store.hold("s", entries))
+    branch = Branch(typed, Notes(), store.hold("s", entries))  # type: ignore[arg-type]
     model = flaky(rate, random.Random(len(entries)), described(window))
     compactor = compactor_on(branch, model, fresh_prompt=same_prompt, deadline_s=0.001)
     for _ in range(3):

@@ -61,7 +61,7 @@ def test_below_the_threshold_nothing_is_done() -> None:
 
 
 def test_old_outputs_are_masked_first_if_that_is_enough() -> None:
-    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END, user("next")]
+    bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END, user("next")]
     decision, projection = decide(*bodies)
     assert isinstance(decision, MaskOutputs)
     assert decision.before > 4
@@ -69,7 +69,7 @@ def test_old_outputs_are_masked_first_if_that_is_enough() -> None:
 
 
 def test_results_that_the_model_has_not_seen_are_never_masked() -> None:
-    bodies = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
+    bodies: list[Body] = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
     assert not isinstance(decide(*bodies)[0], MaskOutputs)
 
 
@@ -119,7 +119,9 @@ def test_partial_read_is_superseded_only_by_the_same_part_or_the_whole_file() ->
     first, second, third, whole = outputs(path)
     assert masking_order([entry for entry in path.entries if entry.id != whole]) == (first, second, third)
     assert masking_order(path.entries) == (first, second, third, whole)
-    failed = replace(path.entries[-1], body=replace(path.entries[-1].body, is_error=True))  # type: ignore[type-var]
+    result = path.entries[-1].body
+    assert isinstance(result, ToolResult)
+    failed = replace(path.entries[-1], body=replace(result, is_error=True))
     assert masking_order([*path.entries[:-1], failed])[0] == first
     assert masking_order([*path.entries[:-1], failed])[-1] == third
 
@@ -144,7 +146,7 @@ def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
 
 
 def test_compact_command_summarises_without_masking_first() -> None:
-    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END]
+    bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END]
     assert isinstance(decide(*bodies, reason="command")[0], Summarise)
 
 
@@ -199,7 +201,7 @@ def test_window_filled_by_system_message_and_tools_is_too_small() -> None:
 
 
 def test_any_shorter_request_is_accepted_in_a_tiny_learned_window() -> None:
-    bodies = [*exchange("q" * 8_000, "a" * 8_000), user("n" * 400)]
+    bodies: list[Body] = [*exchange("q" * 8_000, "a" * 8_000), user("n" * 400)]
     decision, projection = decide(*bodies, window=1_200, is_configured=False)
     assert isinstance(decision, Summarise)
     kept, nothing_kept = decision.drafts
@@ -268,7 +270,7 @@ def test_newest_skills_are_kept_whole_then_cut_then_by_name() -> None:
 
 def test_checkpoint_names_the_entries_that_it_covers_also_after_another() -> None:
     old = [exchange("q" * 8_000, "a" * 8_000) for _ in range(4)]
-    bodies = [body for bodies in old for body in bodies]
+    bodies: list[Body] = [body for bodies in old for body in bodies]
     first, projection = decide(*bodies)
     assert isinstance(first, Summarise)
     draft = first.drafts[0].body

@@ -40,7 +40,13 @@ LIMITS = limits_for(32_000, None, 2_000, CompactionPolicy())
 
 
 async def ask(model: AnsweringModel, *, compact_model: AnsweringModel | None = None, **fields: Any) -> Summary:
-    job = {"tools": TOOLS, "messages": TALK, "estimate": 3_000, "deadline_s": 30, "cache_key": "s1"} | fields
+    job: dict[str, Any] = {
+        "tools": TOOLS,
+        "messages": TALK,
+        "estimate": 3_000,
+        "deadline_s": 30,
+        "cache_key": "s1",
+    } | fields
     return await summarise(SummaryJob(limits=LIMITS, scale=1.0, **job), model, compact_model=compact_model)
 
 
