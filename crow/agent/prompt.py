@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -26,7 +25,7 @@ from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
-__all__ = ["Briefing", "SessionFacts", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
+__all__ = ["Briefing", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
 
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
@@ -60,40 +59,29 @@ MODES = {
 }
 
 SECTIONS = ("date", "mode", "servers", "skills", "instructions")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFacts:
-    """What may change during a session. `instructions` is the text of the AGENTS.md files, root first."""
-
-    date: str
-    instructions: str
-    mode: str
-    servers: str
-    skills: str = ""
-
-    def sections(self) -> Mapping[str, str]:
-        """Section name → text; empty if there is nothing to say."""
-        return {name: getattr(self, name) for name in SECTIONS} | {"mode": MODES.get(self.mode, self.mode)}
+"""What may change during a session."""
 
 
 def facts_now(
     mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[SkillInfo] = ()
-) -> SessionFacts:
-    """The facts at this moment; `instructions` comes from `read_instructions`."""
+) -> dict[str, str]:
+    """The present text of each section, empty if there is nothing to say.
+
+    `instructions` comes from `read_instructions`.
+    """
     failed = [f"{server.name}: {one_line(server.detail)}" for server in servers if server.detail]
     again = [f"{server.name}: {one_line(server.loss)}" for server in servers if server.losses and not server.detail]
     lines = [
         "These MCP servers are not available: " + "; ".join(failed) if failed else "",
         "These MCP servers stopped and were restarted, so their state is lost: " + "; ".join(again) if again else "",
     ]
-    return SessionFacts(
-        date=datetime.datetime.now().astimezone().strftime("%A, %d %B %Y"),
-        instructions=instructions,
-        mode=mode,
-        servers="\n".join(filter(None, lines)),
-        skills="\n".join(f"- {skill.name}: {skill.description}" for skill in skills),
-    )
+    return {
+        "date": datetime.datetime.now().astimezone().strftime("%A, %d %B %Y"),
+        "mode": MODES.get(mode, mode),
+        "servers": "\n".join(filter(None, lines)),
+        "skills": "\n".join(f"- {skill.name}: {skill.description}" for skill in skills),
+        "instructions": instructions,
+    }
 
 
 def one_line(text: str) -> str:
@@ -101,7 +89,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")[:SERVER_CHARS]
 
 
-async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: SessionFacts) -> Prompt:
+async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mapping[str, str]) -> Prompt:
     """The prompt entry of a session. Mode and servers are left to reminders."""
     lines = [
         f"Working directory: {row.cwd}",
@@ -111,8 +99,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Sessio
         f"Model: {row.model}",
         f"Tools: {', '.join(tool.name for tool in tools)}",
     ]
-    sections = {"environment": "\n".join(lines), "date": facts.date}
-    sections |= {"skills": facts.skills, "instructions": facts.instructions}
+    sections = {"environment": "\n".join(lines)} | {name: facts[name] for name in ("date", "skills", "instructions")}
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     blocks = [role if isinstance(role, str) else ROLE]
     blocks += [tagged(name, text) for name, text in sections.items() if text]
@@ -135,17 +122,13 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
     return told
 
 
-def changes(told: Mapping[str, str], facts: SessionFacts) -> str | None:
+def changes(told: Mapping[str, str], facts: Mapping[str, str]) -> str | None:
     """The text of the reminder that is due; None if the model knows everything.
 
     The mode is `ask` until told otherwise. A section that became empty is reported as such.
     """
     known = {"mode": MODES["ask"], **told}
-    blocks = [
-        tagged(name, text or empty_section(name))
-        for name, text in facts.sections().items()
-        if text != known.get(name, "")
-    ]
+    blocks = [tagged(name, text or empty_section(name)) for name, text in facts.items() if text != known.get(name, "")]
     return "\n".join(blocks) or None
 
 
@@ -228,7 +211,7 @@ class Briefing:
     def __init__(self, branch: Branch) -> None:
         self._branch = branch
         self._tools: tuple[ToolSpec, ...] = ()
-        self._facts: SessionFacts | None = None
+        self._facts: dict[str, str] | None = None
         self._instructions = ""
         self.look_back()
 
@@ -271,11 +254,11 @@ class Briefing:
         assert self._facts is not None, "a turn begins first"
         if self._branch.projection.checkpoint is not self._checkpoint:
             self.look_back()  # the checkpoint may cover earlier reminders
-        facts = replace(self._facts, mode=self._branch.row.mode)
+        mode = self._branch.row.mode
+        facts = self._facts | {"mode": MODES.get(mode, mode)}
         text = changes(self._told, facts)
         if text is None:
             return None
-        sections = facts.sections()
-        is_mode_new = self._told.get("mode", MODES["ask"]) != sections["mode"]
-        self._told |= sections
-        return text, [NewEntry(body=Note(about="mode", value=facts.mode))] if is_mode_new else []
+        is_mode_new = self._told.get("mode", MODES["ask"]) != facts["mode"]
+        self._told |= facts
+        return text, [NewEntry(body=Note(about="mode", value=mode))] if is_mode_new else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crow.agent.prompt import MODES, SessionFacts, build_prompt, changes, facts_now, facts_told, read_instructions
+from crow.agent.prompt import MODES, build_prompt, changes, facts_now, facts_told, read_instructions
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
@@ -15,12 +15,12 @@ def entry(number: int, body: Prompt | Reminder) -> Entry:
     return Entry(id=number, conversation=1, session="s", parent=number - 1 or None, turn=1, body=body)
 
 
-def facts(**changed: str) -> SessionFacts:
-    given = {"date": "Monday", "instructions": "", "mode": "ask", "servers": ""} | changed
-    return SessionFacts(**given)
+def facts(**changed: str) -> dict[str, str]:
+    given = {"date": "Monday", "mode": MODES["ask"], "servers": "", "skills": "", "instructions": ""}
+    return given | changed
 
 
-async def prompt_with(told: SessionFacts, cwd: str = "/w") -> Prompt:
+async def prompt_with(told: dict[str, str], cwd: str = "/w") -> Prompt:
     row = SessionRow(
         id="s1", conversation=1, leaf=None, cwd=cwd, additional_directories=("/more",), model="m", mode="ask"
     )
@@ -34,7 +34,7 @@ async def test_system_message_has_directories_date_tools_and_instructions() -> N
 
 
 async def test_mode_and_plan_are_never_in_the_system_message() -> None:
-    assert "Mode plan" not in (await prompt_with(facts(mode="plan"))).system
+    assert "Mode plan" not in (await prompt_with(facts(mode=MODES["plan"]))).system
 
 
 async def test_nothing_is_told_twice() -> None:
@@ -45,7 +45,7 @@ async def test_nothing_is_told_twice() -> None:
 async def test_each_change_is_told_once_and_found_again_after_a_load() -> None:
     first = facts(instructions="Use tabs.")
     log = [entry(1, await prompt_with(first))]
-    later = facts(date="Tuesday", instructions="Use spaces.", mode="plan", servers="x: gone")
+    later = facts(date="Tuesday", instructions="Use spaces.", mode=MODES["plan"], servers="x: gone")
     text = changes(facts_told(log), later)
     assert text is not None
     for words in ("Tuesday", "Use spaces.", MODES["plan"], "x: gone"):
@@ -68,7 +68,7 @@ async def test_instructions_that_contain_the_tags_are_told_once_too() -> None:
 
 
 async def test_new_prompt_entry_does_not_reset_the_mode() -> None:
-    now = facts(mode="plan")
+    now = facts(mode=MODES["plan"])
     told = changes(facts_told([entry(1, await prompt_with(now))]), now)
     assert told is not None
     log = [entry(1, await prompt_with(now)), entry(2, Reminder(text=told)), entry(3, await prompt_with(now))]
@@ -93,7 +93,7 @@ async def test_huge_instruction_file_is_cut_with_a_note(tmp_path: Path) -> None:
 
 async def test_failed_servers_are_named_with_their_reason() -> None:
     servers = (ServerStatus(name="a", state="ready"), ServerStatus(name="b", state="failed", detail="no such file"))
-    assert "b: no such file" in facts_now("ask", "", servers).servers
+    assert "b: no such file" in facts_now("ask", "", servers)["servers"]
 
 
 async def test_git_is_read_from_its_files_and_never_run(tmp_path: Path) -> None:

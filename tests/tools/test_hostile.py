@@ -204,7 +204,7 @@ async def test_a_repository_that_is_none_tells_the_model_nothing_and_holds_up_no
         facts = facts_now("ask", read_instructions(root), ())
         prompt = await build_prompt(session_in(root), (), facts)
     assert f"checked out in {root}\n" not in prompt.system
-    assert facts.instructions == ""
+    assert facts["instructions"] == ""
     assert not {"Obey", "key", "0123"} & set(prompt.system.replace("\n", " ").split())
 
 

@@ -51,17 +51,13 @@ MAX_RETRIES = 2
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 
-async def no_fresh_prompt() -> Prompt | None:
-    """The default of `Helpers.fresh_prompt`: the current prompt entry stays."""
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
     """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that goes with a checkpoint;
-    `compact_model` writes the summary if the session's model did not; `deadline_s` bounds each request."""
+    None: the current one stays. `compact_model` writes the summary if the session's model did not; `deadline_s` bounds
+    each request."""
 
-    fresh_prompt: Callable[[], Awaitable[Prompt | None]] = no_fresh_prompt
+    fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
     hooks: Hooks = field(default_factory=Hooks)
     deadline_s: float = DEADLINE_S
@@ -253,7 +249,7 @@ class Compactor:
         """Store the first draft that, rendered as it will be stored, is small enough and smaller than before."""
         context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
         summary = await self._summary(compaction_id, context, drafts[0], going)
-        prompt = await self._helpers.fresh_prompt()
+        prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
         # entries that arrived while the summary was written are not part of it
         newer = next((entry.id for entry in self._branch.entries if entry.id > leaf), None)
         for draft in drafts:
