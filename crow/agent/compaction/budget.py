@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from crow.agent.branch import Branch
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
@@ -17,7 +17,7 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.domain.messages import AssistantMessage
+from crow.domain.messages import AssistantMessage, Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
@@ -34,6 +34,7 @@ CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
 """A count is believed if it is between so many times the calibrated estimate."""
 
+BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
 ANSWERS_SEARCHED = 64
 """How far back to look for a count; a server that counts at all counts in every answer."""
@@ -329,12 +330,8 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
     """Reports of the newest requests that extend each other, newest first."""
-    answers: list[Entry] = []
-    for entry in reversed(entries):
-        if isinstance(entry.body, (Checkpoint, Mask, Restore, Prompt)) or len(answers) == ANSWERS_COMPARED:
-            break
-        if isinstance(entry.body, Assistant):
-            answers.append(entry)
+    extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
+    answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
 
 
@@ -382,16 +379,11 @@ def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
 
 def anchored(context: Context, anchor: Report, scale: float) -> int | None:
     """The counted request, its answer, and an estimate of what followed; None if the answer is not in the context."""
-    index = next(
-        (
-            index
-            for index in range(len(context.origins) - 1, 0, -1)
-            if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage)
-        ),
-        None,
-    )
-    usage = anchor.entry.usage
-    if index is None or usage is None:
+    usage = anchor.entry.usage or Usage()
+    for index in reversed(range(1, len(context.origins))):
+        if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage):
+            break
+    else:
         return None
     # reasoning is not sent back, or only as an opaque field that the next report will count
     said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if usage.output_tokens else None
