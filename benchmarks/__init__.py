@@ -11,5 +11,5 @@ all of them, each in a process of its own, leaves their rows below build/bench/ 
 - `llm`: parser and encoder beside their floors
 - `store`, `upkeep`: the database at 100,000 entries and 10,000 sessions
 - `tools`: what a tool call costs beyond the tool
-- `retention`: what survives compaction, and what it costs
+- `retention`: what survives compaction
 """

@@ -24,7 +24,7 @@ from crow.adapters import (
     open_toolbox,
     open_workspace,
 )
-from crow.agent.compaction.budget import DEFAULT_WINDOW, LearnedWindow, learned_in
+from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
 from crow.domain.errors import (
     ArgumentError,
     AuthError,

@@ -18,7 +18,8 @@ import anyio.lowlevel
 from crow.agent import Adapters, Client, commands, new_message_id
 from crow.agent.background import AfterDelay, BackgroundTask
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import ContextWindow, Gauge, gauge_on
+from crow.agent.compaction.budget import Gauge, gauge_on
+from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import with_contents
 from crow.agent.templates import CalledPrompt, called
 from crow.domain.entries import NewEntry, PlanItem, Remark, StopReason, TurnEnd, User

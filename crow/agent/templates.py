@@ -1,8 +1,8 @@
-"""The user's own commands: prompts that they keep as files and send by name.
+"""Prompts sent by name: the user's own, kept as files, and those of MCP servers.
 
-Strategy: a Markdown file below the user's directory is a prompt; `$ARGUMENTS` in it stands for what follows the name,
-and without one that is added at the end. Read anew each time, so that an edit holds at once. Only the user's directory
-is read, never a workspace. What cannot be read is left out.
+A Markdown file in the user's `commands` directory is a command: `$ARGUMENTS` in it stands for what follows the name;
+without one, that is added at the end. Files are read anew each time, so an edit takes effect at once. No workspace is
+read. `/server:prompt` calls a server's prompt.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, Text
+from crow.tools import ServerPrompt, ServerPrompts
 from crow.tools.front_matter import front_matter
 
-if TYPE_CHECKING:
-    from crow.tools import ServerPrompt, ServerPrompts
+__all__ = ["CalledPrompt", "Template", "called", "filled", "hint_of", "read_templates"]
 
-__all__ = ["CalledPrompt", "Template", "TemplateArguments", "called", "filled", "filling", "hint_of", "read_templates"]
-
-MOST_BYTES = 256 * 1024
-MOST_TEMPLATES = 100
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MAX_BYTES = 256 * 1024
+MAX_TEMPLATES = 100
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+CALL = re.compile(r"/([A-Za-z0-9_-]+:[A-Za-z0-9_-]+)(?:\s+(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """One of them; `hint` describes its argument, empty if it takes none."""
+    """A command of the user's own. `hint` describes its argument; empty: it takes none."""
 
     name: str
     description: str
@@ -38,84 +36,57 @@ class Template:
     text: str
 
     def prompt(self, argument: str) -> str:
-        """What is sent for `/name argument`."""
+        """The prompt for `/name argument`."""
         if "$ARGUMENTS" in self.text:
             return self.text.replace("$ARGUMENTS", argument)
         return f"{self.text}\n\n{argument}" if argument else self.text
 
 
 def read_templates(directory: Path, *, taken: Collection[str] = ()) -> tuple[Template, ...]:
-    """The templates in `directory` by name, without those whose name is `taken`; none if there is no directory."""
+    """The templates in `directory`, sorted by name, except those named in `taken`. Unreadable files are left out."""
     try:
         files = sorted(file for file in directory.iterdir() if file.suffix == ".md")
     except OSError:
         return ()
-    found: list[Template] = []
-    for file in files:
-        if _NAME.fullmatch(file.stem) and file.stem not in taken and len(found) < MOST_TEMPLATES:
-            template = _read(file)
-            if template is not None:
-                found.append(template)
-    return tuple(found)
+    named = (file for file in files if NAME.fullmatch(file.stem) and file.stem not in taken)
+    templates = [template for file in named if (template := read_template(file)) is not None]
+    return tuple(templates[:MAX_TEMPLATES])
 
 
-def _read(file: Path) -> Template | None:
+def read_template(file: Path) -> Template | None:
     try:
-        if not file.is_file() or file.stat().st_size > MOST_BYTES:
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return None
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
     fields, begin = front_matter(text, ("description", "argument-hint"))
+    description, hint = (" ".join(fields.get(key, "").split()) for key in ("description", "argument-hint"))
     body = text[begin:].strip()
     if not body:
         return None
-    first = body.splitlines()[0].lstrip("# ").strip()
-    hint = one_line(fields.get("argument-hint", "")) or ("arguments" if "$ARGUMENTS" in body else "")
-    description = one_line(fields.get("description", "")) or first[:100] or file.stem
+    first_line = body.splitlines()[0].lstrip("# ").strip()
+    description = description or first_line[:100] or file.stem
+    hint = hint or ("arguments" if "$ARGUMENTS" in body else "")
     return Template(name=file.stem, description=description[:200], hint=hint[:200], text=body)
-
-
-def one_line(text: str) -> str:
-    """`text` without line breaks."""
-    return " ".join(text.split())
-
-
-# FROM agent.server_prompts: A prompt of an MCP server, as it is typed: `/server:prompt` and what it is to be filled
-# in with.
-#
-# Strategy: words fill the arguments in order, quotes keep words together, `name=value` names one, and the last
-# argument
-# takes all that is left; so a single argument may be any text. What no argument takes follows the prompt.
-
-
-_CALL = re.compile(r"/([A-Za-z0-9_-]+:[A-Za-z0-9_-]+)(?:\s+(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledPrompt:
-    """What looks like a prompt of a server, as it was typed."""
+    """A typed `/server:prompt`, which may or may not exist, and what follows it."""
 
     name: str
     argument: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateArguments:
-    """What a prompt is filled in with; `rest` is what no argument takes."""
-
-    arguments: Mapping[str, str]
-    rest: str = ""
-
-
 def called(text: str) -> CalledPrompt | None:
-    """The call that `text` is, None for anything else."""
-    found = _CALL.fullmatch(text)
+    """The call in `text`; None for anything else."""
+    found = CALL.fullmatch(text)
     return None if found is None else CalledPrompt(name=found[1], argument=(found[2] or "").strip())
 
 
 async def filled(source: ServerPrompts, typed: CalledPrompt, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """What a server makes of a prompt of these `parts`; the same parts where no server has it.
+    """What the server makes of a prompt of these `parts`; `parts` if no server has it.
 
     :raises ArgumentError: a required argument is missing.
     :raises ~crow.domain.errors.ToolServerError: the server failed.
@@ -123,31 +94,38 @@ async def filled(source: ServerPrompts, typed: CalledPrompt, parts: Sequence[Par
     prompt = await source.prompt(typed.name)
     if prompt is None:
         return tuple(parts)
-    given = filling(prompt, typed.argument)
-    rest = (Text(text=given.rest),) if given.rest else ()
-    return (*await source.fill(prompt, given.arguments), *rest, *parts[1:])
+    arguments, rest = parse_arguments(prompt, typed.argument)
+    added = (Text(text=rest),) if rest else ()
+    return (*await source.fill(prompt, arguments), *added, *parts[1:])
 
 
 def hint_of(prompt: ServerPrompt) -> str:
-    """The arguments as a client shows them, those in brackets that may be left out."""
+    """The arguments as a client shows them; optional ones in brackets."""
     return " ".join(one.name if one.required else f"[{one.name}]" for one in prompt.arguments)
 
 
-def filling(prompt: ServerPrompt, text: str) -> TemplateArguments:
-    """What `text` fills `prompt` in with. :raises ArgumentError: a required argument is missing; says which."""
+def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str], str]:
+    """The arguments in `text`, and what follows them.
+
+    Words fill the arguments in order; quotes keep words together, `name=value` names an argument, and the last one
+    takes all that is left, so a single argument may be any text.
+
+    :raises ArgumentError: a required argument is missing.
+    """
     names = [argument.name for argument in prompt.arguments]
     if not names:
-        return TemplateArguments(arguments={}, rest=text)
-    arguments, plain = {}, []
-    for word in split(text):
+        return {}, text
+    arguments: dict[str, str] = {}
+    plain: list[str] = []
+    for word in split_words(text):
         name, equals, value = word.partition("=")
         if equals and name in names and name not in arguments:
             arguments[name] = value
         else:
             plain.append(word)
     free = [name for name in names if name not in arguments]
-    if free == names and len(free) == 1:
-        plain = [text] if text and len(plain) > 1 else plain  # as it was typed, blanks and all
+    if free == names and len(free) == 1 and len(plain) > 1:
+        plain = [text]  # as typed, with all its spaces
     for name in free[:-1]:
         if plain:
             arguments[name] = plain.pop(0)
@@ -158,13 +136,13 @@ def filling(prompt: ServerPrompt, text: str) -> TemplateArguments:
         if argument.required and not arguments.get(argument.name):
             raise ArgumentError(
                 f"`/{prompt.name}` needs `{argument.name}`. Type `/{prompt.name} {hint_of(prompt)}`, with quotes "
-                f"around what has blanks, or name it: `{argument.name}=...`."
+                f"around values that contain spaces, or name it: `{argument.name}=...`."
             )
-    return TemplateArguments(arguments=arguments, rest=rest)
+    return arguments, rest
 
 
-def split(text: str) -> list[str]:
-    """Words, those in quotes kept together; a quotation mark without its other half is a character like any."""
+def split_words(text: str) -> list[str]:
+    """Words, with quoted ones kept together; an unpaired quotation mark is an ordinary character."""
     try:
         return shlex.split(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Links of a prompt: what is read, and what stays a link."""
+"""Tests which links of a prompt are attached as files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from crow.tools.workspace import DiskWorkspace
         ("", None),
     ],
 )
-def test_a_link_names_a_path_on_any_system(uri: str, path: str | None) -> None:
+def test_path_of_a_link_on_any_system(uri: str, path: str | None) -> None:
     assert path_of(uri) == path
 
 
-async def test_small_text_files_of_the_workspace_go_along_and_all_else_stays_a_link(tmp_path: Path) -> None:
+async def test_small_text_files_of_the_workspace_are_attached_and_other_links_stay(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "secret.txt").write_text("outside")

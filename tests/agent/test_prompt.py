@@ -1,12 +1,13 @@
-"""What the model is told of its place, and of what changed."""
+"""Tests the system message and reminders of changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from crow.agent.prompt import MODES, SessionFacts, build_prompt, changes, facts_now, facts_told, read_instructions
+from crow.agent.prompt import MODES, build_prompt, changes, facts_now, facts_told, read_instructions
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
+from crow.store import SessionRow
 from crow.tools import ServerStatus
 
 
@@ -14,24 +15,26 @@ def entry(number: int, body: Prompt | Reminder) -> Entry:
     return Entry(id=number, conversation=1, session="s", parent=number - 1 or None, turn=1, body=body)
 
 
-def facts(**changed: str) -> SessionFacts:
-    given = {"date": "Monday", "instructions": "", "mode": "ask", "servers": ""} | changed
-    return SessionFacts(**given)
+def facts(**changed: str) -> dict[str, str]:
+    given = {"date": "Monday", "mode": MODES["ask"], "servers": "", "skills": "", "instructions": ""}
+    return given | changed
 
 
-async def prompt_with(told: SessionFacts, cwd: str = "/w") -> Prompt:
-    tools = (ToolSpec(name="read_file", description="", input_schema={}),)
-    return await build_prompt(cwd=cwd, directories=("/more",), model="m", tools=tools, facts=told)
+async def prompt_with(told: dict[str, str], cwd: str = "/w") -> Prompt:
+    row = SessionRow(
+        id="s1", conversation=1, leaf=None, cwd=cwd, additional_directories=("/more",), model="m", mode="ask"
+    )
+    return await build_prompt(row, (ToolSpec(name="read_file", description="", input_schema={}),), told)
 
 
-async def test_the_system_message_names_place_date_tools_and_instructions() -> None:
+async def test_system_message_has_directories_date_tools_and_instructions() -> None:
     system = (await prompt_with(facts(instructions="# /w/AGENTS.md\n\nUse tabs."))).system
     for words in ("/w", "/more", "Monday", "read_file", "Use tabs.", "Git: not a repository"):
         assert words in system
 
 
 async def test_mode_and_plan_are_never_in_the_system_message() -> None:
-    assert "Mode plan" not in (await prompt_with(facts(mode="plan"))).system
+    assert "Mode plan" not in (await prompt_with(facts(mode=MODES["plan"]))).system
 
 
 async def test_nothing_is_told_twice() -> None:
@@ -42,7 +45,7 @@ async def test_nothing_is_told_twice() -> None:
 async def test_each_change_is_told_once_and_found_again_after_a_load() -> None:
     first = facts(instructions="Use tabs.")
     log = [entry(1, await prompt_with(first))]
-    later = facts(date="Tuesday", instructions="Use spaces.", mode="plan", servers="x: gone")
+    later = facts(date="Tuesday", instructions="Use spaces.", mode=MODES["plan"], servers="x: gone")
     text = changes(facts_told(log), later)
     assert text is not None
     for words in ("Tuesday", "Use spaces.", MODES["plan"], "x: gone"):
@@ -51,10 +54,10 @@ async def test_each_change_is_told_once_and_found_again_after_a_load() -> None:
     assert changes(facts_told(log), later) is None
 
 
-async def test_what_is_gone_is_said_to_be_gone() -> None:
+async def test_removed_section_is_reported() -> None:
     log = [entry(1, await prompt_with(facts(instructions="Use tabs.")))]
     text = changes(facts_told(log), facts())
-    assert text == "<instructions>\n(instructions: nothing any more)\n</instructions>"
+    assert text == "<instructions>\n(instructions: none any more)\n</instructions>"
     log.append(entry(2, Reminder(text=text)))
     assert changes(facts_told(log), facts()) is None
 
@@ -64,8 +67,8 @@ async def test_instructions_that_contain_the_tags_are_told_once_too() -> None:
     assert changes(facts_told([entry(1, await prompt_with(hostile))]), hostile) is None
 
 
-async def test_a_new_prompt_entry_does_not_take_back_the_mode() -> None:
-    now = facts(mode="plan")
+async def test_new_prompt_entry_does_not_reset_the_mode() -> None:
+    now = facts(mode=MODES["plan"])
     told = changes(facts_told([entry(1, await prompt_with(now))]), now)
     assert told is not None
     log = [entry(1, await prompt_with(now)), entry(2, Reminder(text=told)), entry(3, await prompt_with(now))]
@@ -81,7 +84,7 @@ async def test_instructions_come_from_the_root_to_the_directory(tmp_path: Path) 
     assert text == f"# {tmp_path}/AGENTS.md\n\nouter\n\n# {inner}/AGENTS.md\n\ninner \ufffd"
 
 
-async def test_a_huge_instruction_file_is_cut_and_says_so(tmp_path: Path) -> None:
+async def test_huge_instruction_file_is_cut_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("x" * 200_000, "utf-8")
     text = read_instructions(tmp_path)
     assert len(text) < 70_000
@@ -90,7 +93,7 @@ async def test_a_huge_instruction_file_is_cut_and_says_so(tmp_path: Path) -> Non
 
 async def test_failed_servers_are_named_with_their_reason() -> None:
     servers = (ServerStatus(name="a", state="ready"), ServerStatus(name="b", state="failed", detail="no such file"))
-    assert "b: no such file" in facts_now("ask", "", servers).servers
+    assert "b: no such file" in facts_now("ask", "", servers)["servers"]
 
 
 async def test_git_is_read_from_its_files_and_never_run(tmp_path: Path) -> None:

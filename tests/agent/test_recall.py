@@ -1,7 +1,8 @@
-"""What the model finds again of its own session."""
+"""Tests what `recall` finds in the session's log."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,11 @@ from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 
-END = "Give an entry's number to read it whole, with a query to see only the places in it."
+END = "Pass an entry's number to read all of it, or with a query to see only the matches in it."
 
 
 @pytest.fixture
-async def store(tmp_path: Path):
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     opened = await SqliteStore.open(tmp_path / "crow.db")
     await opened.create_session(new_session())
     yield opened
@@ -31,7 +32,7 @@ async def recall(store: SqliteStore, query: str | None = None, entry: int | None
     return await BranchLog(store, branch).recall(query=query, entry=entry, limit=3)
 
 
-async def test_words_are_found_in_what_was_said_called_given_and_summed_up(store: SqliteStore) -> None:
+async def test_words_are_found_in_messages_calls_results_and_summaries(store: SqliteStore) -> None:
     user = await begin(store, "s1", "where is the needle?")
     (asked,) = await add(
         store,
@@ -55,13 +56,13 @@ async def test_words_are_found_in_what_was_said_called_given_and_summed_up(store
         ]
     )
     assert await recall(store, "where the needle") == f"entry {user.id} (user): where is the needle?\n{END}"
-    assert await recall(store, "absent") == 'Nothing in this conversation holds "absent".'
+    assert await recall(store, "absent") == 'No matches for "absent" in this conversation.'
 
 
 @pytest.mark.parametrize(
     "word", ["漢字", "Почини", "🎉", "ok", '"quoted"', "AND", "NEAR(a)", "a*", "-b", "100%_", "col:x"]
 )
-async def test_any_word_is_found_as_it_is_in_messages_and_outputs(store: SqliteStore, word: str) -> None:
+async def test_any_word_is_found_literally_in_messages_and_outputs(store: SqliteStore, word: str) -> None:
     (plain,) = await add(store, "s1", said("nothing of it; c o k a b"))
     (spoken,) = await add(store, "s1", said(f"before {word} after", calls=1))
     (given,) = await add(store, "s1", result(spoken.id, f"line\n{word}\nline"))
@@ -70,7 +71,7 @@ async def test_any_word_is_found_as_it_is_in_messages_and_outputs(store: SqliteS
     assert plain.id not in (given.id, spoken.id)
 
 
-async def test_its_own_calls_and_the_title_are_not_what_it_looks_for(store: SqliteStore) -> None:
+async def test_recall_calls_and_the_title_are_not_searched(store: SqliteStore) -> None:
     await store.update_session("s1", SessionChanges(title="needle"))
     call = ToolCall(id="c", name="recall", arguments='{"query":"needle"}')
     (asked,) = await add(store, "s1", Assistant(text="", message_id="a", calls=(call,)))
@@ -78,10 +79,10 @@ async def test_its_own_calls_and_the_title_are_not_what_it_looks_for(store: Sqli
     await add(
         store, "s1", type(earlier)(call=earlier.call, name="recall", text="needle", announcement=earlier.announcement)
     )
-    assert await recall(store, "needle") == 'Nothing in this conversation holds "needle".'
+    assert await recall(store, "needle") == 'No matches for "needle" in this conversation.'
 
 
-async def test_only_the_path_of_the_session_is_seen(store: SqliteStore) -> None:
+async def test_only_the_path_of_the_session_is_searched(store: SqliteStore) -> None:
     entries = await converse(store, "s1", "kept", "undone")
     row = await store.session("s1")
     await store.move_leaf("s1", leaf=row.leaf, to=entries[2].id, reason="undo")
@@ -90,10 +91,10 @@ async def test_only_the_path_of_the_session_is_seen(store: SqliteStore) -> None:
     assert await recall(store, entry=entries[0].id) == f"Entry {entries[0].id} (user):\nkept"
     for entry in (entries[3].id, other.id, 10**30):
         assert (await recall(store, entry=entry)).startswith(f"There is no entry {entry} in this conversation.")
-    assert await recall(store, "undone") == 'Nothing in this conversation holds "undone".'
+    assert await recall(store, "undone") == 'No matches for "undone" in this conversation.'
 
 
-async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store: SqliteStore) -> None:
+async def test_matches_in_one_long_entry_are_shown_with_their_positions(store: SqliteStore) -> None:
     (asked,) = await add(store, "s1", said("", calls=1))
     text = f"{'a' * 5_000}needle{'b' * 5_000}needle needle{'c' * 5_000}"
     (given,) = await add(store, "s1", result(asked.id, text))
@@ -105,15 +106,15 @@ async def test_the_places_in_one_long_entry_are_shown_with_where_they_are(store:
         ]
     )
     assert await recall(store, "absent", given.id) == (
-        f'Entry {given.id} (toolresult, 15,030 characters) does not hold "absent".'
+        f'Entry {given.id} (toolresult, 15,030 characters) has no match for "absent".'
     )
 
 
-async def test_what_was_not_looked_through_is_said(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_says_which_entries_were_not_searched(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crow.store.sqlite.search._MOST_CHARACTERS", 1_000)
     (asked,) = await add(store, "s1", said("", calls=2))
     stored = await add(store, "s1", result(asked.id, "needle"), result(asked.id, "y" * 2_000, index=1))
     assert await recall(store, "needle") == (
-        'Nothing in this conversation holds "needle".\n'
-        f"Calls and their outputs before entry {ids(stored)[1]} were not looked through."
+        'No matches for "needle" in this conversation.\n'
+        f"Calls and their outputs before entry {ids(stored)[1]} were not searched."
     )

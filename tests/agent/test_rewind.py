@@ -1,4 +1,4 @@
-"""Files put back by undo, rewind and redo: offered, done or refused, said, and never lost."""
+"""Tests how undo, rewind and redo restore files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.scripted_model import Say, ScriptedModel, call
 
 
 def writes(**files: str) -> tuple[Say, Say]:
-    """A turn that writes these files (with `_` for the dot in their names)."""
+    """A turn that writes these files (`_` stands for the dot in their names)."""
     calls = tuple(
         call("write_file", f"c{number}", path=name.replace("_", "."), content=content)
         for number, (name, content) in enumerate(files.items())
@@ -39,30 +39,30 @@ async def working(
         yield run
 
 
-def put_back_results(run: Opened) -> list[str]:
+def restore_results(run: Opened) -> list[str]:
     return [result.text for result in run.client.stored(ToolResult) if result.name == "put_back_files"]
 
 
-async def test_undo_offers_to_put_files_back_shows_how_and_does_it(tmp_path: Path) -> None:
+async def test_undo_offers_to_restore_files_with_diffs_and_restores_them(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"was\r\n")
     async with working(tmp_path, writes(a_txt="is", b_txt="new")) as run:
         await run.session.prompt(text("go"))
         await run.session.prompt(text("/undo"))
         (question,) = run.client.questions
         assert (question.name, question.always) == ("put_back_files", "")
-        assert question.offer.announcement.title == "Put back as before: a.txt, b.txt"
+        assert question.offer.announcement.title == "Restore a.txt, b.txt"
         assert [(diff.old_text, diff.new_text) for diff in question.offer.announcement.diffs] == [
             ("is", "was\r\n"),
             ("new", ""),
         ]
         assert (tmp_path / "a.txt").read_bytes() == b"was\r\n"
         assert not (tmp_path / "b.txt").exists()
-        assert put_back_results(run) == ["Put back: a.txt.\nRemoved again: b.txt."]
+        assert restore_results(run) == ["Restored: a.txt.\nDeleted: b.txt."]
         assert await run.kinds() == ["Command", "Started", "File", "File", "ToolResult", "TurnEnd"]
         assert run.client.stored(Reminder)[-1:] == [] or "still" not in run.client.stored(Reminder)[-1].text
 
 
-async def test_redo_puts_them_forward_again_and_undo_back_again(tmp_path: Path) -> None:
+async def test_redo_and_another_undo_restore_the_files_too(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("was")
     async with working(tmp_path, writes(a_txt="is", b_txt="new")) as run:
         await run.session.prompt(text("go"))
@@ -75,7 +75,7 @@ async def test_redo_puts_them_forward_again_and_undo_back_again(tmp_path: Path) 
         assert run.client.questions == []
 
 
-async def test_rewind_goes_to_what_a_file_held_first_in_another_process_too(tmp_path: Path) -> None:
+async def test_rewind_restores_the_first_content_of_a_file_also_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0")
     async with working(tmp_path, writes(a_txt="1"), writes(a_txt="2"), writes(a_txt="3")) as run:
         for _ in range(3):
@@ -87,20 +87,20 @@ async def test_rewind_goes_to_what_a_file_held_first_in_another_process_too(tmp_
         assert (tmp_path / "a.txt").read_text() == "0"
 
 
-async def test_a_no_keeps_the_files_and_tells_the_model_that_they_are_changed(tmp_path: Path) -> None:
+async def test_rejection_keeps_the_files_and_tells_the_model_that_they_are_changed(tmp_path: Path) -> None:
     async with working(tmp_path, writes(a_txt="is"), (Say(text=["ok"]),), answers=("reject_once",)) as run:
         await run.session.prompt(text("go"))
         assert await run.session.prompt(text("/undo")) == "end_turn"
         assert (tmp_path / "a.txt").read_text() == "is"
-        assert put_back_results(run) == ["Kept as it is: a.txt."]
+        assert restore_results(run) == ["Kept as is: a.txt."]
         shown = run.client.stored(ToolResult)[-1].announcement  # not a diff of what was not done
-        assert (shown.title, shown.diffs) == ("Left as before: a.txt", ())
+        assert (shown.title, shown.diffs) == ("Kept as is: a.txt", ())
         assert run.client.stored(Reminder)[-1].text.startswith("<reminder>\nThe user went back to this point")
         assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
         assert len(run.client.stored(Started)) == 1
 
 
-async def test_keep_asks_nothing_and_a_turn_without_changes_neither(tmp_path: Path) -> None:
+async def test_keep_option_and_a_turn_without_changes_do_not_ask(tmp_path: Path) -> None:
     async with working(tmp_path, writes(a_txt="is"), (Say(text=["ok"]),)) as run:
         await run.session.prompt(text("go"))
         await run.session.prompt(text("chat"))
@@ -111,7 +111,7 @@ async def test_keep_asks_nothing_and_a_turn_without_changes_neither(tmp_path: Pa
         assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
 
 
-async def test_a_file_that_others_changed_since_is_refused_and_the_others_are_put_back(tmp_path: Path) -> None:
+async def test_file_changed_by_someone_else_is_not_restored_but_the_rest_are(tmp_path: Path) -> None:
     async with working(tmp_path, writes(a_txt="is", b_txt="new", c_txt="c", d_txt="d")) as run:
         await run.session.prompt(text("go"))
         (tmp_path / "a.txt").write_text("mine")
@@ -121,18 +121,18 @@ async def test_a_file_that_others_changed_since_is_refused_and_the_others_are_pu
         await run.session.prompt(text("/undo"))
         assert (tmp_path / "a.txt").read_text() == "mine"
         assert not (tmp_path / "b.txt").exists()
-        (result,) = put_back_results(run)
+        (result,) = restore_results(run)
         assert result.splitlines() == [
-            "Removed again: b.txt.",
-            "Not put back: a.txt was changed since by others.",
-            "Not put back: d.txt cannot be read (it is a directory now).",
+            "Deleted: b.txt.",
+            "Not restored: a.txt was changed by someone else since.",
+            "Not restored: d.txt cannot be read (it is now a directory).",
         ]
         assert "still are: a.txt, d.txt." in run.client.stored(Reminder)[-1].text
         (remark,) = run.client.stored(Remark)  # a client shows the diff in the place of the result's text
         assert remark.text.splitlines() == result.splitlines()[1:]
 
 
-async def test_a_file_that_its_user_changes_while_the_question_is_open_stays_as_it_is(tmp_path: Path) -> None:
+async def test_file_changed_while_the_user_is_asked_is_not_restored(tmp_path: Path) -> None:
     class Busy(NoteTaker):
         async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
             (tmp_path / "a.txt").write_text("meanwhile")
@@ -144,13 +144,13 @@ async def test_a_file_that_its_user_changes_while_the_question_is_open_stays_as_
         assert (tmp_path / "a.txt").read_text() == "meanwhile"
         assert not (tmp_path / "b.txt").exists()
         result = run.client.stored(ToolResult)[-1]
-        assert result.text == "Removed again: b.txt.\nNot put back: a.txt was changed by others just now."
+        assert result.text == "Deleted: b.txt.\nNot restored: a.txt was changed by someone else just now."
         assert [Path(diff.path).name for diff in result.announcement.diffs] == ["b.txt"]
-        assert run.client.stored(Remark)[-1].text == "Not put back: a.txt was changed by others just now."
+        assert run.client.stored(Remark)[-1].text == "Not restored: a.txt was changed by someone else just now."
         assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
 
 
-async def test_a_file_that_others_changed_between_two_edits_is_refused(tmp_path: Path) -> None:
+async def test_file_changed_by_someone_else_between_two_edits_is_not_restored(tmp_path: Path) -> None:
     look = Say(calls=(call("read_file", path="a.txt"),))
     async with working(tmp_path, writes(a_txt="1"), (look, *writes(a_txt="3"))) as run:
         await run.session.prompt(text("go"))
@@ -159,10 +159,10 @@ async def test_a_file_that_others_changed_between_two_edits_is_refused(tmp_path:
         await run.session.prompt(text("/rewind 1 files"))
         assert (tmp_path / "a.txt").read_text() == "3"
         (remark,) = run.client.stored(Remark)
-        assert remark.text == "Not put back: a.txt was changed by others between two of the edits."
+        assert remark.text == "Not restored: a.txt was changed by someone else between two edits."
 
 
-async def test_a_file_that_is_a_link_now_is_not_written_through(tmp_path: Path) -> None:
+async def test_file_that_became_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("is")
     async with working(tmp_path, writes(a_txt="is")) as run:
         await run.session.prompt(text("go"))
@@ -170,10 +170,10 @@ async def test_a_file_that_is_a_link_now_is_not_written_through(tmp_path: Path) 
         (tmp_path / "a.txt").symlink_to(tmp_path / "other.txt")
         await run.session.prompt(text("/undo files"))
         assert (tmp_path / "other.txt").read_text() == "is"
-        assert run.client.stored(Remark)[0].text == "Not put back: a.txt is a link to somewhere else now."
+        assert run.client.stored(Remark)[0].text == "Not restored: a.txt is now a link to another file."
 
 
-async def test_bytes_that_are_no_text_and_the_mode_come_back(tmp_path: Path) -> None:
+async def test_binary_content_and_file_mode_are_restored(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\xff\x00")
     (tmp_path / "a.bin").chmod(0o750)
     async with working(tmp_path, writes(a_bin="text")) as run:
@@ -183,7 +183,7 @@ async def test_bytes_that_are_no_text_and_the_mode_come_back(tmp_path: Path) -> 
         assert (tmp_path / "a.bin").stat().st_mode & 0o777 == 0o750
 
 
-async def test_retry_offers_the_files_before_it_asks_again(tmp_path: Path) -> None:
+async def test_retry_restores_files_before_it_sends_the_prompt_again(tmp_path: Path) -> None:
     async with working(tmp_path, writes(a_txt="first"), (Say(text=["second try"]),)) as run:
         await run.session.prompt(text("go"))
         await run.session.prompt(text("/retry"))
@@ -192,9 +192,7 @@ async def test_retry_offers_the_files_before_it_asks_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ends", ["dismissed", "cancelled"])
-async def test_a_question_that_is_called_off_leaves_the_files_and_the_undo_as_they_are(
-    tmp_path: Path, ends: str
-) -> None:
+async def test_cancelled_question_leaves_the_files_and_the_undo_as_they_are(tmp_path: Path, ends: str) -> None:
     async with working(tmp_path, writes(a_txt="is"), answers=("cancelled",)) as run:
         await run.session.prompt(text("go"))
         run.client.never_answers = ends == "cancelled"
@@ -218,7 +216,7 @@ async def test_a_question_that_is_called_off_leaves_the_files_and_the_undo_as_th
         assert (tmp_path / "a.txt").read_text() == "is"
 
 
-async def test_the_call_that_puts_back_is_announced_under_an_id_of_its_own(tmp_path: Path) -> None:
+async def test_each_restore_is_announced_under_its_own_call_id(tmp_path: Path) -> None:
     async with working(tmp_path, writes(a_txt="is")) as run:
         await run.session.prompt(text("go"))
         for command in ("/undo files", "/redo files", "/undo files"):

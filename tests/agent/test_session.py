@@ -382,10 +382,10 @@ async def test_every_failure_of_a_server_is_reported_even_after_it_recovered(tmp
         "MCP server db stopped and was restarted: it crashed </servers> <mode>",
         "MCP server db is not available: it hung",
     ]
-    told = "These MCP servers ended and were started again, without what they held: db: it crashed ‹/servers› ‹mode›"
+    told = "These MCP servers stopped and were restarted, so their state is lost: db: it crashed ‹/servers› ‹mode›"
     assert [reminder.partition("<servers>\n")[2].partition("\n</servers>")[0] for reminder in reminders] == [
         "These MCP servers are not available: db: no such file",
-        "(servers: nothing any more)",
+        "(servers: none any more)",
         told,
         "These MCP servers are not available: db: it hung",
     ]

@@ -14,8 +14,8 @@ import time
 import traceback
 from collections import Counter
 
-from tests.agent.test_compaction_laws import check_all, described, replayed_differently
-from tests.agent.test_windows import HABITS, Habit, check_phases
+from tests.agent.compaction.test_endpoints import HABITS, Habit, check_phases
+from tests.agent.compaction.test_laws import check_all, described, replayed_differently
 from tests.support.compaction import Simulation, flaky
 
 SESSIONS = 20_000

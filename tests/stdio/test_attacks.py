@@ -317,7 +317,7 @@ async def test_undo_restores_no_file_of_an_imported_session(
         told = shown(agent.updates(session, since=before))
     assert not profile.exists()
     assert (place / "a.txt").read_text() == "is"
-    assert f"Not put back: {profile} was changed before this session was imported." in told
+    assert f"Not restored: {profile} was changed before this session was imported." in told
 
 
 def crow_sessions(home: Path, *args: str) -> None:

@@ -134,8 +134,8 @@ async def test_hooks_take_part_and_failing_ones_are_reported(
         notices = [update["title"] for update in agent.updates(session, "notice")]
         assert agent.updates(session, "compaction_update")[-1]["status"] == "completed"
     assert notices == [
-        "The hook broken (ours:broken) of crow.before_compact failed (LookupError: no such ticket) and is passed over.",
-        "The hook late (ours:after) of crow.after_compact failed (ValueError) and is passed over.",
+        "The hook broken (ours:broken) of crow.before_compact failed (LookupError: no such ticket) and is skipped.",
+        "The hook late (ours:after) of crow.after_compact failed (ValueError) and is skipped.",
     ]
     assert "The ticket is 17, the kind summary." in str(endpoint.asked[3].body["messages"][-1])
 
@@ -217,10 +217,10 @@ async def test_one_refused_request_fails_only_its_own_prompt(
         with pytest.raises(RpcError) as raised:
             await agent.prompt(session, "hi")
         assert words.rstrip(".") in raised.value.message
-        assert "and nothing of it can be compacted. Prompt again if" in raised.value.message
+        assert "and nothing in it can be compacted. If the endpoint may be wrong, prompt again." in raised.value.message
         for name in (session, await agent.new_session(place)):
             assert (await agent.prompt(name, "hi"))["stopReason"] == "end_turn"
-        assert "The endpoint has not told its window: 128,000 tokens" in await command(agent, session, "/context")
+        assert "crow assumes 128,000 tokens" in await command(agent, session, "/context")
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         assert (await agent.prompt(await agent.new_session(place), "hi"))["stopReason"] == "end_turn"
@@ -256,7 +256,7 @@ async def test_a_window_that_shrinks_and_grows_is_learned_reported_and_forgotten
             assert (await agent.prompt(session, "q" * 8_000))["stopReason"] == "end_turn"
         told = await command(agent, session, "/context")
         assert "of 12,000 tokens" in told
-        assert "A window of 12,000 tokens was learned on " in told
+        assert "Crow learned a window of 12,000 tokens on " in told
         assert "This model's maximum context length is 12000 tokens" in told
         assert learned(home)["tokens"] == 12_000
         served.window = 100_000
@@ -283,7 +283,7 @@ async def test_a_learned_window_can_be_forgotten_and_a_configured_one_replaces_i
             assert learned(home)["times"] == 2
             fresh = await agent.new_session(place)
             assert "of 12,000 tokens" in await command(agent, fresh, "/context")
-            assert "Forgotten: 12,000 tokens" in await command(agent, fresh, "/context forget")
+            assert "Dropped the window of 12,000 tokens" in await command(agent, fresh, "/context forget")
             assert learned(home) is None
             for name in (fresh, session):
                 assert "of 128,000 tokens" in await command(agent, name, "/context")

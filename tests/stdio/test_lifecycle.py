@@ -72,7 +72,7 @@ async def test_the_summary_of_undone_turns_is_shown_and_replayed(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.script(fake.text("Tried twigs."), fake.text("Twigs do not hold."), fake.text("String it is."))
-    words = "What came of the line of work that you left, as the model is told:\n\nTwigs do not hold.\n\n"
+    words = "Summary of the work that you left, as the model sees it:\n\nTwigs do not hold.\n\n"
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -131,7 +131,7 @@ async def test_undo_asks_with_a_diff_and_restores_the_files(crow: StartCrow, pla
         await agent.prompt(session, "/undo")
         question = asked[-1]
         assert [option["kind"] for option in question["options"]] == ["allow_once", "reject_once"]
-        assert question["toolCall"]["title"] == "Put back as before: README.md"
+        assert question["toolCall"]["title"] == "Restore README.md"
         (diff,) = question["toolCall"]["content"]
         assert (diff["oldText"], diff["newText"]) == ("other text\n", "# Nest\nTwigs and string.\n")
         live = agent.updates(session, "tool_call", "tool_call_update", since=since)

@@ -1,4 +1,4 @@
-"""A session that only talks: random steps on a branch in memory, compacted by a model that fails at will."""
+"""Random sessions on a branch in memory, and models that fail on purpose."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import anyio
 
 from crow.agent import PermissionQuestion
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionPolicy, ContextWindow, Gauge, Limits
+from crow.agent.compaction import Reason
+from crow.agent.compaction.budget import CompactionPolicy, Gauge, Limits
 from crow.agent.compaction.compactor import CompactionResult, Compactor, Helpers
-from crow.agent.compaction.planner import Reason
+from crow.agent.compaction.window import ContextWindow
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -56,7 +57,7 @@ SUMMARY = "## Goal\nBuild the parser.\n## Next\nTest it."
 
 
 class AnsweringModel:
-    """Answers each request by a function."""
+    """A model that answers by a function."""
 
     def __init__(self, answer: Callable[[Request], Say], info: ModelInfo | None = None) -> None:
         self.requests: list[Request] = []
@@ -76,13 +77,13 @@ class AnsweringModel:
 
 
 def summariser(*ways: Way, info: ModelInfo | None = None) -> AnsweringModel:
-    """A model that answers in the given ways, again and again."""
+    """A model that answers in the given ways, in turn."""
     endless = itertools.cycle(ways)
     return AnsweringModel(lambda _: answered(next(endless)), info)
 
 
 def flaky(rate: float, chance: random.Random, info: ModelInfo) -> AnsweringModel:
-    """A model whose summaries fail at a rate from 0 to 1, in any way."""
+    """A model whose summaries fail at a rate from 0 to 1."""
     return AnsweringModel(lambda _: answered(chance.choice(FAILURES) if chance.random() < rate else "good"), info)
 
 
@@ -107,7 +108,7 @@ def answered(way: Way) -> Say:
 
 
 class Notes:
-    """A client that notes what it is told."""
+    """A client that records events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -123,8 +124,8 @@ class Notes:
 
 
 def branch_of(store: MemoryStore, client: Notes) -> Branch:
-    typed: Store = store  # type: ignore[assignment]  # what a branch in these tests never calls is left out
-    branch = Branch(typed, client, store.create("s"))
+    typed: Store = store  # type: ignore[assignment]  # it has what these tests call
+    branch = Branch(typed, client, store.create("s"))  # type: ignore[arg-type]  # so has the client
     branch.turn = 1
     return branch
 
@@ -156,7 +157,7 @@ async def same_prompt() -> Prompt:
 
 @dataclass(kw_only=True)
 class Pass:
-    """One pass, the limits that held, and the questions it asked."""
+    """One pass, its limits, and the number of model requests."""
 
     result: CompactionResult
     limits: Limits
@@ -165,7 +166,7 @@ class Pass:
 
 @dataclass(kw_only=True)
 class Simulation:
-    """Random steps from a seed. The provider counts `ratio` tokens for each that is estimated."""
+    """Random steps from a seed. The provider counts `ratio` tokens for each estimated one."""
 
     seed: int
     window: int
@@ -212,7 +213,7 @@ class Simulation:
             await self.branch.record([NewEntry(body=Reminder(text="It is another day."))])
 
     async def make_room(self, check: Callable[[Simulation], None]) -> bool:
-        """One pass as before a request; false if the turn had to end."""
+        """A pass before a request. Returns false if the turn had to end."""
         reason: Reason = "command" if self.random.random() < 0.05 else "threshold"
         limits, calls = self.compactor.gauge.limits(), len(self.model.requests)
         result = await self.compactor.compact(reason)
@@ -228,7 +229,7 @@ class Simulation:
         return True
 
     async def answer(self) -> bool:
-        """The model answers, perhaps with calls, most of which get results."""
+        """The model answers, maybe with calls, most of which get results."""
         count = self.random.choice([0, 1, 1, 2, 3])
         estimate = self.compactor.gauge.estimate()
         reported = self.random.choice([estimate * self.ratio] * 6 + [0, None, estimate * 20])

@@ -1,9 +1,8 @@
-"""Slash commands: what a user may type instead of a prompt.
+"""The table of slash commands, and what their handlers receive.
 
-Strategy: a prompt whose text begins with a known name is a command; it claims the turn like a prompt, is stored with
-its answer, and the model never sees it. An unknown name is a prompt like any other, since paths begin with a slash
-too. Here is what every session offers from its first moment; what commands do is in `answering` and one file per theme,
-and is imported with the first one that is typed.
+A prompt that begins with a known name is a command: it takes a turn like a prompt and is stored with its answer, but
+the model never sees it. An unknown name is an ordinary prompt, since paths begin with a slash too. Handlers are in
+other modules, which are imported with the first turn.
 """
 
 from __future__ import annotations
@@ -20,83 +19,57 @@ from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
-__all__ = [
-    "COMMANDS",
-    "OPTIONS_HINT",
-    "PLACE_HINT",
-    "CommandContext",
-    "CommandSpec",
-    "FollowUp",
-    "Handler",
-    "Typed",
-    "parse",
-]
+__all__ = ["COMMANDS", "CommandContext", "CommandSpec", "FollowUp", "Handler", "Typed", "parse", "quoted"]
 
 PLACE_HINT = "prompt number | label | #entry"
 OPTIONS_HINT = "files | keep, summary"
+QUOTE_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """A command as it is offered; `hint` describes its argument, empty if it takes none."""
+    """A command as clients list it. `hint` describes its argument; empty: it takes none. `is_literal`: the hint is
+    the only argument that it accepts."""
 
     name: str
     description: str
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A command as it was typed."""
-
-    name: str
-    argument: str
-
-
-def parse(text: str) -> Typed | None:
-    """The command that `text` is, None for an ordinary prompt."""
-    if not text.startswith("/"):
-        return None
-    name, *rest = text[1:].split(maxsplit=1)[:2] or [""]
-    if name not in NAMES or not text.startswith(f"/{name}"):
-        return None
-    return Typed(name=name, argument=rest[0].strip() if rest else "")
+    is_literal: bool = False
 
 
 COMMANDS = (
     CommandSpec(name="undo", description="Take back the last turn", hint=OPTIONS_HINT),
-    CommandSpec(name="redo", description="Go back to before the last undo or rewind", hint=OPTIONS_HINT),
+    CommandSpec(name="redo", description="Reverse the last undo or rewind", hint=OPTIONS_HINT),
     CommandSpec(
         name="rewind",
         description="Go back to before a prompt, to a label, or to any entry",
         hint=f"{PLACE_HINT}, {OPTIONS_HINT}",
     ),
-    CommandSpec(name="retry", description="Ask the last prompt again, on a new branch", hint=OPTIONS_HINT),
-    CommandSpec(name="new", description="Begin anew; a named session's name moves to a new session"),
-    CommandSpec(name="clear", description="Begin anew in this session; nothing is deleted"),
-    CommandSpec(name="history", description="List the prompts of this branch, with labels", hint="all"),
-    CommandSpec(name="tree", description="List all branches, the ones left by undo included", hint="all"),
-    CommandSpec(name="label", description="Give this place a name to come back to", hint="name"),
-    CommandSpec(name="fork", description="Make a session of its own from here or a place", hint=PLACE_HINT),
+    CommandSpec(name="retry", description="Send the last prompt again, on a new branch", hint=OPTIONS_HINT),
+    CommandSpec(name="new", description="Start over; if the session has a name, a new session gets it"),
+    CommandSpec(name="clear", description="Start over in this session; nothing is deleted"),
+    CommandSpec(name="history", description="List the prompts and labels of this branch", hint="all", is_literal=True),
+    CommandSpec(name="tree", description="List all branches, including undone ones", hint="all", is_literal=True),
+    CommandSpec(name="label", description="Name this place so that you can return to it", hint="name"),
+    CommandSpec(name="fork", description="Start another session from here or from a place", hint=PLACE_HINT),
     CommandSpec(name="title", description="Show or set the session's title", hint="new title"),
     CommandSpec(
         name="compact",
-        description="Replace older messages by a summary to make room; nothing is deleted",
-        hint='what the summary should keep in particular, or "undo"',
+        description="Replace older messages by a summary to free context; nothing is deleted",
+        hint='what the summary should focus on, or "undo"',
     ),
     CommandSpec(
         name="context",
-        description="Show what fills the context window, or forget what was learned of its size",
+        description="Show what fills the context window, or forget the size that crow learned",
         hint="forget",
+        is_literal=True,
     ),
-    CommandSpec(
-        name="mcp", description="Show the MCP servers and how they are, or start them again", hint="restart [server]"
-    ),
+    CommandSpec(name="mcp", description="Show the state of the MCP servers, or restart them", hint="restart [server]"),
     CommandSpec(name="model", description="Show or choose the model", hint="a model"),
     CommandSpec(name="mode", description="Show or choose the permission mode", hint="a mode"),
     CommandSpec(
         name="permissions",
-        description="Show what may run unasked and what may not, or change it for this session",
+        description="Show the permission rules, or change them for this session",
         hint="allow RULE, deny RULE or forget NUMBER",
     ),
     CommandSpec(name="search", description="Search all sessions", hint="words"),
@@ -107,25 +80,33 @@ COMMANDS = (
 NAMES = frozenset(spec.name for spec in COMMANDS)
 
 
-# FROM agent.commands.desk: What a slash command is, and what it may use of its session.
-#
-# Strategy: a command is a row of the table with an async function that takes the desk and the argument and gives the
-# answer. A bad argument is an :class:`~crow.domain.errors.ArgumentError`, whose words become the answer. What is to
-# happen after the answer was stored and shown is left on the desk. Knows the session's parts, never the session.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """A command as the user typed it."""
+
+    name: str
+    argument: str
+
+
+def parse(text: str) -> Typed | None:
+    """The command in `text`; None for an ordinary prompt."""
+    name, *rest = text[1:].split(maxsplit=1) or [""]
+    if name not in NAMES or not text.startswith(f"/{name}"):
+        return None
+    return Typed(name=name, argument=rest[0].strip() if rest else "")
 
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
-"""Goes on after the command's entry, which it is given, was stored and shown; how the turn ended."""
+"""Runs after the command's entry, its argument, was stored and shown. Returns how the turn ended."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CommandContext:
-    """What commands may use, for one command. `models` are the names offered, `rules` those of the user's file.
+    """What a command may use of its session. `models` are the model names on offer, `rules` those of config.toml.
 
-    `compactor` opens what a turn needs (it may fail as a turn does) and gives what makes room in the context.
-    `toolbox` opens the session's tools. `set_mode` and `set_model` change the row and tell the client. `move` stands
-    the session on another entry (None: before all); `run_prompt` stores a prompt under the leaf and answers it. A
-    handler may leave a `follow_up`.
+    `compactor` opens what a turn needs, and may fail as a turn does. `toolbox` opens the session's tools. `set_mode`
+    and `set_model` change the session and tell the client. `move` puts the session on another entry (None: before
+    all); `run_prompt` stores a prompt and answers it. A handler may set a `follow_up`.
     """
 
     branch: Branch
@@ -144,4 +125,13 @@ class CommandContext:
 
 
 Handler: TypeAlias = Callable[[CommandContext, str], Awaitable[str]]
-"""The answer, in Markdown. :raises ~crow.domain.errors.ArgumentError: the argument; its words are the answer."""
+"""Takes the argument and returns the answer, in Markdown.
+
+:raises ~crow.domain.errors.ArgumentError: the argument is wrong; the message becomes the answer.
+"""
+
+
+def quoted(text: str) -> str:
+    """The first line of `text`, shortened, in quotation marks."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"“{line if len(line) <= QUOTE_CHARS else line[: QUOTE_CHARS - 1].rstrip() + '…'}”"

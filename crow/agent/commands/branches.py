@@ -1,20 +1,20 @@
-"""Commands that stand the session elsewhere in its conversation: undo, redo, rewind, retry, new, clear.
+"""Commands that move the session within its conversation: undo, redo, rewind, retry, new, clear.
 
-Strategy: nothing is removed; the leaf moves, the move is recorded, and the answer says in words what the model no
-longer sees, since a client cannot take back what it has shown. What can be redone is read from the moves: redo takes
-back the newest one that was not taken back yet, unless something was said since.
+Nothing is removed: the leaf moves, the move is recorded, and the answer says what the model no longer sees, since a
+client cannot take back what it has shown. Redo reverses the newest move that was not reversed yet, unless the user has
+sent another prompt since. `/history`, `/tree` and `/label` use the same names for places as `/rewind` and `/fork`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
-from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, CommandContext, Handler
-from crow.agent.compaction.summary import CoveredContext, SummaryOptions, ask, is_usable, notes, serialised_request
-from crow.agent.rewind import RestoreResult, look_at, offer_to_put_back
+from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, CommandContext, quoted
+from crow.agent.compaction.summary import SummaryJob, summarise
+from crow.agent.rewind import RestoreResult, find_restorable_files, restore_files
 from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
 from crow.domain.errors import ArgumentError
@@ -24,97 +24,103 @@ from crow.llm import cost_of
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
 __all__ = [
-    "PLACE_COMMANDS",
-    "WALK_COMMANDS",
-    "BranchTarget",
-    "RestoreOptions",
-    "after_leaving",
-    "leaving_from",
-    "on_path",
-    "place_named",
-    "quoted",
-]
+    "Place", "clear", "find_place", "history", "label", "new", "redo", "retry", "rewind", "tree", "undo",
+]  # fmt: skip
 
-LEAVES = ("undo", "rewind", "retry", "new", "clear")
-UNSEEN = "The model no longer sees it, though it is still shown above."
+MOVES = ("undo", "rewind", "retry", "new", "clear")
+UNSEEN = "The model no longer sees it, although it is still shown above."
+LABEL_CHARS = 60
+MAX_LISTED = 50
+
+SUMMARY_DEADLINE_S = 120.0
+SUMMARY_TOKENS = 1_500
+SUMMARISED = ("user", "assistant", "tool", "reminder", "checkpoint")
+INSTRUCTION = (
+    "The user has abandoned this line of work and gone back to an earlier point. In at most 400 words, say what was "
+    "tried here, what came of it, what was learned, and whether it is worth trying again. Plain text, no preamble."
+)
+LEFT_BEHIND = (
+    "<reminder>\nThe user went back to this point after another line of work, which you no longer see. This is what "
+    "came of it:\n{summary}\n</reminder>"
+)
+SHOWN_SUMMARY = "Summary of the work that you left, as the model sees it:\n\n{summary}"
+SHOWN_NOTES = "The model did not summarise the work that you left, so crow took notes. The model sees:\n\n{summary}"
+STILL_CHANGED = (
+    "<reminder>\nThe user went back to this point of the conversation. These files were changed later and still "
+    "are: {names}. Read them again before you rely on their contents.\n</reminder>"
+)
 
 
-async def undo(desk: CommandContext, argument: str) -> str:
-    leaving = without_place("undo", argument)
-    prompt = await newest_prompt(desk)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where to put the session (None: before everything), and where that is in words."""
+
+    entry: int | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOptions:
+    """What to do about the part that is left: its files, and a summary for the model. `place` is what was typed
+    before the options."""
+
+    place: str = ""
+    files: Literal["ask", "restore", "keep"] = "ask"
+    summary: bool = False
+
+
+async def undo(context: CommandContext, argument: str) -> str:
+    options = parse_options("undo", argument)
+    prompt = await newest_prompt(context)
     if prompt is None:
-        raise ArgumentError("There is nothing to undo: nothing was said yet on this branch. `/tree` shows the others.")
-    await leave(desk, prompt.parent, "undo", leaving)
+        raise ArgumentError("There is nothing to undo: this branch has no prompts. `/tree` shows the others.")
+    await leave(context, prompt.parent, "undo", options)
     return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back."
 
 
-async def redo(desk: CommandContext, argument: str) -> str:
-    leaving = without_place("redo", argument)
-    move = to_redo(await desk.store.moves(desk.branch.row.id))
+async def redo(context: CommandContext, argument: str) -> str:
+    options = parse_options("redo", argument)
+    move = move_to_redo(await context.store.moves(context.branch.row.id))
     if move is None:
         raise ArgumentError("There is nothing to redo. `/tree` shows all branches.")
-    if await desk.store.left_behind(desk.branch.leaf, move.to_leaf, ("user",)):
+    if await context.store.left_behind(context.branch.leaf, move.to_leaf, ("user",)):
         raise ArgumentError(
-            "There is nothing to redo: you went on since. `/tree` shows the branch that you left, and `/rewind #ENTRY` "
-            "goes there."
+            "There is nothing to redo: you have sent other prompts since. `/tree` shows the branch that you left, and "
+            "`/rewind #ENTRY` goes there."
         )
-    await leave(desk, move.from_leaf, "redo", leaving)
-    prompt = await newest_prompt(desk)
-    stands = f"after {quoted_prompt(prompt)}" if prompt else "at the beginning"
-    return f"Back where you were before `/{move.reason}`, {stands}. The model sees it again."
+    await leave(context, move.from_leaf, "redo", options)
+    prompt = await newest_prompt(context)
+    position = f"after {quoted_prompt(prompt)}" if prompt else "at the beginning"
+    return f"Back where you were before `/{move.reason}`, {position}. The model sees it again."
 
 
-async def rewind(desk: CommandContext, argument: str) -> str:
-    leaving = leaving_from(argument)
-    if not leaving.place:
+async def rewind(context: CommandContext, argument: str) -> str:
+    options = parse_options("rewind", argument, takes_place=True)
+    if not options.place:
         raise ArgumentError(f"`/rewind` needs a place: {PLACE_HINT}. `/history` lists the prompts with their numbers.")
-    place = await place_named(desk, leaving.place)
-    if place.entry == desk.branch.leaf:
-        raise ArgumentError(f"The session stands {place.words} already.")
-    await leave(desk, place.entry, "rewind", leaving)
+    place = await find_place(context, options.place)
+    if place.entry == context.branch.leaf:
+        raise ArgumentError(f"The session is {place.words} already.")
+    await leave(context, place.entry, "rewind", options)
     return f"Now {place.words}. The model sees nothing that came after it. `/redo` goes back to where you were."
 
 
-async def retry(desk: CommandContext, argument: str) -> str:
-    leaving = without_place("retry", argument)
-    prompt = await newest_prompt(desk)
+async def retry(context: CommandContext, argument: str) -> str:
+    options = parse_options("retry", argument)
+    prompt = await newest_prompt(context)
     if prompt is None or not isinstance(prompt.body, User):
-        raise ArgumentError("There is nothing to retry: nothing was said yet on this branch.")
+        raise ArgumentError("There is nothing to retry: this branch has no prompts.")
     again = replace(prompt.body, message_id=new_message_id())
-    await leave(desk, prompt.parent, "retry", leaving, then=again)
-    return f"Trying again: {quoted_prompt(prompt)}. The model does not see its first answer; `/tree` still has it."
+    await leave(context, prompt.parent, "retry", options, then=again)
+    return f"Trying again: {quoted_prompt(prompt)}. The model does not see its first answer; `/tree` still lists it."
 
 
-async def new(desk: CommandContext, argument: str) -> str:
-    nothing_expected("new", argument)
-    if desk.branch.row.alias is not None:
-        return await new_for_alias(desk, desk.branch.row.alias)
-    return await begin_anew(desk, "new")
-
-
-async def clear(desk: CommandContext, argument: str) -> str:
-    nothing_expected("clear", argument)
-    return await begin_anew(desk, "clear")
-
-
-async def begin_anew(desk: CommandContext, command: str) -> str:
-    """Stand before everything: the id stays, the conversation so far is a branch of its own."""
-    if await newest_prompt(desk) is None:
-        raise ArgumentError("This branch is empty already. Just send a prompt.")
-    await desk.move(None, command)
-    if not desk.branch.row.title_by_user:
-        await desk.branch.change(SessionChanges(title=None))
-        await desk.branch.publish(TitleChanged(title=None))
-    return (
-        "A fresh start in the same session. The model sees nothing of what was said above; nothing is deleted. "
-        "`/redo` goes back, and `/tree` lists it."
-    )
-
-
-async def new_for_alias(desk: CommandContext, alias: str) -> str:
-    """A new session takes the alias over; this one stays as it is."""
-    row = desk.branch.row
-    made = await desk.store.create_session(
+async def new(context: CommandContext, _: str) -> str:
+    """In a session with an alias, a new session takes the alias over; otherwise like `/clear`."""
+    row = context.branch.row
+    if row.alias is None:
+        return await start_over(context, "new")
+    made = await context.store.create_session(
         NewSession(
             id=new_session_id(),
             cwd=row.cwd,
@@ -124,132 +130,37 @@ async def new_for_alias(desk: CommandContext, alias: str) -> str:
             config=row.config,
         )
     )
-    await desk.store.move_alias(row.id, made.id)
-    await desk.branch.change(SessionChanges())  # the row in memory has no alias any more either
+    await context.store.move_alias(row.id, made.id)
+    await context.branch.change(SessionChanges())  # loads the row without its alias
     return (
-        f"{quoted(alias)} names a new session now, `{made.id}`: open it by that name. This one, `{row.id}`, keeps all "
-        "that was said, goes on if you prompt it here, and stays in the list. `/clear` would begin anew right here."
+        f"{quoted(row.alias)} is now the name of a new session, `{made.id}`; open it by that name. This session, "
+        f"`{row.id}`, keeps its history, stays in the list, and continues if you prompt here. `/clear` would start "
+        "over in this session."
     )
 
 
-async def leave(
-    desk: CommandContext, to: int | None, reason: str, leaving: RestoreOptions, *, then: User | None = None
-) -> None:
-    """Move, and see to what is left once the command is stored; `then` is prompted after that."""
-    leaf = desk.branch.leaf
-    await desk.move(to, reason)
-
-    async def go_on(command: Entry) -> StopReason:
-        stop = await after_leaving(desk, command, leaf, to, leaving)
-        return stop if then is None or stop == "cancelled" else await desk.run_prompt(then)
-
-    desk.follow_up = go_on
+async def clear(context: CommandContext, _: str) -> str:
+    return await start_over(context, "clear")
 
 
-async def newest_prompt(desk: CommandContext) -> Entry | None:
-    """The newest prompt on the path, also where a compaction has put it out of the model's sight."""
-    found = desk.branch.newest_user()
-    if found is None:
-        outline = await desk.store.outline(desk.branch.row.id)
-        prompts = [point for point in on_path(outline, outline.tips[0]) if point.kind == "prompt"]
-        found = await desk.store.entry(prompts[-1].entry) if prompts else None
-    return found
+async def start_over(context: CommandContext, command: str) -> str:
+    """Move before everything: the session keeps its id, and the conversation so far becomes another branch."""
+    if await newest_prompt(context) is None:
+        raise ArgumentError("This branch is empty already. Just send a prompt.")
+    await context.move(None, command)
+    if not context.branch.row.title_by_user:
+        await context.branch.change(SessionChanges(title=None))
+        await context.branch.publish(TitleChanged(title=None))
+    return (
+        "A fresh start in the same session. The model sees nothing of the conversation above, but nothing is deleted. "
+        "`/redo` goes back, and `/tree` lists it."
+    )
 
 
-def to_redo(moves: Sequence[Move]) -> Move | None:
-    """The newest move that was not taken back; `moves` newest first."""
-    taken_back = 0
-    for move in moves:
-        if move.reason == "redo":
-            taken_back += 1
-        elif move.reason in LEAVES:
-            if not taken_back:
-                return move
-            taken_back -= 1
-    return None
-
-
-def without_place(name: str, argument: str) -> RestoreOptions:
-    leaving = leaving_from(argument)
-    if leaving.place:
-        raise ArgumentError(
-            f"`/{name} {leaving.place}`: expected nothing, or {OPTIONS_HINT}. `/rewind` goes to a place of your choice."
-        )
-    return leaving
-
-
-def nothing_expected(name: str, argument: str) -> None:
-    if argument:
-        raise ArgumentError(f"`/{name}` takes nothing after it; send the prompt by itself afterwards.")
-
-
-def quoted_prompt(entry: Entry) -> str:
-    parts = entry.body.parts if isinstance(entry.body, User) else ()
-    return quoted("\n".join(part.text for part in parts if isinstance(part, Text)))
-
-
-WALK_COMMANDS: Mapping[str, Handler] = {
-    "undo": undo,
-    "redo": redo,
-    "rewind": rewind,
-    "retry": retry,
-    "new": new,
-    "clear": clear,
-}
-
-
-# FROM agent.commands.places: Places in a conversation, as people name them: a prompt's number, a label, an entry's
-# id.
-#
-# Strategy: prompts are numbered from 1 along the path the session stands on; a label is found on any branch, the
-# newest
-# of its name; `#` and a number is the entry with this id. Shows `/history` and `/tree` in the same words, so that
-# what
-# is shown can be typed.
-
-
-QUOTE_CHARS = 60
-LABEL_CHARS = 60
-LISTED = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BranchTarget:
-    """Where to stand (None: before everything), and where that is in words."""
-
-    entry: int | None
-    words: str
-
-
-async def place_named(desk: CommandContext, name: str) -> BranchTarget:
-    """:raises ArgumentError: there is no such place."""
-    row = desk.branch.row
-    if name.startswith("#"):
-        number = name[1:]
-        entry = await desk.store.entry(int(number)) if number.isdecimal() and number.isascii() else None
-        if entry is None or entry.conversation != row.conversation:
-            raise ArgumentError(f"There is no entry {name} in this conversation. `/tree` and `/history` show what is.")
-        return BranchTarget(entry=entry.id, words=f"at entry {name}")
-    outline = await desk.store.outline(row.id)
-    prompts = [point for point in on_path(outline, outline.tips[0]) if point.kind == "prompt"]
-    if name.isdecimal() and name.isascii():
-        if not 1 <= int(name) <= len(prompts):
-            there = f"there are {len(prompts)}" if prompts else "there is none yet"
-            raise ArgumentError(f"There is no prompt {name} on this branch; {there}. `/history` lists them.")
-        point = prompts[int(name) - 1]
-        return BranchTarget(entry=point.before, words=f"before prompt {name}, {quoted(point.text)}")
-    found = next((point for point in reversed(outline.points) if point.kind == "label" and point.text == name), None)
-    if found is None:
-        raise ArgumentError(f"No label {quoted(name)}. `/label {name}` would make it here; `/tree` shows all labels.")
-    return BranchTarget(entry=found.entry, words=f"at the label {quoted(name)}")
-
-
-async def history(desk: CommandContext, argument: str) -> str:
-    if argument not in ("", "all"):
-        raise ArgumentError(f"`/history {argument}`: expected nothing, or `all` for more than {LISTED} places.")
-    outline = await desk.store.outline(desk.branch.row.id)
+async def history(context: CommandContext, argument: str) -> str:
+    outline = await context.store.outline(context.branch.row.id)
     lines, number = [], 0
-    for point in on_path(outline, outline.tips[0]):
+    for point in points_of(outline, outline.tips[0]):
         match point.kind:
             case "prompt":
                 number += 1
@@ -259,40 +170,68 @@ async def history(desk: CommandContext, argument: str) -> str:
             case "checkpoint":
                 lines.append(f"- compacted here `#{point.entry}`")
     if not lines:
-        return "Nothing was said yet on this branch. `/tree` shows the others."
-    if not argument and len(lines) > LISTED:
-        lines = [f"- … {len(lines) - LISTED} earlier; `/history all` shows them", *lines[-LISTED:]]
-    return "\n".join([*lines, "\n`/rewind NUMBER` goes back to before a prompt, `/fork NUMBER` forks there."])
+        return "This branch has no prompts yet. `/tree` shows the others."
+    if not argument and len(lines) > MAX_LISTED:
+        lines = [f"- … {len(lines) - MAX_LISTED} earlier; `/history all` shows them", *lines[-MAX_LISTED:]]
+    return "\n".join([*lines, "\n`/rewind NUMBER` goes back to before a prompt; `/fork NUMBER` forks there."])
 
 
-async def tree(desk: CommandContext, argument: str) -> str:
-    if argument not in ("", "all"):
-        raise ArgumentError(f"`/tree {argument}`: expected nothing, or `all` for more than {LISTED} branches.")
-    outline = await desk.store.outline(desk.branch.row.id)
-    tips = outline.tips if argument else outline.tips[:LISTED]
-    lines = [shown_tip(outline, tip) for tip in tips]
+async def tree(context: CommandContext, argument: str) -> str:
+    outline = await context.store.outline(context.branch.row.id)
+    tips = outline.tips if argument else outline.tips[:MAX_LISTED]
+    lines = [describe_tip(outline, tip) for tip in tips]
     if len(tips) < len(outline.tips):
-        lines.append(f"- … {len(outline.tips) - len(tips)} left earlier; `/tree all` shows them")
+        lines.append(f"- … {len(outline.tips) - len(tips)} older ones; `/tree all` shows them")
+    end = "`/rewind #ENTRY` goes to the end of another branch. Nothing is lost."
     if len(outline.tips) == 1:
-        return "\n".join([*lines, "\nThere is no other branch. `/undo`, `/rewind` and `/retry` make one."])
-    return "\n".join([*lines, "\n`/rewind #ENTRY` goes to the end of another branch; nothing is lost by going."])
+        end = "There is no other branch. `/undo`, `/rewind` and `/retry` make one."
+    return "\n".join([*lines, "", end])
 
 
-async def label(desk: CommandContext, argument: str) -> str:
+async def label(context: CommandContext, argument: str) -> str:
     name = " ".join(argument.split())
     if not name:
-        outline = await desk.store.outline(desk.branch.row.id)
-        named = [f"- {quoted(point.text)} `#{point.entry}`" for point in outline.points if point.kind == "label"]
-        return "\n".join(named) or "There are no labels. `/label NAME` gives this place a name."
+        outline = await context.store.outline(context.branch.row.id)
+        labels = [f"- {quoted(point.text)} `#{point.entry}`" for point in outline.points if point.kind == "label"]
+        return "\n".join(labels) or "There are no labels. `/label NAME` names this place."
     if len(name) > LABEL_CHARS or name.startswith("#") or name.isdecimal():
         raise ArgumentError(
-            f"{quoted(name)} cannot be a label: expected at most {LABEL_CHARS} characters, no number and no # in front."
+            f"{quoted(name)} cannot be a label: expected at most {LABEL_CHARS} characters, not a number, and no # at "
+            "the start."
         )
-    (entry,) = await desk.branch.record([NewEntry(body=Note(about="label", value=name))])
-    return f"This place is {quoted(name)} (`#{entry.id}`) now. `/rewind {name}` comes back here, `/fork {name}` forks."
+    (entry,) = await context.branch.record([NewEntry(body=Note(about="label", value=name))])
+    return (
+        f"This place is now {quoted(name)} (`#{entry.id}`). `/rewind {name}` returns here; `/fork {name}` forks here."
+    )
 
 
-def on_path(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
+async def find_place(context: CommandContext, name: str) -> Place:
+    """The place that `name` means: a prompt's number (from 1 on this branch), a label (the newest of that name on any
+    branch), or `#` and an entry's id.
+
+    :raises ArgumentError: there is no such place.
+    """
+    row = context.branch.row
+    if name.startswith("#"):
+        number = name[1:]
+        entry = await context.store.entry(int(number)) if number.isdecimal() and number.isascii() else None
+        if entry is None or entry.conversation != row.conversation:
+            raise ArgumentError(f"There is no entry {name} in this conversation. `/tree` and `/history` list entries.")
+        return Place(entry=entry.id, words=f"at entry {name}")
+    outline = await context.store.outline(row.id)
+    if name.isdecimal() and name.isascii():
+        prompts = current_prompts(outline)
+        if not 1 <= int(name) <= len(prompts):
+            raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
+        point = prompts[int(name) - 1]
+        return Place(entry=point.before, words=f"before prompt {name}, {quoted(point.text)}")
+    found = next((point for point in reversed(outline.points) if point.kind == "label" and point.text == name), None)
+    if found is None:
+        raise ArgumentError(f"No label {quoted(name)}. `/label {name}` makes it here; `/tree` shows all labels.")
+    return Place(entry=found.entry, words=f"at the label {quoted(name)}")
+
+
+def points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
     """The points of a branch, oldest first."""
     by_entry = {point.entry: point for point in outline.points}
     points: list[BranchPoint] = []
@@ -303,123 +242,124 @@ def on_path(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
     return points[::-1]
 
 
-def shown_tip(outline: Outline, tip: BranchTip) -> str:
-    points = on_path(outline, tip)
+def current_prompts(outline: Outline) -> list[BranchPoint]:
+    return [point for point in points_of(outline, outline.tips[0]) if point.kind == "prompt"]
+
+
+def describe_tip(outline: Outline, tip: BranchTip) -> str:
+    points = points_of(outline, tip)
     prompts = [point for point in points if point.kind == "prompt"]
     labels = [quoted(point.text) for point in points if point.kind == "label"]
     count = f"{len(prompts)} prompt{'s' * (len(prompts) != 1)}"
-    said = f"{count}, last {quoted(prompts[-1].text)}" if prompts else "nothing said yet"
+    content = f"{count}, last {quoted(prompts[-1].text)}" if prompts else "no prompts yet"
     named = f"; label{'s' * (len(labels) > 1)} {', '.join(labels)}" if labels else ""
     place = "the beginning" if tip.entry is None else f"`#{tip.entry}`"
-    return f"- {'**you are here** ' if tip.is_current else ''}{place}: {said}{named}"
+    return f"- {'**you are here** ' if tip.is_current else ''}{place}: {content}{named}"
 
 
-def quoted(text: str) -> str:
-    """The first line, bounded, in quotation marks."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return f"“{line if len(line) <= QUOTE_CHARS else line[: QUOTE_CHARS - 1].rstrip() + '…'}”"
+async def newest_prompt(context: CommandContext) -> Entry | None:
+    """The newest prompt on the path, even if a compaction has hidden it from the model."""
+    if (entry := context.branch.newest_user()) is not None:
+        return entry
+    prompts = current_prompts(await context.store.outline(context.branch.row.id))
+    return await context.store.entry(prompts[-1].entry) if prompts else None
 
 
-PLACE_COMMANDS: Mapping[str, Handler] = {"history": history, "tree": tree, "label": label}
+def quoted_prompt(entry: Entry) -> str:
+    parts = entry.body.parts if isinstance(entry.body, User) else ()
+    return quoted("\n".join(part.text for part in parts if isinstance(part, Text)))
 
 
-# FROM agent.commands.leaving: What every command that leaves a branch does with what it leaves: its files, and a
-# summary of it for the model.
-#
-# Strategy: the leaf moves and the command is stored first; then what is left behind is looked at, the user is asked
-# about
-# files where they did not say, and what the model must know is stored as crow's words to it. Knows the two branches
-# by
-# their leaves.
+def move_to_redo(moves: Sequence[Move]) -> Move | None:
+    """The newest move that was not reversed; `moves` come newest first."""
+    reversed_moves = 0
+    for move in moves:
+        if move.reason == "redo":
+            reversed_moves += 1
+        elif move.reason in MOVES:
+            if not reversed_moves:
+                return move
+            reversed_moves -= 1
+    return None
 
 
-DEADLINE_S = 120.0
-SUMMARY_TOKENS = 1_500
-SAID = ("user", "assistant", "tool", "reminder", "checkpoint")
-INSTRUCTION = (
-    "The user has left this line of work and gone back to an earlier point. In at most 400 words, write what was tried "
-    "here, what came of it, what was learned, and why one would or would not try it again. Plain text, no preamble."
-)
-LEFT_BEHIND = (
-    "<reminder>\nThe user went back to this point after another line of work, which you no longer see. This is what "
-    "came of it:\n{summary}\n</reminder>"
-)
-SHOWN_SUMMARY = "What came of the line of work that you left, as the model is told:\n\n{summary}"
-SHOWN_NOTES = "The model gave no summary of the work that you left, so crow took notes. It is told:\n\n{summary}"
-STILL_CHANGED = (
-    "<reminder>\nThe user went back to this point of the conversation. These files were changed after it and still "
-    "are: {names}. Read them again before you rely on what they hold.\n</reminder>"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreOptions:
-    """What the user wants with what is left: `place` is what they said beside the options."""
-
-    place: str = ""
-    files: Literal["ask", "put back", "keep"] = "ask"
-    summary: bool = False
-
-
-def leaving_from(argument: str) -> RestoreOptions:
-    """The options at the end of an argument. :raises ArgumentError: both `files` and `keep`."""
+def parse_options(command: str, argument: str, *, takes_place: bool = False) -> RestoreOptions:
+    """The options at the end of `argument`. :raises ArgumentError: they contradict, or a place is not expected."""
     words = argument.split()
     options: set[str] = set()
     while words and words[-1] in ("files", "keep", "summary"):
         options.add(words.pop())
+    place = " ".join(words)
     if {"files", "keep"} <= options:
-        raise ArgumentError("`files` puts files back and `keep` leaves them as they are; give one of them.")
+        raise ArgumentError("`files` restores files and `keep` leaves them as they are; give only one of them.")
+    if place and not takes_place:
+        raise ArgumentError(f"`/{command} {place}`: expected nothing, or {OPTIONS_HINT}. `/rewind` goes to any place.")
     return RestoreOptions(
-        place=" ".join(words),
-        files="put back" if "files" in options else "keep" if "keep" in options else "ask",
+        place=place,
+        files="restore" if "files" in options else "keep" if "keep" in options else "ask",
         summary="summary" in options,
     )
 
 
-async def after_leaving(
-    desk: CommandContext, command: Entry, leaf: int | None, to: int | None, leaving: RestoreOptions
+async def leave(
+    context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
+) -> None:
+    """Move to another entry. Once the command is stored, take care of what is left, then send the prompt `then`."""
+    leaf = context.branch.leaf
+    await context.move(to, reason)
+
+    async def follow_up(command: Entry) -> StopReason:
+        stop = await settle(context, command, leaf, to, options)
+        return stop if then is None or stop == "cancelled" else await context.run_prompt(then)
+
+    context.follow_up = follow_up
+
+
+async def settle(
+    context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """See to what the path of `leaf` has and that of `to` has not."""
-    back = await see_to_files(desk, command, leaf, to, leaving)
-    if back.left:
-        text = STILL_CHANGED.format(names=", ".join(back.left))
-        await desk.branch.record([NewEntry(body=Reminder(text=text))])
-    if back.dismissed:
+    """Restore files and summarise what the path of `leaf` has and that of `to` has not, as the options say."""
+    changes = await context.store.file_changes(leaf, to)
+    files = await find_restorable_files(context.workspace, changes) if changes else ()
+    if files and options.files != "keep":
+        asks = options.files == "ask"
+        result = await restore_files(
+            context.branch, context.client, context.workspace, files, command=command, asks=asks
+        )
+    else:
+        result = RestoreResult(left=tuple(file.name for file in files))
+    if result.left:
+        text = STILL_CHANGED.format(names=", ".join(result.left))
+        await context.branch.record([NewEntry(body=Reminder(text=text))])
+    if result.cancelled:
         return "cancelled"
-    if leaving.summary:
-        await desk.branch.record(await summary_of(desk, leaf, to))
+    if options.summary:
+        await summarise_left(context, leaf, to)
     return "end_turn"
 
 
-async def see_to_files(
-    desk: CommandContext, command: Entry, leaf: int | None, to: int | None, leaving: RestoreOptions
-) -> RestoreResult:
-    changes = await desk.store.file_changes(leaf, to)
-    files = await look_at(desk.workspace, changes) if changes else ()
-    if not files or leaving.files == "keep":
-        return RestoreResult(left=tuple(former.name for former in files))
-    return await offer_to_put_back(
-        desk.branch, desk.client, desk.workspace, files, command=command, asks=leaving.files == "ask"
+async def summarise_left(context: CommandContext, leaf: int | None, to: int | None) -> None:
+    """Store a summary of the part that was left: for the model, and for the user."""
+    messages = for_model(await context.store.left_behind(leaf, to, SUMMARISED)).messages
+    compactor = await context.compactor()
+    gauge, info = compactor.gauge, compactor.model.info
+    scale = gauge.measured().scale
+    job = SummaryJob(
+        messages=messages,
+        limits=replace(gauge.limits(), summary=round(SUMMARY_TOKENS * scale)),
+        scale=scale,
+        deadline_s=SUMMARY_DEADLINE_S,
+        instruction=INSTRUCTION,
+        cache_key=context.branch.row.id,
+        keeps_prefix=False,
     )
-
-
-async def summary_of(desk: CommandContext, leaf: int | None, to: int | None) -> tuple[NewEntry, NewEntry]:
-    """What was left, for the model and for the user: in the model's words or, where it has none, in notes taken by
-    code."""
-    context = for_model(await desk.store.left_behind(leaf, to, SAID))
-    compactor = await desk.compactor()
-    model, gauge = compactor.model, compactor.gauge
-    head = CoveredContext(tools=(), messages=context.messages, estimate=context.estimate, previous="")
-    request = serialised_request(head, INSTRUCTION, gauge.limits(), gauge.measured().scale, desk.branch.row.id)
-    answer = await ask(model, request, SummaryOptions(deadline_s=DEADLINE_S))
-    if answer is not None and is_usable(answer, SUMMARY_TOKENS):
-        shown, text = SHOWN_SUMMARY, answer.text.strip()
-    else:
-        shown, text = SHOWN_NOTES, notes("", context.messages[1:], SUMMARY_TOKENS)
-    usage = answer.usage if answer is not None else None
-    reminder = Reminder(text=LEFT_BEHIND.format(summary=text))
-    remark = Remark(text=shown.format(summary=text), message_id=new_message_id())
-    return (
-        NewEntry(body=reminder, model=model.info.name, usage=usage, cost=cost_of(usage, model.info)),
-        NewEntry(body=remark),
+    summary = await summarise(job, compactor.model)
+    shown = SHOWN_NOTES if summary.method == "fallback" else SHOWN_SUMMARY
+    reminder = Reminder(text=LEFT_BEHIND.format(summary=summary.text))
+    remark = Remark(text=shown.format(summary=summary.text), message_id=new_message_id())
+    await context.branch.record(
+        [
+            NewEntry(body=reminder, model=info.name, usage=summary.usage, cost=cost_of(summary.usage, info)),
+            NewEntry(body=remark),
+        ]
     )

@@ -1,50 +1,62 @@
-"""The answer to a slash command: one handler for each that is offered."""
+"""Runs slash commands: finds the handler and checks the argument."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crow.agent.commands import COMMANDS, CommandContext, Handler, Typed
-from crow.agent.commands.branches import PLACE_COMMANDS, WALK_COMMANDS
-from crow.agent.commands.inspect import CONTEXT_COMMANDS, LOOKING_COMMANDS, TOOL_COMMANDS
-from crow.agent.commands.permissions import PERMISSION_COMMANDS
-from crow.agent.commands.sessions import CHOOSING_COMMANDS, NAMING_COMMANDS
+from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, Typed, branches, inspect, sessions
 from crow.domain.errors import ArgumentError
 
-__all__ = ["HANDLERS", "answer", "help_text"]
+__all__ = ["HANDLERS", "answer"]
+
+SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
 
 
-async def answer(desk: CommandContext, typed: Typed) -> str:
-    """Run it; what is told to the user."""
+async def answer(context: CommandContext, typed: Typed) -> str:
+    """Run the command; the answer for the user."""
+    spec, argument = SPECS[typed.name], typed.argument
+    if spec.is_literal and argument not in ("", spec.hint):
+        return f"`/{spec.name} {argument}`: expected nothing, or `{spec.hint}`."
+    if argument and not spec.hint:
+        return f"`/{spec.name}` takes no argument."
     try:
-        return await HANDLERS[typed.name](desk, typed.argument)
+        return await HANDLERS[spec.name](context, argument)
     except ArgumentError as error:
         return str(error)
 
 
-def help_text() -> str:
-    """The list of commands, in Markdown."""
-    return "\n".join(
+async def show_help(_: CommandContext, argument: str) -> str:
+    all_commands = "\n".join(
         f"- `/{spec.name}{f' [{spec.hint}]' if spec.hint else ''}`: {spec.description}" for spec in COMMANDS
     )
-
-
-async def show_help(_: CommandContext, argument: str) -> str:
-    name = argument.removeprefix("/")
-    found = next((spec for spec in COMMANDS if spec.name == name), None)
-    if argument and found is None:
-        raise ArgumentError(f"There is no command /{name}. These are the commands:\n{help_text()}")
-    return help_text() if found is None else f"`/{found.name} {found.hint}`: {found.description}"
+    if not argument:
+        return all_commands
+    spec = SPECS.get(argument.removeprefix("/"))
+    if spec is None:
+        raise ArgumentError(f"There is no command /{argument.removeprefix('/')}. The commands are:\n{all_commands}")
+    return f"`/{spec.name}{f' {spec.hint}' if spec.hint else ''}`: {spec.description}"
 
 
 HANDLERS: Mapping[str, Handler] = {
-    **WALK_COMMANDS,
-    **PLACE_COMMANDS,
-    **NAMING_COMMANDS,
-    **CONTEXT_COMMANDS,
-    **TOOL_COMMANDS,
-    **CHOOSING_COMMANDS,
-    **PERMISSION_COMMANDS,
-    **LOOKING_COMMANDS,
+    "undo": branches.undo,
+    "redo": branches.redo,
+    "rewind": branches.rewind,
+    "retry": branches.retry,
+    "new": branches.new,
+    "clear": branches.clear,
+    "history": branches.history,
+    "tree": branches.tree,
+    "label": branches.label,
+    "fork": sessions.fork,
+    "title": sessions.title,
+    "compact": inspect.compact,
+    "context": inspect.show_context,
+    "mcp": inspect.mcp,
+    "model": sessions.model,
+    "mode": sessions.mode,
+    "permissions": sessions.permissions,
+    "search": inspect.search,
+    "usage": inspect.usage,
+    "export": inspect.export,
     "help": show_help,
 }

@@ -1,135 +1,114 @@
-"""Commands about what the model sees."""
+"""Commands that show or free context, list servers, search, count and export."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Literal, TypeAlias
 
-from crow.agent.commands import CommandContext, Handler
-from crow.agent.commands.branches import quoted
-from crow.agent.compaction.budget import breakdown, picture
+from crow.agent.commands import CommandContext, quoted
+from crow.agent.compaction.budget import Limits
+from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Command, Entry, Remark, ToolResult, User
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Link, Part, Resource, Text
+from crow.domain.messages import (
+    AssistantMessage,
+    Image,
+    Link,
+    Message,
+    Part,
+    Resource,
+    SystemMessage,
+    Text,
+    ToolMessage,
+    UserMessage,
+)
 from crow.tools import ServerStatus
 
-__all__ = ["CONTEXT_COMMANDS", "LOOKING_COMMANDS", "TOOL_COMMANDS", "transcript"]
+__all__ = ["breakdown", "compact", "export", "mcp", "picture", "search", "show_context", "usage"]
+
+Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
+KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
+KIND_OF: Mapping[type[Message], Kind] = {
+    SystemMessage: "system",
+    UserMessage: "user",
+    AssistantMessage: "assistant",
+    ToolMessage: "tool output",
+}
+
+CELLS = 40
+FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
+MAX_HITS = 20
+RESULT_CHARS = 2_000
 
 
-async def compact(desk: CommandContext, argument: str) -> str:
-    return await (await desk.compactor()).on_command(argument)
+async def compact(context: CommandContext, argument: str) -> str:
+    return await (await context.compactor()).on_command(argument)
 
 
-async def context(desk: CommandContext, argument: str) -> str:
-    compactor = await desk.compactor()
-    gauge = compactor.gauge
-    if argument.strip() == "forget":
-        learned = await gauge.forget_window()
-        await gauge.tell()
-        if learned is None:
-            return f"Nothing was learned of the context window of {gauge.info.name}. {gauge.window_words()}"
-        return f"Forgotten: {learned.tokens:,} tokens, learned on {learned.learned_on}. {gauge.window_words()}"
-    if argument.strip():
-        raise ArgumentError(f'/context takes nothing or "forget"; you typed "{argument.strip()}".')
-    used = gauge.used()
+async def show_context(context: CommandContext, argument: str) -> str:
+    gauge = (await context.compactor()).gauge
+    if argument == "forget":
+        learned = await gauge.context_window.forget(gauge.info)
+        done = f"Crow has learned nothing about the context window of {gauge.info.name}."
+        if learned is not None:
+            done = f"Dropped the window of {learned.tokens:,} tokens that crow learned on {learned.learned_on}."
+    else:
+        used = gauge.used()
+        done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
     await gauge.tell()
-    shown = picture(gauge.info.name, breakdown(desk.branch.projection, used), used, gauge.limits())
-    return f"{shown}\n\n{gauge.window_words()}"
+    return f"{done}\n{gauge.context_window.describe(gauge.info)}"
 
 
-CONTEXT_COMMANDS: Mapping[str, Handler] = {"compact": compact, "context": context}
+def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
+    """Tokens by kind, `used` in all. Estimates are scaled so that their sum is what was measured."""
+    context = projection.context()
+    summary = 0 if projection.checkpoint is None else projection.checkpoint.id
+    estimates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    estimates["tools"] = context.tools_estimate
+    for message, origin, estimate in zip(context.messages, context.origins, context.estimates, strict=True):
+        estimates["summary" if summary and origin == summary else KIND_OF[type(message)]] += estimate
+    whole = max(1, sum(estimates.values()))
+    return {kind: round(estimate * used / whole) for kind, estimate in estimates.items()}
 
 
-# FROM agent.commands.looking: Commands that look: through every session, at what was used, and out to a file.
+def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -> str:
+    """A bar for the whole window and one for each kind, in Markdown. A mark shows where compaction starts."""
+    window = max(1, limits.window)
+    free = max(0, limits.threshold - used)
+    rows = [(bar(used, window, limits.threshold), used, "all of it")]
+    rows += [(bar(tokens[kind], window), tokens[kind], kind) for kind in KINDS]
+    rows += [(" " * CELLS, free, f"free until compaction (at {MARK})")]
+    lines = [f"{cells}  {count:>9,}  {round(100 * count / window):>3} %  {name}" for cells, count, name in rows]
+    head = f"Context of {model}: about {used:,} of {limits.window:,} tokens."
+    return "\n".join([head, "", "```text", *lines, "```"])
 
 
-MOST_HITS = 20
+def bar(tokens: int, window: int, mark: int | None = None) -> str:
+    """`CELLS` characters that stand for the window, filled by `tokens`, with a sign at `mark`."""
+    halves = min(2 * CELLS, -(-2 * CELLS * tokens // window)) if tokens > 0 else 0
+    cells = list((FULL * (halves // 2) + HALF * (halves % 2)).ljust(CELLS, EMPTY))
+    if mark is not None:
+        cells[min(CELLS - 1, CELLS * mark // window)] = MARK
+    return "".join(cells)
 
 
-async def search(desk: CommandContext, argument: str) -> str:
-    if not argument:
-        raise ArgumentError("Say what to look for, such as `/search broken pipe`; all sessions are searched.")
-    hits = await desk.store.search(argument, limit=MOST_HITS)
-    if not hits:
-        return f"Nothing in any session matches “{argument}”."
-    lines = []
-    for hit in hits:
-        place = "this session" if hit.session == desk.branch.row.id else f"session `{hit.session}`"
-        when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
-        snippet = " ".join(hit.snippet.split())
-        lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry} in {place}, {when:%Y-%m-%d %H:%M})")
-    return "\n".join(lines)
-
-
-async def usage(desk: CommandContext, argument: str) -> str:
-    if argument:
-        raise ArgumentError("`/usage` takes no argument.")
-    row = await desk.store.session(desk.branch.row.id)  # the branch's own row is as old as the last change of it
-    messages = (await desk.store.count_messages((row.id,)))[row.id]
-    read = f"{row.tokens_in:,} tokens read"
-    cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
-    cost = f", {row.cost:.4f} US dollars" if row.cost else ""
-    said = f"{messages:,} message{'s' * (messages != 1)}"
-    return f"This session so far: {read}{cached}, {row.tokens_out:,} written{cost}, {said}."
-
-
-async def export(desk: CommandContext, argument: str) -> str:
-    name = argument or f"{desk.branch.row.id}.md"
-    path = desk.workspace.resolve(name)
-    if not desk.workspace.contains(path):
-        raise ArgumentError(f"{path} is outside the workspace; name a file inside {desk.workspace.cwd}.")
-    try:
-        found = await desk.workspace.stat(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    if found.kind != "missing":
-        raise ArgumentError(f"{path} exists already; name another file, such as `/export notes/session.md`.")
-    pieces = []
-    async for batch in desk.store.history(desk.branch.row.id):
-        pieces += [transcript(entry) for entry in batch]
-    title = desk.branch.row.title or desk.branch.row.id
-    text = "\n\n".join([f"# {title}", *filter(None, pieces)]) + "\n"
-    try:
-        await desk.workspace.write_text(path, text)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    return f"Written to {path}."
-
-
-def unwritable(path: Path, error: OSError) -> ArgumentError:
-    """The error for a file that cannot be written."""
-    return ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}")
-
-
-LOOKING_COMMANDS: Mapping[str, Handler] = {"search": search, "usage": usage, "export": export}
-
-
-# FROM agent.commands.tools: Commands about the tools of the session.
-
-
-async def mcp(desk: CommandContext, argument: str) -> str:
-    toolbox = await desk.toolbox()
+async def mcp(context: CommandContext, argument: str) -> str:
+    toolbox = await context.toolbox()
     servers = toolbox.servers()
     if not servers:
-        return "This session has no MCP servers. The editor can give some, or `[mcp_servers.NAME]` in config.toml."
+        return "This session has no MCP servers. Add one in the editor, or as `[mcp_servers.NAME]` in config.toml."
     verb, _, name = argument.partition(" ")
-    name = name.strip()
+    name, done = name.strip(), ""
     if verb == "restart":
         names = [server.name for server in servers]
         if name and name not in names:
-            raise ArgumentError(f"There is no MCP server {name}. There are: {', '.join(names)}.")
+            raise ArgumentError(f"There is no MCP server {name}; there are {', '.join(names)}.")
         started = await toolbox.restart(name or None)
-        done = f"Started again: {', '.join(started)}.\n\n" if started else "All MCP servers are ready already.\n\n"
-        return done + listing(toolbox.servers())
-    if argument:
-        raise ArgumentError(f"/mcp does not know {argument}. Type /mcp, /mcp restart, or /mcp restart NAME.")
-    return listing(servers)
-
-
-def listing(servers: tuple[ServerStatus, ...]) -> str:
-    """The servers and how they are, in Markdown."""
-    return "\n".join(f"- **{server.name}**: {state_of(server)}" for server in servers)
+        done = f"Restarted: {', '.join(started)}.\n\n" if started else "All MCP servers are ready already.\n\n"
+    elif argument:
+        raise ArgumentError(f"`/mcp {argument}`: expected nothing, `restart`, or `restart NAME`.")
+    return done + "\n".join(f"- **{server.name}**: {state_of(server)}" for server in toolbox.servers())
 
 
 def state_of(server: ServerStatus) -> str:
@@ -137,30 +116,57 @@ def state_of(server: ServerStatus) -> str:
         return f"ready, {server.tools} tool{'s' * (server.tools != 1)}"
     if not server.detail:
         return server.state
-    return f"failed: {server.detail}" if server.state == "failed" else f"starting again, having failed: {server.detail}"
+    return f"failed: {server.detail}" if server.state == "failed" else f"restarting after a failure: {server.detail}"
 
 
-TOOL_COMMANDS: Mapping[str, Handler] = {"mcp": mcp}
+async def search(context: CommandContext, argument: str) -> str:
+    if not argument:
+        raise ArgumentError("`/search` needs words, such as `/search broken pipe`. It searches all sessions.")
+    lines = []
+    for hit in await context.store.search(argument, limit=MAX_HITS):
+        place = "this session" if hit.session == context.branch.row.id else f"session `{hit.session}`"
+        when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
+        snippet = " ".join(hit.snippet.split())
+        lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry} in {place}, {when:%Y-%m-%d %H:%M})")
+    return "\n".join(lines) or f"No matches for “{argument}” in any session."
 
 
-# FROM agent.commands.transcript: A session as a document: what was said and done, one piece of Markdown for each
-# entry. Pure.
+async def usage(context: CommandContext, _: str) -> str:
+    row = await context.store.session(context.branch.row.id)  # the branch's row may be older
+    messages = (await context.store.count_messages((row.id,)))[row.id]
+    cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
+    cost = f", {row.cost:.4f} US dollars" if row.cost else ""
+    count = f"{messages:,} message{'s' * (messages != 1)}"
+    return f"This session used {row.tokens_in:,} input tokens{cached}, {row.tokens_out:,} output tokens{cost}; {count}."
 
 
-RESULT_CHARS = 2_000
+async def export(context: CommandContext, argument: str) -> str:
+    """Write the session to a new file in the workspace, as Markdown."""
+    path = context.workspace.resolve(argument or f"{context.branch.row.id}.md")
+    if not context.workspace.contains(path):
+        raise ArgumentError(f"{path} is outside the workspace; name a file inside {context.workspace.cwd}.")
+    try:
+        if (await context.workspace.stat(path)).kind != "missing":
+            raise ArgumentError(f"{path} exists already; name another file, such as `/export notes/session.md`.")
+        sections = [f"# {context.branch.row.title or context.branch.row.id}"]
+        async for batch in context.store.history(context.branch.row.id):
+            sections += filter(None, map(section_of, batch))
+        await context.workspace.write_text(path, "\n\n".join(sections) + "\n")
+    except OSError as error:
+        raise ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}") from error
+    return f"Written to {path}."
 
 
-def transcript(entry: Entry) -> str:
-    """What `entry` adds to the document; empty for what no reader asks about."""
+def section_of(entry: Entry) -> str:
+    """An entry as Markdown; empty for one that is not part of the conversation."""
     match entry.body:
         case User(parts=parts):
-            return "## You\n\n" + "\n\n".join(_part(part) for part in parts)
+            return "## You\n\n" + "\n\n".join(map(part_text, parts))
         case Assistant(text=text):
             return f"## Crow\n\n{text.strip()}" if text.strip() else ""
         case ToolResult() as result:
             title = " ".join((result.announcement.title or result.name).split())
-            failed = " (failed)" if result.is_error else ""
-            return f"### {title}{failed}\n\n{_indented(result.text)}"
+            return f"### {title}{' (failed)' * result.is_error}\n\n{code_block(result.text)}"
         case Remark(text=text):
             return f"> {text}"
         case Command(text=text, answer=answer):
@@ -169,23 +175,20 @@ def transcript(entry: Entry) -> str:
             return ""
 
 
-def _part(part: Part) -> str:
+def part_text(part: Part) -> str:
     match part:
         case Text(text=text):
             return text
         case Image(mime_type=mime_type):
             return f"(an image: {mime_type})"
         case Resource(uri=uri, text=text):
-            return f"{uri}\n\n{_indented(text)}"
+            return f"{uri}\n\n{code_block(text)}"
         case Link(uri=uri, name=name):
             return f"[{name}]({uri})"
 
 
-def _indented(text: str) -> str:
-    """A code block that no text can end."""
-    cut = (
-        text
-        if len(text) <= RESULT_CHARS
-        else f"{text[:RESULT_CHARS]}\n(… {len(text) - RESULT_CHARS:,} characters more)"
-    )
-    return "\n".join(f"    {line}" for line in cut.splitlines())
+def code_block(text: str) -> str:
+    """An indented block, which no text can end."""
+    if len(text) > RESULT_CHARS:
+        text = f"{text[:RESULT_CHARS]}\n(… {len(text) - RESULT_CHARS:,} characters more)"
+    return "\n".join(f"    {line}" for line in text.splitlines())

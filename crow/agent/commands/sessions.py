@@ -1,88 +1,139 @@
-"""Commands about sessions as a whole: forks and titles."""
+"""Commands that fork a session or change its title, model, mode and permission rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from crow.agent import new_session_id
-from crow.agent.commands import CommandContext, Handler
-from crow.agent.commands.branches import BranchTarget, place_named, quoted
-from crow.agent.permissions import MODES
+from crow.agent.commands import CommandContext, quoted
+from crow.agent.commands.branches import Place, find_place
+from crow.agent.permissions import MODES, Rule, rule_text, rules_in, typed_rule
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.store import SessionChanges
 
-__all__ = ["CHOOSING_COMMANDS", "NAMING_COMMANDS"]
+__all__ = ["fork", "mode", "model", "permissions", "title"]
 
 TITLE_CHARS = 200
+MAX_CHOICES = 40
+USAGE = (
+    "`/permissions` shows the rules; `/permissions allow RULE`, `/permissions deny RULE` and "
+    "`/permissions forget NUMBER` change them. Examples of rules: `write_file`, `shell(git status)`, "
+    "`edit_file(docs/**)`."
+)
 
 
-async def fork(desk: CommandContext, argument: str) -> str:
-    row = desk.branch.row
-    place = await place_named(desk, argument) if argument else BranchTarget(entry=desk.branch.leaf, words="here")
+async def fork(context: CommandContext, argument: str) -> str:
+    row = context.branch.row
+    place = await find_place(context, argument) if argument else Place(entry=context.branch.leaf, words="here")
     if place.entry is None:
-        raise ArgumentError("There is nothing before that to fork. A new session begins empty.")
-    made = await desk.store.fork_session(
+        raise ArgumentError("There is nothing to fork: nothing comes before that place. Open a new session instead.")
+    made = await context.store.fork_session(
         row.id, new_session_id(), entry=place.entry, cwd=row.cwd, additional_directories=row.additional_directories
     )
     titled = f", {quoted(made.title)}" if made.title else ""
-    return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one stays as it is."
+    return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 
 
-async def title(desk: CommandContext, argument: str) -> str:
+async def title(context: CommandContext, argument: str) -> str:
     wanted = " ".join(argument.split())
     if not wanted:
-        now = desk.branch.row.title
-        return f"The title is {quoted(now)}. `/title WORDS` changes it." if now else "There is no title yet."
+        current = context.branch.row.title
+        return f"The title is {quoted(current)}. `/title WORDS` changes it." if current else "There is no title yet."
     if len(wanted) > TITLE_CHARS:
         raise ArgumentError(f"That title has {len(wanted)} characters; expected at most {TITLE_CHARS}.")
-    await desk.branch.change(SessionChanges(title=wanted, title_by_user=True))
-    await desk.branch.publish(TitleChanged(title=wanted))
-    return f"The title is {quoted(wanted)} now."
+    await context.branch.change(SessionChanges(title=wanted, title_by_user=True))
+    await context.branch.publish(TitleChanged(title=wanted))
+    return f"The title is now {quoted(wanted)}."
 
 
-NAMING_COMMANDS: Mapping[str, Handler] = {"fork": fork, "title": title}
-
-
-# FROM agent.commands.choosing: Commands that choose: the model and the permission mode, as the editor's selectors do.
-
-
-SHOWN = 40
-
-
-async def model(desk: CommandContext, argument: str) -> str:
-    now = desk.branch.row.model
-    offered = tuple(dict.fromkeys(name for name in (*desk.models, now) if name))
+async def model(context: CommandContext, argument: str) -> str:
+    current = context.branch.row.model
+    offered = tuple(dict.fromkeys(name for name in (*context.models, current) if name))
     if not argument:
-        return f"The model is `{now or 'not set'}`. {_choices(offered)}"
-    name = _chosen("model", argument, offered) if offered else argument  # the endpoint knows whether it has it
-    await desk.set_model(name)
+        return f"The model is `{current or 'not set'}`. {choices(offered)}"
+    name = choose("model", argument, offered) if offered else argument  # the endpoint will say whether it has it
+    await context.set_model(name)
     return f"The model is `{name}` from the next prompt on."
 
 
-async def mode(desk: CommandContext, argument: str) -> str:
+async def mode(context: CommandContext, argument: str) -> str:
     if not argument:
-        return f"The mode is `{desk.branch.row.mode}`. {_choices(MODES)}"
-    name = _chosen("mode", argument, MODES)
-    await desk.set_mode(name)
+        return f"The mode is `{context.branch.row.mode}`. {choices(MODES)}"
+    name = choose("mode", argument, MODES)
+    await context.set_mode(name)
     return f"The mode is `{name}`."
 
 
-def _chosen(what: str, argument: str, offered: Sequence[str]) -> str:
-    """The one that is named, or the only one that begins so."""
+def choose(kind: str, argument: str, offered: Sequence[str]) -> str:
+    """The name that was typed, or the only one that begins with it."""
     if argument in offered:
         return argument
-    near = [name for name in offered if name.lower().startswith(argument.lower())]
-    if len(near) == 1:
-        return near[0]
-    raise ArgumentError(f"No {what} `{argument}`. {_choices(near or offered)}")
+    matches = [name for name in offered if name.lower().startswith(argument.lower())]
+    if len(matches) == 1:
+        return matches[0]
+    raise ArgumentError(f"No {kind} `{argument}`. {choices(matches or offered)}")
 
 
-def _choices(names: Sequence[str]) -> str:
+def choices(names: Sequence[str]) -> str:
     if not names:
         return "None is configured; set CROW_MODEL, or run `crow login`."
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"Choose one of {', '.join(f'`{name}`' for name in names[:SHOWN])}{more}."
+    more = f", and {len(names) - MAX_CHOICES} more" if len(names) > MAX_CHOICES else ""
+    return f"Choose one of {', '.join(f'`{name}`' for name in names[:MAX_CHOICES])}{more}."
 
 
-CHOOSING_COMMANDS: Mapping[str, Handler] = {"model": model, "mode": mode}
+async def permissions(context: CommandContext, argument: str) -> str:
+    """Rules added here are stored with the session, like "always" answers; forks, exports and imports omit them."""
+    verb, _, rest = argument.partition(" ")
+    rest = rest.strip()
+    rules = rules_in(context.branch.row.permissions)
+    if not argument:
+        lines = [f"The mode is `{context.branch.row.mode}`. Deny rules win over everything else."]
+        if context.rules:
+            lines += ["", "Rules in config.toml:", *(f"- {describe(rule)}" for rule in context.rules)]
+        if rules:
+            lines += ["", "Rules of this session:"]
+            lines += [f"{number}. {describe(rule)}" for number, rule in enumerate(rules, 1)]
+        return "\n".join([*lines, "", USAGE])
+    if verb in ("allow", "deny") and rest:
+        return await add_rule(context, rules, typed_rule(rest, allow=verb == "allow"))
+    if verb == "forget" and rest:
+        return await forget_rules(context, rules, rest)
+    raise ArgumentError(USAGE)
+
+
+async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -> str:
+    if rule in rules:
+        return f"This rule exists already: {rules.index(rule) + 1}. {describe(rule)}"
+    names = [spec.name for spec in (await context.toolbox()).specs()]
+    note = ""
+    if not any(fnmatchcase(name, rule.tool) for name in names):
+        # a pattern or `server__tool` may mean a server that is not running yet
+        if not any(sign in rule.tool for sign in ("__", "*", "?")) and rule.tool != "skill":
+            raise ArgumentError(f"There is no tool `{rule.tool}`; there are {', '.join(f'`{n}`' for n in names)}.")
+        note = " No tool has such a name at present."
+    await store_rules(context, (*rules, rule))
+    if rule.allow and rule.argument is None:
+        note += " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still ask."
+    return f"From now on in this session: {describe(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
+
+
+async def forget_rules(context: CommandContext, rules: Sequence[Rule], number: str) -> str:
+    if number == "all" and rules:
+        await store_rules(context, ())
+        return f"Removed: {len(rules)} rule{'s' * (len(rules) != 1)} of this session."
+    if not number.isdecimal() or not 1 <= int(number) <= len(rules):
+        expected = f"expected a number from 1 to {len(rules)}, or all" if rules else "it has no rules"
+        raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
+    rule = rules[int(number) - 1]
+    await store_rules(context, [other for other in rules if other is not rule])
+    return f"Removed: {describe(rule)}."
+
+
+async def store_rules(context: CommandContext, rules: Sequence[Rule]) -> None:
+    await context.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
+
+
+def describe(rule: Rule) -> str:
+    return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"

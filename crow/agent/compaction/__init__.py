@@ -1,24 +1,61 @@
-"""Compaction: keeping the context small without losing anything.
+"""Keeps the context small without losing anything; defines what compaction hooks receive and return.
 
-Strategy: `window`, `measuring` and `limits` say how full the context is and may be, `planner` decides, `contents` keeps
-words and files, `summary` asks the model, `compactor` puts them together on a branch, `outcome` and `breakdown` have
-the words and the picture for the user, `hooks` lets others have a say. The history itself is never changed: a mask or
-a checkpoint is one more entry, and the projection does the rest. Hooks of other packages import their types from here.
+The history never changes: a mask or a checkpoint is one more entry, and the projection does the rest.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from crow.agent.compaction.hooks import Advice, Done, Proposal
+__all__ = ["Advice", "Done", "Proposal", "Reason"]
 
-__all__ = ["Advice", "Done", "Proposal"]
+Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
+"""Why to compact: the threshold was reached, a request was refused as too long, the user asked, or the model changed
+and the threshold is reached."""
 
 
-def __getattr__(name: str) -> object:
-    if name in __all__:  # only then: `hooks` brings modules that a process needs with its first turn, not at its start
-        from crow.agent.compaction import hooks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A compaction that is about to start, passed to `crow.before_compact`. Sizes are tokens of the whole request.
 
-        return getattr(hooks, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    `kind` `mask` only hides old tool outputs; `previous_summary` is empty before the first `summary`.
+    """
+
+    session_id: str
+    cwd: str
+    model: str
+    kind: Literal["mask", "summary"]
+    reason: Reason
+    focus: str
+    tokens: int
+    threshold: int
+    window: int
+    previous_summary: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What `crow.before_compact` may return; None means an empty one. `veto`: a sentence saying why not to compact.
+    `context`: text for the summary prompt. `summary`: used instead of asking the model."""
+
+    veto: str = ""
+    context: str = ""
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A finished compaction, passed to `crow.after_compact`. `entry` is its id in the log."""
+
+    session_id: str
+    cwd: str
+    model: str
+    kind: Literal["mask", "summary"]
+    reason: Reason
+    entry: int
+    tokens_before: int
+    tokens_after: int
+    summary: str = ""
+    method: str = ""
+    files_modified: tuple[str, ...] = ()

@@ -1,15 +1,13 @@
-"""The summary of what a checkpoint covers.
+"""Summarises the part of a conversation that a checkpoint covers.
 
-Strategy: the session's own prefix plus one instruction, which the provider has cached; then the same as a capped
-transcript, to any model; then notes taken by code, which cannot fail. At most two questions, each with a deadline;
-whatever comes back empty, cut off, too long or with calls is no summary. Stores nothing.
+The model is asked twice at most: first with the session's own prefix, which the provider has cached, then with a
+shortened transcript. If neither gives a complete summary, code takes notes, which cannot fail.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Literal, assert_never
 
 import anyio
@@ -29,87 +27,92 @@ from crow.domain.messages import (
 )
 from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
 from crow.domain.tokens import estimate_text
-from crow.llm import Model, Request, TextDelta
+from crow.llm import Model, ModelInfo, Request, TextDelta
 
-__all__ = ["CoveredContext", "Summary", "SummaryOptions", "notes", "summarise", "usable_text"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Summary", "SummaryJob", "notes", "summarise"]
 
 NOTES_HEADING = "## Notes taken without a model (oldest first)"
 
-SUMMARISER = (
-    "You write the working notes of a coding agent whose conversation grows too long to keep. You call no tools."
+SYSTEM = (
+    "You write the working notes of a coding agent whose conversation has grown too long to keep. Do not call tools."
 )
 
 INSTRUCTION = """\
-[crow] The conversation above will be replaced by your summary of it. Whoever goes on with the work sees the summary, \
-the newest messages of the user word for word, the lists of files read and modified, the plan, and nothing else. Call \
-no tool. Answer with the summary alone, in at most {words} words, in the language of the conversation, under exactly \
-these headings, leaving out those with nothing to say:
+[crow] Your summary will replace the conversation above. Whoever continues the work sees only the summary, the user's \
+newest messages word for word, the lists of files read and modified, and the plan. Do not call any tool. Answer with \
+the summary alone, in at most {words} words, in the language of the conversation, under exactly these headings. Leave \
+out a heading if there is nothing to say under it:
 
 ## Goal
 What the user wants in the end.
 ## Constraints
-What must hold: rules, preferences, things the user forbade.
+Rules, preferences, and what the user forbade.
 ## Done
-What is finished and how it was checked.
+What is finished, and how it was checked.
 ## In progress
-What was being done just now, where exactly it stands.
+What was being worked on last, and its exact state.
 ## Blocked
-What failed or waits, with the exact error; open questions.
+What failed or is waiting, with the exact error; open questions.
 ## Decisions and why
-What was chosen or ruled out, with the reason.
+What was chosen or ruled out, and the reason.
 ## Next
 The next steps, in order.
 ## Facts
-Names, paths, commands, numbers, versions and ids that are needed again, exactly as they were.
+Names, paths, commands, numbers, versions and ids that will be needed again, copied exactly.
 """
 
 UPDATE = (
-    "The first message is an earlier summary. Update it: keep what still holds, correct what has changed, add what is "
-    "new. Do not start over, and do not summarise the summary."
+    "The first message is an earlier summary. Update it: keep what still holds, correct what has changed, and add what "
+    "is new. Do not start over, and do not summarise the summary."
 )
 
 OUTPUT_CHARS = 2_000
 ARGUMENT_CHARS = 500
 NOTE_CHARS = 200
-SHOWN_CHARS = 160
-"""A piece of a summary is shown when it has so many characters."""
+DELTA_CHARS = 160
+"""Summary text is shown in pieces of at least this many characters."""
 
 
-async def show_nobody(_: str) -> None:
-    """Nobody looks."""
+async def ignore(_: str) -> None:
+    """The default of `SummaryJob.show`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoveredContext:
-    """What is covered: a request's `tools` and first `messages`, the system message among them; `estimate` of both.
+class SummaryJob:
+    """What to summarise, and how.
 
-    `previous` is the earlier summary, empty if there is none; `messages[1]` renders it then.
+    `messages` are the first messages of a request, system message included, sent with `tools`; `estimate` is the
+    uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier summary that
+    `messages[1]` renders, or empty. `limits.summary` bounds the result.
+
+    `instruction` replaces crow's own; `focus` comes from the user, `context` from hooks. `keeps_prefix` false skips
+    the attempt with the session's prefix. Each request takes at most `deadline_s`. `show` receives the text as it
+    arrives; an empty string retracts it.
     """
 
-    tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
-    estimate: int
-    previous: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryOptions:
-    """How to ask: `instruction` instead of crow's own; `focus` of the user, `context` from hooks; each question lasts
-    `deadline_s` at most. `show` is given the text as it comes; an empty one takes back what it was given."""
-
+    limits: Limits
+    scale: float
     deadline_s: float
+    tools: tuple[ToolSpec, ...] = ()
+    estimate: int = 0
+    previous: str = ""
     instruction: str = ""
     focus: str = ""
     context: str = ""
     cache_key: str = ""
-    show: Callable[[str], Awaitable[None]] = show_nobody
+    keeps_prefix: bool = True
+    show: Callable[[str], Awaitable[None]] = ignore
+
+    @property
+    def budget(self) -> int:
+        """The most estimated tokens that the summary may have."""
+        return int(self.limits.summary / self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The text, how it was made, and what the questions used. `model` is the name of who wrote it, or empty."""
+    """The text, how it was made, and what the requests used. `model` names the author; empty if it was code."""
 
     text: str
     method: Literal["prefix", "serialised", "fallback", "hook"]
@@ -118,45 +121,35 @@ class Summary:
     model: str = ""
 
 
-async def summarise(
-    head: CoveredContext,
-    model: Model,
-    limits: Limits,
-    scale: float,
-    asking: SummaryOptions,
-    *,
-    compact_model: Model | None = None,
-) -> Summary:
-    """A summary of `head` of at most `limits.summary` tokens. Never fails; lasts two deadlines at most."""
-    budget = int(limits.summary / scale)
-    instruction = instruction_for(budget, asking, bool(head.previous))
-    calls = 0
-    usages: list[Usage | None] = []
-    first = prefix_request(head, instruction, limits, scale, asking.cache_key)
-    other = compact_model or model
-    second = serialised_request(head, instruction, smaller(limits, other), scale, asking.cache_key)
-    for method, request, asked in (("prefix", first, model), ("serialised", second, other)):
+async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
+    """A summary of at most `job.limits.summary` tokens. Never fails; `compact_model` gets the second request."""
+    calls, usage = 0, None
+    methods: tuple[Literal["prefix", "serialised"], ...] = ("prefix", "serialised")
+    for method in methods:
+        if method == "prefix":
+            asked, request = model, prefix_request(job)
+        else:
+            asked = compact_model or model
+            request = transcript_request(job, asked.info)
         if request is None:
             continue
         calls += 1
-        answer = await ask(asked, request, asking)
-        usages.append(answer.usage if answer else None)
-        if answer is not None and is_usable(answer, budget):
-            return Summary(
-                text=answer.text.strip(),
-                method="prefix" if method == "prefix" else "serialised",
-                model_calls=calls,
-                usage=total(usages),
-                model=asked.info.name,
-            )
-        await asking.show("")
-    text = notes(head.previous, head.messages[2 if head.previous else 1 :], budget)
-    return Summary(text=text, method="fallback", model_calls=calls, usage=total(usages))
+        answer = await ask(asked, request, job)
+        if answer is not None:
+            usage = add_usage(usage, answer.usage)
+            if is_complete(answer, job.budget):
+                text = answer.text.strip()
+                return Summary(text=text, method=method, model_calls=calls, usage=usage, model=asked.info.name)
+        await job.show("")
+    text = notes(job.previous, job.messages[2 if job.previous else 1 :], job.budget)
+    return Summary(text=text, method="fallback", model_calls=calls, usage=usage)
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
-    """A summary by code, of at most `budget` estimated tokens: `previous` carried on, then a line per answer and call
-    of `messages`, the newest kept. Earlier notes are continued, so it does not nest."""
+    """A summary made by code, of at most `budget` estimated tokens: `previous`, then a line per answer of `messages`.
+
+    The newest lines are kept. Notes in `previous` are continued, so notes do not nest.
+    """
     base, _, earlier = previous.partition(NOTES_HEADING)
     base = shortened(base.strip(), budget * 2 // 3)
     lines = [line for line in earlier.strip().splitlines() if line.strip()]
@@ -174,40 +167,41 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
     return "\n\n".join(sections) or "No summary could be made."
 
 
-def instruction_for(budget: int, asking: SummaryOptions, is_update: bool) -> str:
-    words = str(max(60, min(2_000, budget // 2)))
-    sections = [(asking.instruction.strip() or INSTRUCTION).replace("{words}", words).strip()]
-    if is_update:
-        sections.append(UPDATE)
-    if asking.context.strip():
-        sections.append(f"Take into account:\n{asking.context.strip()}")
-    if asking.focus.strip():
-        sections.append(f"Give most room to what matters for: {asking.focus.strip()}")
-    return "\n\n".join(sections)
+def instruction_of(job: SummaryJob) -> str:
+    words = str(max(60, min(2_000, job.budget // 2)))
+    sections = [
+        (job.instruction.strip() or INSTRUCTION).replace("{words}", words).strip(),
+        UPDATE if job.previous else "",
+        f"Take into account:\n{job.context.strip()}" if job.context.strip() else "",
+        f"Give most room to what matters for: {job.focus.strip()}" if job.focus.strip() else "",
+    ]
+    return "\n\n".join(filter(None, sections))
 
 
-def prefix_request(
-    head: CoveredContext, instruction: str, limits: Limits, scale: float, cache_key: str
-) -> Request | None:
-    """The conversation as it was sent, then the instruction; None if that leaves no room for an answer."""
-    left = limits.window - round((head.estimate + estimate_text(instruction)) * scale)
-    if left < limits.summary:
+def prefix_request(job: SummaryJob) -> Request | None:
+    """The conversation as it was sent, plus the instruction; None if that leaves no room for an answer."""
+    instruction = instruction_of(job)
+    left = job.limits.window - round((job.estimate + estimate_text(instruction)) * job.scale)
+    if not job.keeps_prefix or left < job.limits.summary:
         return None
-    between = (AssistantMessage(text=NO_ANSWER),) if isinstance(head.messages[-1], UserMessage) else ()
+    between = (AssistantMessage(text=NO_ANSWER),) if isinstance(job.messages[-1], UserMessage) else ()
     return Request(
-        messages=(*head.messages, *between, UserMessage(parts=(Text(text=instruction),))),
-        tools=head.tools,
+        messages=(*job.messages, *between, UserMessage(parts=(Text(text=instruction),))),
+        tools=job.tools,
         tool_choice="none",
-        max_output_tokens=None if limits.output is None else min(limits.output, left),
-        cache_key=cache_key,
+        max_output_tokens=None if job.limits.output is None else min(job.limits.output, left),
+        cache_key=job.cache_key,
     )
 
 
-def serialised_request(head: CoveredContext, instruction: str, limits: Limits, scale: float, cache_key: str) -> Request:
-    """The conversation as a transcript of at most half of the window, the newest and the earlier summary kept."""
-    budget = max(500, int(limits.window / 2 / scale) - estimate_text(instruction))
-    messages = list(head.messages[1:])
-    opening = [shortened(serialised(messages.pop(0)), budget // 2)] if head.previous and messages else []
+def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
+    """The conversation as text, at most half of the window of `info`; the newest and the earlier summary are kept."""
+    window = min(job.limits.window, info.context_window or job.limits.window)
+    outputs = [tokens for tokens in (job.limits.output, info.max_output_tokens) if tokens is not None]
+    instruction = instruction_of(job)
+    budget = max(500, int(window / 2 / job.scale) - estimate_text(instruction))
+    messages = list(job.messages[1:])
+    opening = [shortened(serialised(messages.pop(0)), budget // 2)] if job.previous and messages else []
     left = budget - sum(map(estimate_text, opening))
     newest: list[str] = []
     for message in reversed(messages):
@@ -220,55 +214,39 @@ def serialised_request(head: CoveredContext, instruction: str, limits: Limits, s
     transcript = "\n\n".join([*opening, *reversed(newest)])
     text = f"<conversation>\n{transcript}\n</conversation>\n\n{instruction}"
     return Request(
-        messages=(SystemMessage(text=SUMMARISER), UserMessage(parts=(Text(text=text),))),
-        max_output_tokens=limits.output,
-        cache_key=cache_key,
+        messages=(SystemMessage(text=SYSTEM), UserMessage(parts=(Text(text=text),))),
+        max_output_tokens=min([*outputs, window // 4]) if outputs else None,
+        cache_key=job.cache_key,
     )
 
 
-def smaller(limits: Limits, model: Model) -> Limits:
-    """`limits` within what is known of another model."""
-    window = min(limits.window, model.info.context_window or limits.window)
-    known = [tokens for tokens in (limits.output, model.info.max_output_tokens) if tokens is not None]
-    return replace(limits, window=window, output=min([*known, window // 4]) if known else None)
-
-
-async def ask(model: Model, request: Request, asking: SummaryOptions) -> Answer | None:
-    """The whole answer, shown as it comes; None if the endpoint failed or took too long."""
-    with anyio.move_on_after(asking.deadline_s):
+async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
+    """The whole answer, shown as it arrives; None if the endpoint failed or took too long."""
+    with anyio.move_on_after(job.deadline_s):
         try:
             async with model.stream(request) as stream:
-                waiting = ""
+                pending = ""
                 async for delta in stream:
-                    waiting += delta.text if isinstance(delta, TextDelta) else ""
-                    if len(waiting) >= SHOWN_CHARS:
-                        await asking.show(waiting)
-                        waiting = ""
-                if waiting:
-                    await asking.show(waiting)
+                    pending += delta.text if isinstance(delta, TextDelta) else ""
+                    if len(pending) >= DELTA_CHARS:
+                        await job.show(pending)
+                        pending = ""
+                if pending:
+                    await job.show(pending)
                 return stream.answer
         except ModelError:
             return None
     return None
 
 
-def usable_text(text: str, budget: int) -> str:
-    """A summary that someone else wrote, stripped; empty if there is none or it is over its budget."""
-    text = text.strip()
-    if text and estimate_text(text) > budget:
-        logger.warning("A hook's summary of %d tokens is not used; there is room for %d", estimate_text(text), budget)
-        return ""
-    return text
-
-
-def is_usable(answer: Answer, budget: int) -> bool:
+def is_complete(answer: Answer, budget: int) -> bool:
     """Whether an answer is a whole summary within its budget, and nothing else."""
     text = answer.text.strip()
     return bool(text) and not answer.calls and answer.finish == "stop" and estimate_text(text) <= budget
 
 
 def serialised(message: Message) -> str:
-    """One message as text; long outputs and arguments lose their middle."""
+    """One message as text, with the middle of long outputs and arguments left out."""
     match message:
         case SystemMessage(text=text):
             return text
@@ -285,7 +263,7 @@ def serialised(message: Message) -> str:
 
 
 def note(message: Message) -> str:
-    """What an answer said and called, in one line; empty for every other message."""
+    """An answer's text and calls in one line; empty for any other message."""
     if not isinstance(message, AssistantMessage) or message.text == NO_ANSWER:
         return ""
     said = clipped(" ".join(message.text.removesuffix(INTERRUPTED).split()), NOTE_CHARS)
@@ -294,14 +272,14 @@ def note(message: Message) -> str:
 
 
 def clipped(text: str, chars: int) -> str:
-    """`text`, its middle left out so that about `chars` characters stay."""
+    """`text` without its middle, so that about `chars` characters stay."""
     if len(text) <= chars:
         return text
     return f"{text[: chars * 2 // 3]} [...] {text[len(text) - chars // 3 :]}"
 
 
 def shortened(text: str, tokens: int) -> str:
-    """`text`, its middle left out so that its estimate is at most `tokens`; empty if there is no room at all."""
+    """`text` without its middle, so that its estimate is at most `tokens`; empty if nothing fits."""
     chars = len(text)
     short = text
     while chars > 0 and estimate_text(short) > tokens:
@@ -310,18 +288,9 @@ def shortened(text: str, tokens: int) -> str:
     return short if chars > 0 else ""
 
 
-def total(usages: Sequence[Usage | None]) -> Usage | None:
-    """Sums of what was reported."""
-    known = [usage for usage in usages if usage is not None]
-    if not known:
-        return None
-
-    def summed(values: Sequence[int | None]) -> int | None:
-        return None if all(value is None for value in values) else sum(value or 0 for value in values)
-
-    return Usage(
-        input_tokens=summed([usage.input_tokens for usage in known]),
-        output_tokens=summed([usage.output_tokens for usage in known]),
-        cached_tokens=summed([usage.cached_tokens for usage in known]),
-        reasoning_tokens=summed([usage.reasoning_tokens for usage in known]),
-    )
+def add_usage(one: Usage | None, other: Usage | None) -> Usage | None:
+    """The sum of what was reported."""
+    if one is None or other is None:
+        return one or other
+    pairs = ((field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(Usage))
+    return Usage(**{name: (a or 0) + (b or 0) for name, a, b in pairs if a is not None or b is not None})

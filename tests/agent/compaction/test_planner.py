@@ -1,13 +1,14 @@
-"""What is decided, and what a checkpoint keeps beside its summary."""
+"""Tests the plan, and what a checkpoint keeps besides its summary."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
+from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
-from crow.agent.compaction.checkpoint import files_touched, hiding_order, pins_of, skills_of
-from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Reason, Summarise, TooSmall, plan
+from crow.agent.compaction.checkpoint import files_touched, masking_order, select_pins, select_skills
+from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Summarise, TooSmall, plan
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (
     Announcement,
@@ -59,16 +60,16 @@ def test_below_the_threshold_nothing_is_done() -> None:
     assert decide(*exchange("q" * 8_000, "a" * 8_000))[0] == Noop(why="There is enough room.")
 
 
-def test_old_outputs_are_hidden_first_if_that_is_enough() -> None:
-    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END, user("next")]
+def test_old_outputs_are_masked_first_if_that_is_enough() -> None:
+    bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END, user("next")]
     decision, projection = decide(*bodies)
     assert isinstance(decision, MaskOutputs)
     assert decision.before > 4
     assert decision.tokens_after < projection.context().estimate - 10_000
 
 
-def test_results_that_the_model_has_not_seen_are_never_hidden() -> None:
-    bodies = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
+def test_results_that_the_model_has_not_seen_are_never_masked() -> None:
+    bodies: list[Body] = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
     assert not isinstance(decide(*bodies)[0], MaskOutputs)
 
 
@@ -90,7 +91,7 @@ def outputs(path: PathBuilder) -> list[int]:
     return [entry.id for entry in path.entries if isinstance(entry.body, ToolResult)]
 
 
-def test_replaced_outputs_are_hidden_first_and_the_newest_version_of_each_file_last() -> None:
+def test_superseded_outputs_are_masked_first_and_the_newest_version_of_each_file_last() -> None:
     path = ran_calls(
         ("read_file", "/a", "old a"),
         ("shell", "make", "first run"),
@@ -104,10 +105,10 @@ def test_replaced_outputs_are_hidden_first_and_the_newest_version_of_each_file_l
         ("edit_file", "/b", "edited"),
     )
     old_a, make, b, c, ls, new_a, make_again, wrote, ls_again, edited = outputs(path)
-    assert hiding_order(path.entries) == (old_a, make, c, ls, make_again, wrote, ls_again, edited, new_a, b)
+    assert masking_order(path.entries) == (old_a, make, c, ls, make_again, wrote, ls_again, edited, new_a, b)
 
 
-def test_parts_of_a_file_replace_each_other_only_where_they_are_the_same_or_the_whole() -> None:
+def test_partial_read_is_superseded_only_by_the_same_part_or_the_whole_file() -> None:
     path = PathBuilder(SYSTEM, user("go"))
     ranges: list[dict[str, object]] = [{"line": 1, "limit": 9}, {"line": 10, "limit": 9}, {"line": 1, "limit": 9}, {}]
     for lines in ranges:
@@ -116,14 +117,16 @@ def test_parts_of_a_file_replace_each_other_only_where_they_are_the_same_or_the_
         step = path.add(Assistant(text="", message_id="m", calls=(call,)))
         path.add(result_of(step.id, 0, f"{arguments} {step.id}"))
     first, second, third, whole = outputs(path)
-    assert hiding_order([entry for entry in path.entries if entry.id != whole]) == (first, second, third)
-    assert hiding_order(path.entries) == (first, second, third, whole)
-    failed = replace(path.entries[-1], body=replace(path.entries[-1].body, is_error=True))  # type: ignore[type-var]
-    assert hiding_order([*path.entries[:-1], failed])[0] == first
-    assert hiding_order([*path.entries[:-1], failed])[-1] == third
+    assert masking_order([entry for entry in path.entries if entry.id != whole]) == (first, second, third)
+    assert masking_order(path.entries) == (first, second, third, whole)
+    result = path.entries[-1].body
+    assert isinstance(result, ToolResult)
+    failed = replace(path.entries[-1], body=replace(result, is_error=True))
+    assert masking_order([*path.entries[:-1], failed])[0] == first
+    assert masking_order([*path.entries[:-1], failed])[-1] == third
 
 
-def test_only_as_many_outputs_are_hidden_as_the_target_asks_for() -> None:
+def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
     files = [("read_file", f"/{number}", f"{number} " + "x" * 8_000) for number in range(4)]
     logs = [("shell", f"make {number}", f"{number} " + "y" * 8_000) for number in range(2)]
     path = ran_calls(files[0], logs[0], *files[1:], logs[1], ("shell", "end", "z" * 4_000))
@@ -142,12 +145,12 @@ def test_only_as_many_outputs_are_hidden_as_the_target_asks_for() -> None:
     assert shown == ["[", "[", "[", "2", "3", "[", "z"]
 
 
-def test_the_command_summarises_without_hiding_first() -> None:
-    bodies = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END]
+def test_compact_command_summarises_without_masking_first() -> None:
+    bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END]
     assert isinstance(decide(*bodies, reason="command")[0], Summarise)
 
 
-def test_the_cut_prefers_a_message_of_the_user() -> None:
+def test_cut_prefers_a_user_message() -> None:
     long = [exchange("q" * 8_000, "a" * 8_000) for _ in range(3)]
     last = (user("u" * 4_000), said("b" * 4_000), END)
     decision, projection = decide(*[body for bodies in long for body in bodies], *last)
@@ -157,7 +160,7 @@ def test_the_cut_prefers_a_message_of_the_user() -> None:
     assert kept.body == last[0]
 
 
-def test_the_cut_never_parts_a_call_from_its_results() -> None:
+def test_cut_never_separates_a_call_from_its_results() -> None:
     steps: list[Body] = [user("go")]
     for step in range(12):
         steps += [said("", "a", "b"), result_of(3 + 3 * step, 0, "y" * 5_000), result_of(3 + 3 * step, 1, "x" * 380)]
@@ -169,41 +172,41 @@ def test_the_cut_never_parts_a_call_from_its_results() -> None:
     assert all(isinstance(body, Assistant) for body in kept)
 
 
-def test_what_was_not_answered_yet_is_kept_even_if_it_is_more_than_the_tail() -> None:
+def test_unanswered_messages_are_kept_even_if_they_are_longer_than_the_tail() -> None:
     old = [exchange("q" * 6_400, "a" * 6_400) for _ in range(3)]
     decision, projection = decide(*[body for bodies in old for body in bodies], user("n" * 11_000))
     assert isinstance(decision, Summarise)
     assert decision.drafts[0].body.first_kept == projection.entries[-1].id
 
 
-def test_what_does_not_fit_with_the_longest_summary_is_not_kept() -> None:
+def test_tail_that_does_not_fit_beside_the_longest_summary_is_not_kept() -> None:
     decision, _ = decide(*exchange("q" * 6_400, "a" * 6_400), user("n" * 36_000))
     assert isinstance(decision, Summarise)
     assert [draft.body.first_kept for draft in decision.drafts] == [None]
 
 
-def test_a_checkpoint_with_nothing_after_it_is_not_made_again() -> None:
+def test_nothing_new_since_a_checkpoint_is_not_compacted_again() -> None:
     checkpoint = Checkpoint(compaction_id="k", summary="S", first_kept=None)
     decision, _ = decide(*exchange("q" * 9_000, "a" * 9_000), checkpoint, reason="command")
     assert decision == Noop(why="Nothing is new since the last compaction.")
 
 
-def test_a_short_conversation_is_not_summarised_on_command() -> None:
+def test_short_conversation_is_not_summarised_on_command() -> None:
     decision, _ = decide(*exchange("q", "a"), reason="command")
-    assert decision == Noop(why="The conversation is too short to gain by it.")
+    assert decision == Noop(why="The conversation is too short to compact.")
 
 
-def test_a_window_that_system_message_and_tools_fill_is_too_small() -> None:
+def test_window_filled_by_system_message_and_tools_is_too_small() -> None:
     assert decide(user("q" * 8_000), window=3_000)[0] == TooSmall()
 
 
-def test_in_a_window_that_was_learned_anything_shorter_is_taken() -> None:
-    bodies = [*exchange("q" * 8_000, "a" * 8_000), user("n" * 400)]
+def test_any_shorter_request_is_accepted_in_a_tiny_learned_window() -> None:
+    bodies: list[Body] = [*exchange("q" * 8_000, "a" * 8_000), user("n" * 400)]
     decision, projection = decide(*bodies, window=1_200, is_configured=False)
     assert isinstance(decision, Summarise)
     kept, nothing_kept = decision.drafts
     assert (kept.body.first_kept, nothing_kept.body.first_kept) == (projection.entries[-1].id, None)
-    assert kept.most_tokens == projection.context().estimate * 9 // 10
+    assert kept.max_tokens == projection.context().estimate * 9 // 10
     assert decide(user("n" * 400), window=1_200, is_configured=False)[0] == TooSmall()
 
 
@@ -216,36 +219,36 @@ def test_later_drafts_keep_less_and_the_last_keeps_nothing() -> None:
     assert decision.drafts[-1].body.first_kept is None
 
 
-def test_pins_are_first_and_last_and_then_the_newest_that_fit() -> None:
+def test_pins_are_the_first_and_last_message_and_the_newest_that_fit() -> None:
     path = PathBuilder(*[user(f"{number} " + "word " * 40) for number in range(10)])
-    pins = pins_of(None, path.entries, 300)
+    pins = select_pins(None, path.entries, 300)
     assert pins == tuple(Pin(entry=entry, text=f"{entry - 1} " + "word " * 40) for entry in (1, 8, 9, 10))
 
 
-def test_first_and_last_are_cut_to_half_of_the_budget_each_naming_their_entry() -> None:
+def test_long_first_and_last_pins_are_cut_to_half_of_the_budget_and_name_their_entry() -> None:
     path = PathBuilder(user("a" * 9_000), user("middle " * 50), user("b" * 9_000))
-    first, last = pins_of(None, path.entries, 400)
+    first, last = select_pins(None, path.entries, 400)
     assert (first.entry, last.entry) == (1, 3)
     for pin in (first, last):
         assert f"recall with entry {pin.entry} " in pin.text
         assert 500 < len(pin.text) < 900
 
 
-def test_pins_of_the_checkpoint_before_are_carried_on_and_pictures_become_words() -> None:
+def test_pins_of_the_previous_checkpoint_are_kept_and_images_become_text() -> None:
     picture = User(parts=(Text(text="like this"), Image(data="AA", mime_type="image/png")), message_id="m")
     entry = replace(PathBuilder(picture).entries[0], id=40)
     previous = Checkpoint(compaction_id="k", summary="S", first_kept=30, pins=(Pin(entry=3, text="the goal"),))
-    assert pins_of(previous, [entry], 1_000) == (
+    assert select_pins(previous, [entry], 1_000) == (
         Pin(entry=3, text="the goal"),
         Pin(entry=40, text="like this\n[An image.]"),
     )
 
 
-def test_no_message_of_the_user_gives_no_pins() -> None:
-    assert pins_of(None, PathBuilder(said("hello")).entries, 1_000) == ()
+def test_no_user_message_gives_no_pins() -> None:
+    assert select_pins(None, PathBuilder(said("hello")).entries, 1_000) == ()
 
 
-def test_skills_are_kept_whole_newest_first_then_cut_then_by_name() -> None:
+def test_newest_skills_are_kept_whole_then_cut_then_by_name() -> None:
     path = PathBuilder(
         Skill(name="old", text="o" * 400),
         Skill(name="long", text="l" * 4_000),
@@ -253,21 +256,21 @@ def test_skills_are_kept_whole_newest_first_then_cut_then_by_name() -> None:
         said("", "a"),
         ToolResult(call=CallRef(assistant=4, index=0), name="skill", text="n" * 400, announcement=NEW_SKILL),
     )
-    kept = skills_of(None, path.entries, 400)
+    kept = select_skills(None, path.entries, 400)
     assert [(skill.entry, skill.name) for skill in kept] == [(1, "old"), (2, "long"), (5, "new")]
     assert kept[2].text == "n" * 400
     assert "recall with entry 2 " in kept[1].text
     assert kept[0].text == ""
     previous = Checkpoint(compaction_id="k", summary="S", first_kept=9, skills=kept)
-    assert skills_of(previous, [], 400) == kept
+    assert select_skills(previous, [], 400) == kept
     shown = parts_text(checkpoint_message(previous).parts)
     assert "- old (recall with entry 1 gives it)" in shown
     assert f'<skill name="new" entry="5">\n{"n" * 400}\n</skill>' in shown
 
 
-def test_a_checkpoint_says_which_entries_it_stands_for_also_after_another() -> None:
+def test_checkpoint_names_the_entries_that_it_covers_also_after_another() -> None:
     old = [exchange("q" * 8_000, "a" * 8_000) for _ in range(4)]
-    bodies = [body for bodies in old for body in bodies]
+    bodies: list[Body] = [body for bodies in old for body in bodies]
     first, projection = decide(*bodies)
     assert isinstance(first, Summarise)
     draft = first.drafts[0].body
@@ -310,7 +313,7 @@ def test_files_come_from_arguments_announcements_and_saved_contents() -> None:
     assert files_touched(None, path.entries) == (("rel", "/abs/read"), ("/w", "/abs/diffed", "/half-written"))
 
 
-def test_files_add_up_over_checkpoints_and_a_modified_file_is_no_longer_only_read() -> None:
+def test_files_accumulate_over_checkpoints_and_a_modified_file_is_not_listed_as_read() -> None:
     previous = Checkpoint(
         compaction_id="k", summary="S", first_kept=None, files_read=("/a", "/b"), files_modified=("/m", "/n")
     )
@@ -320,7 +323,7 @@ def test_files_add_up_over_checkpoints_and_a_modified_file_is_no_longer_only_rea
     assert files_touched(previous, path.entries) == (("/b",), ("/n", "/a", "/m"))
 
 
-def test_arguments_that_are_no_path_name_no_file() -> None:
+def test_arguments_without_a_path_name_no_file() -> None:
     calls = tuple(ToolCall(id="", name="read_file", arguments=arguments) for arguments in ("[1]", "{", '{"path": 3}'))
     path = PathBuilder(Assistant(text="", message_id="m", calls=calls))
     for index in range(3):

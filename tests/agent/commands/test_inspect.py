@@ -1,41 +1,39 @@
-"""Commands that look and choose, and the user's own."""
+"""Tests commands that show, choose and export, and the user's own commands."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from crow.agent.templates import Template, read_templates
+from crow.agent.templates import Template
 from crow.domain.entries import Command, User
 from tests.agent.harness import Opened, Tool, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
 async def typed(it: Opened, line: str) -> str:
-    """The answer to a typed command."""
+    """Types a command and returns its answer."""
     await it.session.prompt(text(line))
     return [entry.body.answer for entry in await it.log() if isinstance(entry.body, Command)][-1]
 
 
-async def test_search_looks_through_what_was_said(tmp_path: Path) -> None:
+async def test_search_finds_prompts_answers_and_titles(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel(Say(text=["a heron stands still"]))) as it:
         await it.session.prompt(text("what about the heron?"))
         found = await typed(it, "/search heron")
         assert found.count("in this session") == 3  # the prompt, the answer and the title
-        assert await typed(it, "/search pelican") == "Nothing in any session matches “pelican”."
-        assert "Say what to look for" in await typed(it, "/search")
+        assert await typed(it, "/search pelican") == "No matches for “pelican” in any session."
+        assert "`/search` needs words" in await typed(it, "/search")
 
 
-async def test_usage_and_export_tell_of_the_session(tmp_path: Path) -> None:
+async def test_usage_counts_tokens_and_export_writes_a_new_markdown_file(tmp_path: Path) -> None:
     async def look() -> str:
         return "looked\n"
 
     model = ScriptedModel(Say(text=["I look."], calls=(call("look"),)), Say(text=["Done."]))
     async with opened(tmp_path, model, tools={"look": Tool("read", look)}) as it:
         await it.session.prompt(text("please look"))
-        assert (await typed(it, "/usage")).startswith("This session so far: ")
+        assert (await typed(it, "/usage")).startswith("This session used ")
         assert await typed(it, "/usage now") == "`/usage` takes no argument."
         assert await typed(it, "/export session.md") == f"Written to {tmp_path / 'session.md'}."
         assert "exists already" in await typed(it, "/export session.md")
@@ -47,7 +45,7 @@ async def test_usage_and_export_tell_of_the_session(tmp_path: Path) -> None:
     assert "## Crow\n\nDone." in written
 
 
-async def test_model_and_mode_are_shown_and_chosen_by_name_or_beginning(tmp_path: Path) -> None:
+async def test_model_and_mode_are_shown_and_chosen_by_name_or_prefix(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel()) as it:
         it.session.adapters = replace(it.session.adapters, models=("large", "small", "smart"))
         assert await typed(it, "/model") == (
@@ -62,7 +60,7 @@ async def test_model_and_mode_are_shown_and_chosen_by_name_or_beginning(tmp_path
     assert (row.model, row.mode) == ("large", "plan")
 
 
-async def test_a_command_of_the_users_own_is_sent_as_the_prompt_it_stands_for(tmp_path: Path) -> None:
+async def test_user_command_is_sent_as_its_prompt(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["reviewed"]))
     template = Template(name="review", description="", hint="", text="Review $ARGUMENTS with care.")
     async with opened(tmp_path, model) as it:
@@ -70,36 +68,3 @@ async def test_a_command_of_the_users_own_is_sent_as_the_prompt_it_stands_for(tm
         await it.session.prompt(text("/review src/a.py"))
         said = [entry.body.parts for entry in await it.log() if isinstance(entry.body, User)]
     assert said == [text("Review src/a.py with care.")]
-
-
-@pytest.mark.parametrize(
-    ("content", "template"),
-    [
-        ("# Tidy up\n\nTidy the imports.\n", ("Tidy up", "", "# Tidy up\n\nTidy the imports.")),
-        ("Fix $ARGUMENTS", ("Fix $ARGUMENTS", "arguments", "Fix $ARGUMENTS")),
-        (
-            '---\ndescription: "Look again"\nargument-hint: a file\nmodel: x\n---\nLook at it.\n',
-            ("Look again", "a file", "Look at it."),
-        ),
-    ],
-)
-def test_a_file_is_a_command(tmp_path: Path, content: str, template: tuple[str, str, str]) -> None:
-    (tmp_path / "mine.md").write_text(content)
-    description, hint, body = template
-    assert read_templates(tmp_path) == (Template(name="mine", description=description, hint=hint, text=body),)
-
-
-def test_files_that_are_none_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "empty.md").write_text("---\ndescription: x\n---\n")
-    (tmp_path / "help.md").write_text("mine")
-    (tmp_path / "bad name.md").write_text("x")
-    (tmp_path / "binary.md").write_bytes(b"\xff\xfe")
-    (tmp_path / "folder.md").mkdir()
-    (tmp_path / "notes.txt").write_text("x")
-    assert read_templates(tmp_path, taken=["help"]) == ()
-    assert read_templates(tmp_path / "nowhere") == ()
-
-
-def test_an_argument_without_a_place_comes_last() -> None:
-    template = Template(name="a", description="", hint="", text="Do it.")
-    assert (template.prompt(""), template.prompt("now")) == ("Do it.", "Do it.\n\nnow")

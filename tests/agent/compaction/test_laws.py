@@ -1,9 +1,9 @@
-"""The twelve laws of compaction over random sessions: whatever is said, whatever the summariser does.
+"""Tests twelve laws of compaction over random sessions and failing summarisers.
 
-1 valid requests · 2 within the target, never more than before · 3 first and last message of the user in view · 4 an
-entry is covered once or in view · 5 modified files complete · 6 a second pass changes nothing · 7 bounded questions · 8
-one system message, the same bytes · 9 a known end · 10 the same replay · 11 a prefix between breaks · 12 before or
-after, never between.
+1 requests are valid · 2 within the target, and never larger than before · 3 the first and last user message are visible
+· 4 an entry is covered once, or visible · 5 modified files are complete · 6 a second pass changes nothing · 7 model
+requests are bounded · 8 one system message with the same bytes · 9 a known outcome · 10 the same replay · 11 a prefix
+between breaks · 12 all or nothing is stored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
+from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy
-from crow.agent.compaction.checkpoint import hiding_order
-from crow.agent.compaction.planner import Reason
+from crow.agent.compaction.checkpoint import masking_order
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Restore, ToolResult, User
 from crow.domain.errors import StoreError
@@ -35,7 +35,7 @@ from tests.support.paths import damaged, problems
 SESSIONS = 2_000
 WINDOWS = st.sampled_from([4_000, 5_000, 6_000, 8_000, 16_000])
 TINY = st.sampled_from([500, 1_500, 2_500])
-"""Nobody configures such windows, but endpoints may teach them."""
+"""Nobody configures such windows, but crow may learn them."""
 OUTPUTS = st.sampled_from([None, 1_000, 8_000, 200_000])
 FAILURE_RATES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 REASONS: tuple[Reason, ...] = ("threshold", "model", "command", "overflow")
@@ -92,30 +92,29 @@ def check_prefix(simulation: Simulation) -> None:
 
 
 def check_pass(simulation: Simulation) -> None:
-    """Laws 2, 7 and 9: at most two questions, none where a mask was enough; at the target and less than before."""
+    """Laws 2, 7 and 9: at most two requests, none for a mask; at the target and smaller than before."""
     done = simulation.passes[-1]
     result, limits = done.result, done.limits
     assert result.outcome in ENDS
     assert done.calls <= (2 if result.outcome == "compacted" else 0 if result.outcome == "masked" else 2)
     if result.entry is not None:
         body = result.entry.body
+        assert isinstance(body, (Mask, Checkpoint))
         nothing_kept = isinstance(body, Checkpoint) and body.first_kept is None
-        assert result.tokens_after < result.tokens_before
+        assert body.tokens_after < body.tokens_before
         if limits.is_tiny and isinstance(body, Checkpoint):
             assert not limits.is_configured
-            assert result.tokens_after <= 0.9 * result.tokens_before
+            assert body.tokens_after <= 0.9 * body.tokens_before
         else:
-            assert result.tokens_after <= (limits.ceiling if nothing_kept else limits.target)
+            assert body.tokens_after <= (limits.ceiling if nothing_kept else limits.target)
         if isinstance(body, Mask):
             check_mask(simulation, result.entry, limits.target)
         if simulation.branch.entries[-1] is result.entry and not limits.is_tiny:
             assert simulation.compactor.gauge.used() < limits.threshold
-    else:
-        assert result.tokens_after == result.tokens_before
 
 
 def check_mask(simulation: Simulation, entry: Entry, target: int) -> None:
-    """Part of law 2: with the output that was chosen last in view again, the target would not have been reached."""
+    """Part of law 2: without the output that was masked last, the target would not be reached."""
     mask, path = entry.body, [each for each in simulation.branch.entries if each.id < entry.id]
     assert isinstance(mask, Mask)
     before, after = for_model(path), for_model([*path, entry])
@@ -124,13 +123,13 @@ def check_mask(simulation: Simulation, entry: Entry, target: int) -> None:
         for origin, one, other in zip(before.origins, before.messages, after.messages, strict=True)
         if one != other
     }
-    last = [each for each in hiding_order(path) if each in hidden][-1]
+    last = [each for each in masking_order(path) if each in hidden][-1]
     less = replace(entry, body=replace(mask, exceptions=(*mask.exceptions, last)))
     assert round(for_model([*path, less]).estimate * mask.tokens_after / after.estimate) > target - 2
 
 
 def check_user_messages(simulation: Simulation) -> None:
-    """Law 3: they are there word for word, or cut with their entry named."""
+    """Law 3: the first and last are there word for word, or cut and naming their entry."""
     users = [entry for entry in simulation.store.path("s") if isinstance(entry.body, User)]
     said = "\n".join(
         parts_text(message.parts)
@@ -144,7 +143,7 @@ def check_user_messages(simulation: Simulation) -> None:
 
 
 def check_covered(simulation: Simulation) -> None:
-    """Law 4: the newest checkpoint covers everything before the first kept entry, and nothing of it is in view."""
+    """Law 4: the newest checkpoint covers everything before the first kept entry, and hides it."""
     checkpoint = simulation.branch.projection.checkpoint
     if checkpoint is None:
         return
@@ -160,7 +159,7 @@ def check_covered(simulation: Simulation) -> None:
 
 
 def check_files(simulation: Simulation) -> None:
-    """Law 5."""
+    """Law 5: all modified files are listed."""
     checkpoint = simulation.branch.projection.checkpoint
     if checkpoint is not None and checkpoint is simulation.branch.entries[-1]:
         assert isinstance(checkpoint.body, Checkpoint)
@@ -175,7 +174,7 @@ async def test_every_law_holds_at_every_step_of_any_session(simulation: Simulati
 
 
 def replayed_differently(path: list[Entry]) -> bool:
-    """Law 10: whether compaction changed the history for the client by more than its own entries."""
+    """Law 10: whether compaction changed the client's history beyond its own entries."""
     own = (Checkpoint, Mask, Restore)
 
     def replayed(entries: list[Entry]) -> list[Event]:
@@ -188,7 +187,7 @@ def replayed_differently(path: list[Entry]) -> bool:
 
 @given(simulation=simulations(), steps=st.integers(1, 25))
 @settings(max_examples=40, deadline=None)
-async def test_a_second_pass_changes_nothing(simulation: Simulation, steps: int) -> None:
+async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -> None:
     await simulation.run(steps, lambda _: None)
     if simulation.compactor.gauge.limits().is_tiny:
         return  # every pass is a try there; the compactor bounds how many there are
@@ -205,7 +204,7 @@ async def test_a_second_pass_changes_nothing(simulation: Simulation, steps: int)
 
 @given(entries=damaged(), window=WINDOWS, reason=st.sampled_from(REASONS), rate=FAILURE_RATES)
 @settings(max_examples=300, deadline=None)
-async def test_a_damaged_history_is_compacted_like_any_other(
+async def test_damaged_history_is_compacted_like_any_other(
     entries: list[Entry], window: int, reason: Reason, rate: float
 ) -> None:
     if not entries:
@@ -213,20 +212,23 @@ async def test_a_damaged_history_is_compacted_like_any_other(
     entries = [replace(entry, body=enlarged(entry)) for entry in entries]
     store = MemoryStore()
     typed: Store = store  # type: ignore[assignment]
-    branch = Branch(typed, Notes(), store.hold("s", entries))
+    branch = Branch(typed, Notes(), store.hold("s", entries))  # type: ignore[arg-type]
     model = flaky(rate, random.Random(len(entries)), described(window))
     compactor = compactor_on(branch, model, fresh_prompt=same_prompt, deadline_s=0.001)
     for _ in range(3):
         result = await compactor.compact(reason)
         assert result.outcome in ENDS
         assert problems(branch.context().messages) == []
-        assert result.entry is None or result.tokens_after < result.tokens_before
+        if result.entry is not None:
+            body = result.entry.body
+            assert isinstance(body, (Mask, Checkpoint))
+            assert body.tokens_after < body.tokens_before
     await branch.record([NewEntry(body=User(parts=(), message_id="m"))])
     assert problems(branch.context().messages) == []
 
 
 def enlarged(entry: Entry) -> Body:
-    """Long enough that something is to be done."""
+    """The entry's body, long enough to need compaction."""
     body = entry.body
     if isinstance(body, User):
         return replace(body, parts=tuple(Text(text=part.text * 300) for part in body.parts if isinstance(part, Text)))
@@ -234,7 +236,7 @@ def enlarged(entry: Entry) -> Body:
 
 
 @pytest.mark.parametrize("ways", [("hang",), ("garbage",), ("empty", "hang"), ("error",), ("calls", "long")])
-async def test_a_summariser_that_never_works_leaves_notes_that_are_bounded_and_do_not_nest(
+async def test_summariser_that_never_works_leaves_notes_that_are_bounded_and_do_not_nest(
     ways: tuple[Way, ...],
 ) -> None:
     simulation = Simulation(seed=5, window=8_000, model=summariser(*ways, info=described(8_000)))
@@ -249,8 +251,8 @@ async def test_a_summariser_that_never_works_leaves_notes_that_are_bounded_and_d
         assert len(body.summary) < 8_000
 
 
-async def test_a_pass_that_cannot_be_stored_leaves_everything_as_it_was() -> None:
-    """Law 12: a pass is one transaction; what it does before and after that touches nothing."""
+async def test_pass_that_cannot_be_stored_leaves_everything_as_it_was() -> None:
+    """Law 12: a pass is one transaction and changes nothing else."""
     simulation = Simulation(seed=3, window=6_000, model=summariser("good", info=described(6_000)))
     await simulation.run(6, lambda _: None)
     store, branch = simulation.store, simulation.branch

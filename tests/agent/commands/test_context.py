@@ -1,8 +1,9 @@
-"""What fills the context, by kind, and its picture."""
+"""Tests what `/context` shows."""
 
 from __future__ import annotations
 
-from crow.agent.compaction.budget import CompactionPolicy, breakdown, limits_for, picture
+from crow.agent.commands.inspect import breakdown, picture
+from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.domain.conversation import Projection
 from crow.domain.entries import Checkpoint, Prompt
 from crow.domain.messages import ToolSpec
@@ -11,7 +12,7 @@ from tests.support.paths import PathBuilder, result_of, said, user
 TOOLS = (ToolSpec(name="t", description="d" * 400, input_schema={}),)
 
 
-def test_every_message_counts_for_its_kind_and_all_together_for_what_was_measured() -> None:
+def test_breakdown_counts_each_message_by_kind_and_adds_up_to_the_measured_size() -> None:
     path = PathBuilder(
         Prompt(system="s" * 400, tools=TOOLS, cwd="/", model="m"),
         user("q" * 400),
@@ -29,7 +30,7 @@ def test_every_message_counts_for_its_kind_and_all_together_for_what_was_measure
     assert 2 * 200 < found["summary"] < 2 * 320
 
 
-def test_the_picture_has_a_bar_for_the_window_and_one_for_each_kind() -> None:
+def test_picture_has_a_bar_for_the_window_and_one_for_each_kind() -> None:
     limits = limits_for(128_000, 8_000, 9_000, CompactionPolicy())
     tokens = dict(zip(("system", "tools", "summary", "user", "assistant"), (3_200, 6_400, 0, 100, 12_800), strict=True))
     shown = picture("m", {**tokens, "tool output": 41_500}, 64_000, limits)  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""Compaction within whole turns, on a real store: every trigger, and what else happens meanwhile."""
+"""Tests compaction within whole turns on a real store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.compaction.budget import CompactionPolicy, LearnedWindow, learned_in
+from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.compaction.window import LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -32,7 +33,7 @@ async def talked(run: Opened, exchanges: int) -> None:
         await run.session.prompt(text("q" * 8_000))
 
 
-async def test_a_prompt_that_no_longer_fits_is_stored_then_the_context_compacted_then_the_model_asked(
+async def test_prompt_that_does_not_fit_is_stored_before_the_context_is_compacted(
     tmp_path: Path,
 ) -> None:
     model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
@@ -47,7 +48,7 @@ async def test_a_prompt_that_no_longer_fits_is_stored_then_the_context_compacted
         assert measured[3] == checkpoint.tokens_after < measured[2]
 
 
-async def test_a_later_step_of_a_turn_makes_room_for_itself(tmp_path: Path) -> None:
+async def test_later_step_of_a_turn_makes_room_for_itself(tmp_path: Path) -> None:
     async def read(**_: object) -> str:
         return "x" * 8_000
 
@@ -64,7 +65,7 @@ async def learned(run: Opened, base_url: str, model: str) -> LearnedWindow | Non
     return learned_in(await run.store.learned(base_url, model))
 
 
-async def test_a_refused_request_is_compacted_and_sent_again_and_the_window_learned(tmp_path: Path) -> None:
+async def test_refused_request_is_compacted_and_sent_again_and_the_window_learned(tmp_path: Path) -> None:
     refused = Say(error=ContextOverflow("too long", limit=6_000))
     model = ScriptedModel(LONG, refused, GOOD, Say(text=["done"]), info=TINY)
     async with opened(tmp_path, model) as run:
@@ -75,21 +76,23 @@ async def test_a_refused_request_is_compacted_and_sent_again_and_the_window_lear
         assert (known.tokens, known.times, known.session) == (6_000, 1, "s1")
         await run.session.prompt(text("/context"))
         shown = run.client.stored(Command)[-1].answer
-        assert "A window of 6,000 tokens was learned on " in shown
+        assert "Crow learned a window of 6,000 tokens on " in shown
         assert "from a refused request of about 6," in shown
-        assert ': "too long". It only causes compaction.' in shown
+        assert ': "too long". It only triggers compaction.' in shown
         await run.session.prompt(text("/context forget"))
         assert run.client.stored(Command)[-1].answer.startswith(
-            f"Forgotten: 6,000 tokens, learned on {known.learned_on}."
+            f"Dropped the window of 6,000 tokens that crow learned on {known.learned_on}."
         )
         assert await learned(run, "test", "tiny") is None
         await run.session.prompt(text("/context forget"))
-        assert run.client.stored(Command)[-1].answer.startswith("Nothing was learned of the context window of tiny.")
+        assert run.client.stored(Command)[-1].answer.startswith(
+            "Crow has learned nothing about the context window of tiny."
+        )
         await run.session.prompt(text("/context drop"))
-        assert run.client.stored(Command)[-1].answer == '/context takes nothing or "forget"; you typed "drop".'
+        assert run.client.stored(Command)[-1].answer == "`/context drop`: expected nothing, or `forget`."
 
 
-async def test_a_request_that_overflows_in_the_middle_of_its_answer_keeps_what_was_shown_and_goes_on(
+async def test_overflow_in_the_middle_of_an_answer_keeps_the_shown_text_and_continues(
     tmp_path: Path,
 ) -> None:
     broken = Say(text=["The first half"], error=ContextOverflow("the window is full"))
@@ -102,7 +105,7 @@ async def test_a_request_that_overflows_in_the_middle_of_its_answer_keeps_what_w
         assert len(await checkpoints(run)) == 1
 
 
-async def test_without_auto_a_refused_request_is_the_prompts_error_and_nothing_is_compacted(tmp_path: Path) -> None:
+async def test_without_auto_compaction_a_refused_request_fails_the_prompt(tmp_path: Path) -> None:
     refused = Say(error=ContextOverflow("The request is too long.", limit=9_000))
     model = ScriptedModel(*[LONG] * 4, refused, info=TINY)
     async with opened(tmp_path, model, compaction=CompactionPolicy(auto=False)) as run:
@@ -113,7 +116,7 @@ async def test_without_auto_a_refused_request_is_the_prompts_error_and_nothing_i
         assert await checkpoints(run) == []
 
 
-async def test_a_model_with_a_smaller_window_is_given_a_context_that_fits(tmp_path: Path) -> None:
+async def test_switch_to_a_smaller_window_compacts_the_context_to_fit(tmp_path: Path) -> None:
     large = ModelInfo(name="large", endpoint="test large", context_window=64_000)
     async with opened(tmp_path, ScriptedModel(*[LONG] * 5, info=large)) as run:
         await talked(run, 5)
@@ -125,7 +128,7 @@ async def test_a_model_with_a_smaller_window_is_given_a_context_that_fits(tmp_pa
         assert checkpoint.tokens_before > 12_800 > checkpoint.tokens_after
 
 
-async def test_a_server_that_cuts_silently_is_found_out_and_its_window_respected(tmp_path: Path) -> None:
+async def test_silent_truncation_is_detected_and_the_window_respected(tmp_path: Path) -> None:
     unknown = ModelInfo(name="m", endpoint="http://localhost m")
     says = [Say(text=["a" * 8_000], usage=Usage(input_tokens=tokens)) for tokens in (2_000, 6_000, 8_192, 8_192, 8_192)]
     model = ScriptedModel(*says, GOOD, Say(text=["done"], usage=Usage(input_tokens=3_000)), info=unknown)
@@ -142,7 +145,7 @@ async def test_a_server_that_cuts_silently_is_found_out_and_its_window_respected
         assert measured[-1].used < 0.85 * 8_192
 
 
-async def test_a_huge_prompt_is_stored_whole_and_shown_to_the_model_by_head_and_tail(tmp_path: Path) -> None:
+async def test_huge_prompt_is_stored_whole_and_the_model_sees_head_and_tail(tmp_path: Path) -> None:
     pasted = "值" * 60_000
     model = ScriptedModel(Say(text=["I see."]), info=TINY)
     async with opened(tmp_path, model) as run:
@@ -191,7 +194,7 @@ async def test_cancel_while_the_summary_is_written_answers_cancelled_and_keeps_t
         assert len(await checkpoints(run)) == 1
 
 
-async def test_a_prompt_that_arrives_during_a_compaction_is_kept_and_answered_after_it(tmp_path: Path) -> None:
+async def test_prompt_that_arrives_during_a_compaction_is_answered_after_it(tmp_path: Path) -> None:
     released = anyio.Event()
     held = Say(text=[SUMMARY], hold=released)
     model = ScriptedModel(LONG, LONG, LONG, held, Say(text=["one"]), Say(text=["two"]), info=TINY)
@@ -235,7 +238,7 @@ async def test_compact_and_its_undo_are_commands_and_context_shows_what_fills_th
         ]  # fmt: skip
 
 
-async def test_the_users_own_words_ask_for_the_summary(tmp_path: Path) -> None:
+async def test_configured_instruction_replaces_the_summary_prompt(tmp_path: Path) -> None:
     settings = CompactionPolicy(instruction="Summarise in {words} words.")
     model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
     async with opened(tmp_path, model, compaction=settings) as run:

@@ -1,4 +1,4 @@
-"""`/permissions`: typed rules hold from the next call on, stay with the session, and can be taken back."""
+"""Tests `/permissions`: rules apply from the next call, stay with the session, and can be removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.scripted_model import Say, call
 SHOWN = Announcement(title="t")
 
 
-async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: Path) -> None:
+async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) -> None:
     calls = (
         call("shell", "c0", command="echo one two"),
         call("shell", "c1", command="echo one; echo two"),
@@ -50,18 +50,18 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         "Created docs/a",
     ]
     assert client.questions == []
-    take_back = "`/permissions forget {}` takes it back."
+    take_back = "`/permissions forget {}` removes it."
     assert answers[:5] == [
         f"From now on in this session: allow `shell(echo one)`. {take_back.format(1)}",
         f"From now on in this session: deny `shell(echo two)`. {take_back.format(2)}",
         f"From now on in this session: allow `write_file(docs/**)`. {take_back.format(3)}",
-        "There is such a rule already: 1. allow `shell(echo one)`",
-        f"From now on in this session: deny `srv__*`. No tool that is there now has such a name. {take_back.format(4)}",
+        "This rule exists already: 1. allow `shell(echo one)`",
+        f"From now on in this session: deny `srv__*`. No tool has such a name at present. {take_back.format(4)}",
     ]
     assert answers[5].splitlines()[:-2] == [
-        "The mode is `ask`. A denial wins over everything else.",
+        "The mode is `ask`. Deny rules win over everything else.",
         "",
-        "Rules of config.toml:",
+        "Rules in config.toml:",
         "- deny `shell(git push)`",
         "",
         "Rules of this session:",
@@ -75,16 +75,16 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         {"tool": "write_file", "argument": "docs/**", "allow": True, "pattern": True},
         {"tool": "srv__*", "argument": None, "allow": False},
     )
-    assert answers[6:8] == ["Forgotten: allow `shell(echo one)`.", "Forgotten: 3 rules of this session."]
+    assert answers[6:8] == ["Removed: allow `shell(echo one)`.", "Removed: 3 rules of this session."]
     assert "Rules of this session" not in answers[8]
 
 
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("allow", "Type `/permissions` to see the rules, "),
-        ("permit shell", "Type `/permissions` to see the rules, "),
-        ("forget 1", "There is no rule `1` of this session; expected nothing, as this session has no rules."),
+        ("allow", "`/permissions` shows the rules; "),
+        ("permit shell", "`/permissions` shows the rules; "),
+        ("forget 1", "This session has no rule `1`; it has no rules."),
         ("allow shell(", "`shell(` is not a rule. A rule is a tool, such as `write_file`, "),
         ("allow rm -rf x", "`rm -rf x` is not a rule. "),
         (
@@ -101,7 +101,7 @@ async def test_rules_are_listed_added_and_forgotten_and_hold_at_once(tmp_path: P
         ("allow skill", "`skill` would allow nothing: each skill of a workspace is asked about by itself"),
     ],
 )
-async def test_a_rule_that_would_mean_nothing_is_refused_in_words(tmp_path: Path, typed: str, words: str) -> None:
+async def test_useless_rule_is_refused_with_an_explanation(tmp_path: Path, typed: str, words: str) -> None:
     async with running(tmp_path, Casting()) as run:
         await run.session.prompt(text(f"/permissions {typed}"))
         (told,) = run.client.stored(Command)
@@ -109,7 +109,7 @@ async def test_a_rule_that_would_mean_nothing_is_refused_in_words(tmp_path: Path
     assert told.answer.startswith(words)
 
 
-def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
+def test_typed_rule_is_stored_shown_and_applied_as_typed() -> None:
     for typed in (
         "shell(git status)",
         "shell(git log *)",
@@ -124,20 +124,20 @@ def test_a_typed_rule_is_stored_shown_and_applied_as_it_was_typed() -> None:
         typed_rule("", allow=True)
 
 
-def test_a_star_behind_the_words_of_a_command_stands_for_what_may_follow_them() -> None:
+def test_star_after_a_command_matches_any_arguments() -> None:
     def decided(line: str) -> object:
         offer = PlannedCall(announcement=SHOWN, access="execute", argument=line)
         return type(
             decide("shell", offer, "ask", user_rules(["shell(git log *)", "shell(ls:*)"], ["shell(git push *)"]))
         )
 
-    assert [decided(line) for line in ("git log -1", "git log", "ls", "git push x", "git log; git push x")] == [
-        *(Allow, Allow, Allow, Refuse, Refuse)
-    ]
+    allowed, refused = ("git log -1", "git log", "ls"), ("git push x", "git log; git push x")
+    assert [decided(line) for line in allowed] == [Allow] * 3
+    assert [decided(line) for line in refused] == [Refuse] * 2
     assert decided("git log; rm x") not in (Allow, Refuse)
 
 
-def test_a_denied_name_is_denied_however_its_accents_are_written() -> None:
+def test_denied_name_is_denied_in_any_unicode_normalisation() -> None:
     (rule,) = user_rules([], ["read_file(schlüssel)"])
     offer = PlannedCall(announcement=SHOWN, access="read", paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
     assert isinstance(decide("read_file", offer, "auto", [rule]), Refuse)

@@ -1,4 +1,4 @@
-"""Prompts of MCP servers: `/server:prompt` and its arguments."""
+"""Tests the user's own commands and the arguments of server prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.templates import CalledPrompt, TemplateArguments, called, filling, hint_of
+from crow.agent.templates import CalledPrompt, Template, called, hint_of, parse_arguments, read_templates
 from crow.domain.entries import User
 from crow.domain.errors import ArgumentError
 from crow.tools import PromptArgument, ServerPrompt, StdioServer
@@ -20,7 +20,7 @@ from tests.support.scripted_model import ScriptedModel
 
 
 def offered(*arguments: str) -> ServerPrompt:
-    """A prompt with these arguments; a question mark marks those that may be left out."""
+    """A prompt with these arguments; those with a question mark are optional."""
     made = (PromptArgument(name=name.rstrip("?"), required=not name.endswith("?")) for name in arguments)
     return ServerPrompt(name="srv:p", server="srv", description="", arguments=tuple(made))
 
@@ -38,7 +38,7 @@ def offered(*arguments: str) -> ServerPrompt:
         ("/srv:p/q", None),
     ],
 )
-def test_what_looks_like_a_prompt_of_a_server(text: str, call: CalledPrompt | None) -> None:
+def test_typed_server_prompt_is_recognised(text: str, call: CalledPrompt | None) -> None:
     assert called(text) == call
 
 
@@ -61,22 +61,55 @@ def test_what_looks_like_a_prompt_of_a_server(text: str, call: CalledPrompt | No
     ],
 )
 def test_words_fill_the_arguments(arguments: tuple[str, ...], text: str, filled: dict[str, str], rest: str) -> None:
-    assert filling(offered(*arguments), text) == TemplateArguments(arguments=filled, rest=rest)
+    assert parse_arguments(offered(*arguments), text) == (filled, rest)
 
 
-def test_a_missing_argument_is_named() -> None:
+def test_missing_argument_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"`/srv:p` needs `b`\. Type `/srv:p a b \[c\]`"):
-        filling(offered("a", "b", "c?"), "one")
+        parse_arguments(offered("a", "b", "c?"), "one")
     assert hint_of(offered("a", "b?")) == "a [b]"
 
 
 @given(st.lists(st.sampled_from(["a", "b?", "c"]), unique=True), st.text())
-def test_any_text_fills_or_is_refused(arguments: list[str], text: str) -> None:
+def test_any_text_fills_the_arguments_or_is_refused(arguments: list[str], text: str) -> None:
     try:
-        found = filling(offered(*arguments), text)
+        found, _ = parse_arguments(offered(*arguments), text)
     except ArgumentError:
         return
-    assert found.arguments.keys() <= {name.rstrip("?") for name in arguments}
+    assert found.keys() <= {name.rstrip("?") for name in arguments}
+
+
+@pytest.mark.parametrize(
+    ("content", "template"),
+    [
+        ("# Tidy up\n\nTidy the imports.\n", ("Tidy up", "", "# Tidy up\n\nTidy the imports.")),
+        ("Fix $ARGUMENTS", ("Fix $ARGUMENTS", "arguments", "Fix $ARGUMENTS")),
+        (
+            '---\ndescription: "Look again"\nargument-hint: a file\nmodel: x\n---\nLook at it.\n',
+            ("Look again", "a file", "Look at it."),
+        ),
+    ],
+)
+def test_markdown_file_is_a_command(tmp_path: Path, content: str, template: tuple[str, str, str]) -> None:
+    (tmp_path / "mine.md").write_text(content)
+    description, hint, body = template
+    assert read_templates(tmp_path) == (Template(name="mine", description=description, hint=hint, text=body),)
+
+
+def test_invalid_files_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text("---\ndescription: x\n---\n")
+    (tmp_path / "help.md").write_text("mine")
+    (tmp_path / "bad name.md").write_text("x")
+    (tmp_path / "binary.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    assert read_templates(tmp_path, taken=["help"]) == ()
+    assert read_templates(tmp_path / "nowhere") == ()
+
+
+def test_argument_without_placeholder_is_appended() -> None:
+    template = Template(name="a", description="", hint="", text="Do it.")
+    assert (template.prompt(""), template.prompt("now")) == ("Do it.", "Do it.\n\nnow")
 
 
 class HangingPrompts(Tools):

@@ -1,4 +1,4 @@
-"""A pass on a branch: what is stored, what the client hears, and how it ends."""
+"""Tests compaction passes on a branch: what is stored, published and answered."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import CompactionPolicy, ContextWindow
+from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.compaction.window import ContextWindow
 from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured
@@ -48,7 +49,7 @@ class Place:
         )
 
     async def talk(self, exchanges: int, size: int = 8_000) -> None:
-        """Prompt and answer, estimated at half of `size` characters."""
+        """Adds prompts and answers of `size` characters each."""
         for _ in range(exchanges):
             for body in (user("q" * size), said("a" * size), TurnEnd(stop="end_turn")):
                 await self.branch.record([NewEntry(body=body)])
@@ -64,7 +65,7 @@ async def place() -> Place:
     return place
 
 
-async def test_checkpoint_and_fresh_prompt_are_one_append_and_the_client_hears_of_both_ends(place: Place) -> None:
+async def test_checkpoint_and_new_prompt_are_one_append_and_the_client_is_told(place: Place) -> None:
     await place.talk(3)
     await place.branch.record([NewEntry(body=user("next"))])
     appends = place.store.appends
@@ -97,10 +98,10 @@ async def test_mode_and_plan_go_into_the_checkpoint(place: Place) -> None:
     assert (place.branch.projection.mode, place.branch.projection.plan) == ("plan", plan)
 
 
-async def test_mask_is_one_entry_and_no_question(place: Place) -> None:
+async def test_mask_is_one_entry_and_asks_no_model(place: Place) -> None:
     (step,) = await place.branch.record([NewEntry(body=said("", "a"))])
-    for body in (result_of(step.id, 0, "x" * 50_000), said("well"), user("next")):
-        await place.branch.record([NewEntry(body=body)])
+    for later in (result_of(step.id, 0, "x" * 50_000), said("well"), user("next")):
+        await place.branch.record([NewEntry(body=later)])
     await place.compactor.make_room()
     body = place.stored()[-1].body
     assert isinstance(body, Mask)
@@ -109,13 +110,15 @@ async def test_mask_is_one_entry_and_no_question(place: Place) -> None:
     assert place.compactor.gauge.used() == body.tokens_after
 
 
-async def test_nothing_happens_below_the_threshold_or_when_compaction_is_off(place: Place) -> None:
+async def test_nothing_is_compacted_below_the_threshold_or_when_compaction_is_off(place: Place) -> None:
     await place.talk(1)
     await place.compactor.make_room()
     await place.talk(3)
     off = compactor_on(place.branch, place.model, CompactionPolicy(auto=False), fresh_prompt=fresh)
     await off.make_room()
-    with pytest.raises(ContextOverflow, match=r"too long\. About .* were sent.* is off .*: /compact makes room"):
+    with pytest.raises(
+        ContextOverflow, match=r"too long\. The request had about .* tokens.* is off .*; /compact makes room"
+    ):
         await off.overflowed(TOO_LONG)
     assert place.model.requests == []
     assert place.client.compactions() == []
@@ -158,7 +161,7 @@ async def test_lost_race_for_the_leaf_fails_and_changes_nothing(place: Place) ->
     assert place.client.compactions() == ["in_progress", "failed"]
 
 
-async def test_what_comes_while_the_summary_is_written_is_kept_even_if_nothing_before_is(place: Place) -> None:
+async def test_entries_that_arrive_during_the_summary_are_kept(place: Place) -> None:
     async def fresh_and_late() -> Prompt:
         await place.branch.record([NewEntry(body=Reminder(text="The mode is now plan."))])
         return FRESH
@@ -171,7 +174,7 @@ async def test_what_comes_while_the_summary_is_written_is_kept_even_if_nothing_b
     assert place.branch.context().messages[-1] == UserMessage(parts=(Text(text="The mode is now plan."),))
 
 
-async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less(place: Place) -> None:
+async def test_larger_new_prompt_entry_makes_the_pass_keep_less(place: Place) -> None:
     await place.talk(8, 4_000)
 
     async def larger() -> Prompt:
@@ -183,16 +186,16 @@ async def test_a_fresh_prompt_that_is_much_larger_makes_the_pass_keep_less(place
     assert result.entry is not None
     assert isinstance(result.entry.body, Checkpoint)
     bound = limits.ceiling if result.entry.body.first_kept is None else limits.target
-    assert place.compactor.gauge.used() == result.tokens_after <= bound
+    assert place.compactor.gauge.used() == result.entry.body.tokens_after <= bound
 
 
-async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> None:
+async def test_too_small_configured_window_ends_the_turn_with_numbers_and_a_remedy() -> None:
     place = Place(summariser("good", info=replace(CONFIGURED, context_window=3_000)))
     await place.branch.record([NewEntry(body=SYSTEM)])
     await place.talk(2)
     before = place.stored()
     wanted = (
-        r"context_window is 3,000 tokens in your configuration, .* tools take 1,004.*Raise or remove context_window"
+        r"context_window is 3,000 tokens in your configuration\. .* tools take 1,004.*Raise or remove context_window"
     )
     with pytest.raises(TurnError, match=wanted):
         await place.compactor.make_room()
@@ -201,7 +204,7 @@ async def test_too_small_a_window_ends_the_turn_with_numbers_and_a_remedy() -> N
 
 
 @pytest.mark.parametrize("window", [None, 900, 1_300, 3_000])
-async def test_a_window_that_nobody_configured_never_refuses(window: int | None) -> None:
+async def test_unconfigured_window_never_refuses(window: int | None) -> None:
     place = Place(summariser("good", info=replace(INFO, context_window=window)))
     await place.branch.record([NewEntry(body=SYSTEM), NewEntry(body=user("q" * 700_000))])
     for _ in range(3):
@@ -212,7 +215,7 @@ async def test_a_window_that_nobody_configured_never_refuses(window: int | None)
         await place.renewed().make_room()
 
 
-async def test_a_tiny_window_that_was_learned_is_made_the_best_of(place: Place) -> None:
+async def test_tiny_learned_window_still_gets_a_checkpoint(place: Place) -> None:
     place.model.info = replace(INFO, context_window=2_000)
     await place.talk(2)
     await place.branch.record([NewEntry(body=user("And now?"))])
@@ -222,7 +225,7 @@ async def test_a_tiny_window_that_was_learned_is_made_the_best_of(place: Place) 
     assert place.branch.context().messages[-1] == UserMessage(parts=(Text(text="And now?"),))
 
 
-async def test_third_pass_in_a_row_ends_the_turn_and_the_next_turn_starts_afresh(place: Place) -> None:
+async def test_third_pass_in_a_row_ends_the_turn_and_the_next_turn_may_compact_again(place: Place) -> None:
     await fill_up_too_fast(place)
     place.model.info = CONFIGURED
     with pytest.raises(TurnError, match="fills up faster than compaction can empty it"):
@@ -230,7 +233,7 @@ async def test_third_pass_in_a_row_ends_the_turn_and_the_next_turn_starts_afresh
     await place.renewed().make_room()
 
 
-async def test_third_pass_in_a_row_is_left_out_where_nobody_configured_the_window(place: Place) -> None:
+async def test_third_pass_in_a_row_is_skipped_if_the_window_is_not_configured(place: Place) -> None:
     await fill_up_too_fast(place)
     before = place.stored()
     await place.compactor.make_room()
@@ -238,7 +241,7 @@ async def test_third_pass_in_a_row_is_left_out_where_nobody_configured_the_windo
 
 
 async def fill_up_too_fast(place: Place) -> None:
-    """Two passes with an answer after each, and as much again."""
+    """Two passes with one answer after each, then a full context again."""
     for _ in range(2):
         await place.talk(4)
         await place.compactor.make_room()
@@ -257,23 +260,25 @@ async def test_overflow_lowers_the_window_and_compacts(place: Place) -> None:
     assert checkpoint.reason == "overflow"
 
 
-async def test_overflow_that_compaction_cannot_help_says_what_was_sent_and_what_helps(place: Place) -> None:
+async def test_overflow_that_cannot_be_compacted_says_what_the_user_can_do(place: Place) -> None:
     await place.branch.record([NewEntry(body=user("hi"))])
     before = place.stored()
-    wanted = r"too long\. About 1,009 tokens were sent, 1,004 of them system prompt and tools.*Prompt again.*/model"
+    wanted = (
+        r"too long\. The request had about 1,009 tokens, 1,004 of them system prompt and tools.*prompt again.*/model"
+    )
     with pytest.raises(ContextOverflow, match=wanted):
         await place.compactor.overflowed(TOO_LONG)
     assert place.stored() == before
     assert place.compactor.gauge.window() == 16_000
 
 
-async def test_while_a_larger_window_is_tried_messages_are_cut_for_the_learned_one(place: Place) -> None:
+async def test_messages_are_cut_for_the_learned_window_while_a_larger_one_is_tested(place: Place) -> None:
     await place.talk(2)
     await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
     gauge = place.compactor.gauge
     cuts = gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)
     for _ in range(4):
-        await gauge.compacted()
+        await place.window.on_compaction(gauge.info)
     assert gauge.window() == 16_000
     assert (gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)) == cuts
 
@@ -288,20 +293,20 @@ async def test_while_a_larger_window_is_tried_messages_are_cut_for_the_learned_o
     ],
     ids=["counted twice as many", "at least twice as many", "counted less", "nonsense"],
 )
-async def test_a_refusal_corrects_the_estimate_within_reason(
+async def test_refusal_corrects_the_calibration_within_bounds(
     place: Place, error: ContextOverflow, calibration: float
 ) -> None:
     await place.talk(1)
-    await place.compactor.gauge.refused(error)
+    await place.compactor.gauge.on_refusal(error)
     assert place.branch.row.calibration == pytest.approx(calibration, rel=0.01)
 
 
-async def test_a_request_that_is_refused_again_and_again_is_compacted_twice(place: Place) -> None:
+async def test_request_that_keeps_being_refused_is_compacted_twice(place: Place) -> None:
     await place.talk(3)
     for _ in range(2):
         await place.compactor.overflowed(TOO_LONG)
     used = place.compactor.gauge.used()
-    with pytest.raises(ContextOverflow, match=r"after several compactions\. Prompt again .* or begin anew with /clear"):
+    with pytest.raises(ContextOverflow, match=r"after several compactions\. Prompt again .* or start over with /clear"):
         await place.compactor.overflowed(TOO_LONG)
     assert place.compactor.gauge.used() == used < 12_000 // 3
     assert len([entry for entry in place.stored() if isinstance(entry.body, Checkpoint)]) == 2
@@ -311,7 +316,7 @@ async def test_a_request_that_is_refused_again_and_again_is_compacted_twice(plac
     assert place.branch.context().messages[-1] == UserMessage(parts=(Text(text="Go on."),))
 
 
-async def test_command_answers_with_numbers_and_a_second_one_finds_nothing_new(place: Place) -> None:
+async def test_compact_answers_with_numbers_and_a_second_one_finds_nothing_new(place: Place) -> None:
     await place.talk(2)
     before = place.compactor.gauge.used()
     answer = await place.compactor.on_command("the parser")
@@ -323,7 +328,7 @@ async def test_command_answers_with_numbers_and_a_second_one_finds_nothing_new(p
     assert await place.compactor.on_command() == "Nothing is new since the last compaction."
 
 
-async def test_undo_brings_back_what_was_before_also_from_a_loaded_tail(place: Place) -> None:
+async def test_undo_restores_the_conversation_also_from_a_loaded_tail(place: Place) -> None:
     await place.talk(2)
     before = place.branch.context()
     await place.compactor.on_command()
@@ -335,7 +340,7 @@ async def test_undo_brings_back_what_was_before_also_from_a_loaded_tail(place: P
     assert isinstance(place.stored()[-1].body, Restore)
 
 
-async def test_undo_is_refused_with_numbers_when_it_would_not_fit(place: Place) -> None:
+async def test_undo_is_refused_with_numbers_if_the_conversation_would_not_fit(place: Place) -> None:
     assert await place.compactor.on_command("undo") == "There is no compaction to undo."
     await place.talk(4)
     await place.compactor.make_room()
@@ -352,7 +357,7 @@ async def test_calibration_is_stored_with_the_pass(place: Place) -> None:
     assert place.branch.row.calibration == 1.5
 
 
-async def test_the_client_is_told_how_full_the_context_is(place: Place) -> None:
+async def test_client_is_told_how_full_the_context_is(place: Place) -> None:
     await place.talk(1)
     await place.compactor.gauge.tell()
     assert place.client.events[-1] == ContextMeasured(used=place.compactor.gauge.used(), size=16_000, cost=None)

@@ -1,4 +1,4 @@
-"""Hooks around a compaction: what they may say, and that none of them can break or hold one."""
+"""Tests compaction hooks, and that none can break or block a compaction."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
+from crow.agent.compaction import Advice, Done, Proposal
 from crow.agent.compaction.compactor import CompactionResult
-from crow.agent.compaction.hooks import Advice, Done, Hooks, NamedHook, Proposal
-from crow.domain.entries import Checkpoint, NewEntry, Prompt, TurnEnd
+from crow.agent.compaction.hooks import Hooks, NamedHook
+from crow.domain.entries import Body, Checkpoint, NewEntry, Prompt, TurnEnd
 from crow.domain.events import NoticeShown, SummaryShown
 from crow.llm import ModelInfo
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import result_of, said, user
 
-TALK = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
+TALK: list[Body] = [user("q" * 8_000), said("a" * 8_000), TurnEnd(stop="end_turn")] * 4
 INFO = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
 
 
 def registered(before: tuple[Callable[..., Any], ...] = (), after: tuple[Callable[..., Any], ...] = ()) -> Hooks:
-    """Hooks as an entry point group gives them: names, and what loads the functions."""
+    """Hooks as entry points provide them: names and loaders."""
     groups = {"crow.before_compact": before, "crow.after_compact": after}
 
     def find(group: str) -> list[NamedHook]:
@@ -32,7 +33,7 @@ def registered(before: tuple[Callable[..., Any], ...] = (), after: tuple[Callabl
 
 
 class Place:
-    """A conversation that is due for a summary, and what the model was asked."""
+    """A conversation that is due for a summary."""
 
     def __init__(self, hooks: Hooks) -> None:
         self.store, self.client, self.model = MemoryStore(), Notes(), summariser("good", info=INFO)
@@ -59,7 +60,7 @@ def checkpoint(result: CompactionResult) -> Checkpoint:
     return result.entry.body
 
 
-async def test_a_hook_hears_what_is_planned_and_what_was_done() -> None:
+async def test_hooks_receive_the_proposal_and_the_result() -> None:
     heard: list[Any] = []
     result, _ = await compacted_with(registered((heard.append,), (heard.append,)))
     body = checkpoint(result)
@@ -89,15 +90,15 @@ async def test_a_hook_hears_what_is_planned_and_what_was_done() -> None:
     )
 
 
-async def test_a_veto_leaves_everything_as_it_was() -> None:
+async def test_veto_prevents_the_compaction() -> None:
     place = Place(registered((lambda _: Advice(veto="Not while the tests run."),)))
     result = await place.compact()
     assert (result.outcome, result.entry) == ("noop", None)
-    assert result.words == "A hook kept the conversation from being compacted: Not while the tests run."
+    assert result.words == "A hook prevented the compaction: Not while the tests run."
     assert (place.model.requests, place.client.compactions()) == ([], [])
 
 
-async def test_a_mask_can_be_vetoed_too() -> None:
+async def test_mask_can_be_vetoed_too() -> None:
     kinds: list[str] = []
 
     def before_compact(proposal: Proposal) -> Advice:
@@ -110,13 +111,13 @@ async def test_a_mask_can_be_vetoed_too() -> None:
     assert (result.outcome, kinds) == ("noop", ["mask"])
 
 
-async def test_context_of_all_hooks_goes_into_the_question() -> None:
+async def test_context_of_all_hooks_goes_into_the_prompt() -> None:
     hooks = registered((lambda _: Advice(context="The ticket is 17."), lambda _: Advice(context="Ship on Friday.")))
     _, model = await compacted_with(hooks)
     assert "Take into account:\\nThe ticket is 17.\\n\\nShip on Friday." in repr(model.requests[0].messages[-1])
 
 
-async def test_the_summary_of_a_coroutine_hook_is_taken_without_asking_the_model() -> None:
+async def test_summary_of_an_async_hook_is_used_without_asking_the_model() -> None:
     async def before_compact(_: Proposal) -> Advice:
         return Advice(summary="## Goal\nMine.")
 
@@ -125,10 +126,10 @@ async def test_the_summary_of_a_coroutine_hook_is_taken_without_asking_the_model
     assert (body.summary, body.method, body.model_calls, model.requests) == ("## Goal\nMine.", "hook", 0, [])
 
 
-async def test_a_summary_over_its_budget_is_logged_and_the_model_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_too_long_summary_of_a_hook_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     result, _ = await compacted_with(registered((lambda _: Advice(summary="word " * 30_000),)))
     assert checkpoint(result).summary == SUMMARY
-    assert "is not used; there is room for" in caplog.text
+    assert "Ignored a hook's summary of" in caplog.text
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_told_and_passed_over(
+async def test_hook_that_fails_hangs_or_returns_nonsense_is_reported_and_skipped(
     caplog: pytest.LogCaptureFixture, released: threading.Event
 ) -> None:
     def fails(_: object) -> None:
@@ -155,19 +156,19 @@ async def test_a_hook_that_fails_hangs_or_answers_nonsense_is_told_and_passed_ov
     result = await place.compact()
     assert checkpoint(result).summary == SUMMARY
     assert "Still heard." in repr(place.model.requests[0].messages[-1])
-    failed = "failed (LookupError: no such ticket) and is passed over."
+    failed = "failed (LookupError: no such ticket) and is skipped."
     told = [
         f"The hook fails of crow.before_compact {failed}",
-        "The hook hangs of crow.before_compact took longer than 0.2 s and is passed over.",
-        "The hook babbles of crow.before_compact answered str instead of Advice and is passed over.",
+        "The hook hangs of crow.before_compact took longer than 0.2 s and is skipped.",
+        "The hook babbles of crow.before_compact returned str instead of Advice and is skipped.",
         f"The hook fails of crow.after_compact {failed}",
-        "The hook hangs of crow.after_compact took longer than 0.2 s and is passed over.",
+        "The hook hangs of crow.after_compact took longer than 0.2 s and is skipped.",
     ]
     assert place.notices() == told
     assert [record.getMessage() for record in caplog.records] == told
 
 
-async def test_a_failure_of_a_hook_is_told_once_in_a_turn() -> None:
+async def test_hook_failure_is_reported_once_a_turn() -> None:
     def fails(_: object) -> None:
         raise LookupError("no such ticket")
 
@@ -178,17 +179,17 @@ async def test_a_failure_of_a_hook_is_told_once_in_a_turn() -> None:
     assert len(place.notices()) == 1
 
 
-async def test_a_hook_that_cannot_be_loaded_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hook_that_cannot_be_loaded_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> Callable[..., object]:
         raise ImportError("no module named ours")
 
     result, _ = await compacted_with(Hooks(lambda _: [("ours", load)]))
     assert checkpoint(result).summary == SUMMARY
-    words = "The hook ours of crow.before_compact failed (ImportError: no module named ours) and is passed over."
+    words = "The hook ours of crow.before_compact failed (ImportError: no module named ours) and is skipped."
     assert words in caplog.text
 
 
-async def test_a_broken_search_for_hooks_means_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_search_for_hooks_means_no_hooks(caplog: pytest.LogCaptureFixture) -> None:
     def find(_: str) -> list[NamedHook]:
         raise OSError("unreadable metadata")
 
@@ -197,7 +198,7 @@ async def test_a_broken_search_for_hooks_means_none(caplog: pytest.LogCaptureFix
     assert "The search for hooks of crow.before_compact failed (OSError: unreadable metadata)" in caplog.text
 
 
-async def test_the_summary_is_shown_as_it_comes_and_taken_back_when_it_is_no_good() -> None:
+async def test_summary_is_shown_as_it_arrives_and_retracted_if_it_is_unusable() -> None:
     place = Place(Hooks())
     place.model = summariser("cut", "good", info=INFO)
     place.compactor = compactor_on(place.branch, place.model)

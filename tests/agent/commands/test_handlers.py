@@ -1,4 +1,4 @@
-"""Slash commands: what is one, what is offered, how a bad one is answered."""
+"""Tests how slash commands are parsed, listed and answered."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tests.support.scripted_model import Say, ScriptedModel
         ("help", None),
     ],
 )
-def test_a_known_name_at_the_start_is_a_command_and_all_else_a_prompt(typed: str, command: Typed | None) -> None:
+def test_known_name_at_the_start_is_a_command_and_anything_else_a_prompt(typed: str, command: Typed | None) -> None:
     assert parse(typed) == command
 
 
-def test_every_command_is_named_once_and_described() -> None:
+def test_every_command_has_a_handler_and_a_description() -> None:
     assert [spec.name for spec in COMMANDS] == list(HANDLERS)
     assert all(spec.name.islower() and spec.description for spec in COMMANDS)
 
 
-async def test_a_command_is_stored_with_its_answer_and_the_model_never_sees_it(tmp_path: Path) -> None:
+async def test_command_is_stored_with_its_answer_and_the_model_never_sees_it(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["hi"]))
     async with opened(tmp_path, model) as run:
         assert await run.session.prompt(text("/help")) == "end_turn"
@@ -49,8 +49,8 @@ async def test_a_command_is_stored_with_its_answer_and_the_model_never_sees_it(t
         assert "/help" not in str(model.requests[0].messages)
 
 
-async def test_a_bad_argument_is_answered_with_what_would_work(tmp_path: Path) -> None:
+async def test_bad_argument_is_answered_with_what_would_work(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel()) as run:
         assert await run.session.prompt(text("/help flying")) == "end_turn"
         (told,) = run.client.stored(Command)
-        assert told.answer.startswith("There is no command /flying. These are the commands:\n- `/undo")
+        assert told.answer.startswith("There is no command /flying. The commands are:\n- `/undo")

@@ -1,4 +1,4 @@
-"""Endpoints whose window changes, and that tell the truth about it, lie or say nothing: no session becomes unusable."""
+"""Tests sessions with endpoints whose window changes, and that may lie about it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent.branch import Branch
-from crow.agent.compaction.budget import MIN_ROOM, CompactionPolicy, ContextWindow, LearnedWindow, gauge_on, learned_in
+from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.window import MIN_ROOM, ContextWindow, LearnedWindow, learned_in
 from crow.agent.prompt import Briefing
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
@@ -36,7 +37,7 @@ Habit = Literal["names", "counts", "says nothing", "names too little", "names to
 HABITS: tuple[Habit, ...] = get_args(Habit)
 INFO = ModelInfo(name="m", endpoint="http://localhost m")
 MARGIN = 900
-"""Estimated tokens of a checkpoint that is as small as can be, and of the threshold's distance from the window."""
+"""Estimated tokens of the smallest checkpoint plus the distance between threshold and window."""
 
 
 class Memory:
@@ -59,7 +60,7 @@ class Memory:
 @dataclass(kw_only=True)
 class Endpoint:
     """A server with a `window`. It counts `ratio` tokens for each that crow estimates, and refuses `burps` requests
-    whatever their size. `steps` says how many answers of a turn call a tool."""
+    of any size. `steps`: how many answers of a turn call a tool."""
 
     window: int
     habit: Habit
@@ -119,7 +120,7 @@ class Endpoint:
 
 
 class Talk:
-    """Sessions that talk to one endpoint, one after the other."""
+    """Consecutive sessions with one endpoint."""
 
     def __init__(self, endpoint: Endpoint, seed: int = 0) -> None:
         self.endpoint, self.memory, self.random = endpoint, Memory(), random.Random(seed)
@@ -128,7 +129,7 @@ class Talk:
         self.begin()
 
     def begin(self) -> None:
-        """A session of its own."""
+        """Start another session."""
         self.sessions += 1
         self.store = MemoryStore()
         self.branch: Branch = branch_of(self.store, Notes())
@@ -136,7 +137,7 @@ class Talk:
         self.briefing = Briefing(self.branch)
 
     async def prompt(self, text: str) -> ContextOverflow | None:
-        """One turn; the error it ended with. Any other error than the endpoint's own is raised."""
+        """One turn. Returns the endpoint's error if it failed; other errors are raised."""
 
         async def read(**_: Any) -> str:
             return "x" * self.output
@@ -166,17 +167,17 @@ class Talk:
         return estimate_tools(prompt.tools) + len(prompt.system) / 4
 
     def least(self, text: str) -> int:
-        """Tokens, as the endpoint counts, of a request with this prompt and hardly anything else."""
+        """Tokens, by the endpoint's count, of the smallest request with this prompt."""
         return round(self.endpoint.ratio * (self.fixed() + len(text) / 4 + MARGIN))
 
     def is_tiny(self) -> bool:
-        """Whether the endpoint leaves so little room that a turn of some steps has no place in it."""
+        """Whether the window is too small for a turn of several steps."""
         return 0.8 * self.endpoint.window / self.endpoint.ratio - self.fixed() < MIN_ROOM
 
 
 @st.composite
 def phases(draw: st.DrawFn) -> list[tuple[int, Habit, int]]:
-    """Windows, what the endpoint says of them, and for how many prompts."""
+    """For each phase: window, habit, number of prompts."""
     phase = st.tuples(
         st.sampled_from([3_000, 6_000, 12_000, 40_000, 100_000, 300_000]), st.sampled_from(HABITS), st.integers(1, 8)
     )
@@ -186,13 +187,13 @@ def phases(draw: st.DrawFn) -> list[tuple[int, Habit, int]]:
 async def check_phases(
     phases: Sequence[tuple[int, Habit, int]], *, seed: int, ratio: float, reports: bool, burps: bool
 ) -> int:
-    """Talk to an endpoint that changes from phase to phase; how many prompts it was."""
+    """Talk to an endpoint that changes from phase to phase. Returns the number of prompts."""
     endpoint = Endpoint(window=phases[0][0], habit=phases[0][1], ratio=ratio, reports=reports)
     talk = Talk(endpoint, seed)
     chance = talk.random
     for window, habit, prompts in phases:
         endpoint.window, endpoint.habit = window, habit
-        may_fail = True  # once after a change, which may be a fall to a tenth without a number
+        may_fail = True  # once after a change: the window may have shrunk to a tenth without a number
         for _ in range(prompts):
             if chance.random() < 0.1:
                 talk.begin()
@@ -201,7 +202,7 @@ async def check_phases(
             burped = endpoint.burps > 0
             asked, text = len(endpoint.sizes), "q" * chance.choice([20, 400, 4_000, 20_000])
             error = await talk.prompt(text)
-            assert len(endpoint.sizes) > asked, "nobody asked the endpoint"
+            assert len(endpoint.sizes) > asked, "the endpoint was not asked"
             if error is not None and not burped and not talk.is_tiny() and talk.least(text) <= window:
                 assert may_fail, f"{error} with {window}"
                 may_fail = False
@@ -216,13 +217,13 @@ async def check_phases(
     burps=st.booleans(),
 )
 @settings(max_examples=120, deadline=None)
-async def test_no_prompt_is_refused_without_asking_and_none_fails_that_the_endpoint_would_have_answered(
+async def test_every_prompt_reaches_the_endpoint_and_succeeds_if_the_endpoint_would_answer(
     phases: list[tuple[int, Habit, int]], seed: int, ratio: float, reports: bool, burps: bool
 ) -> None:
     await check_phases(phases, seed=seed, ratio=ratio, reports=reports, burps=burps)
 
 
-async def test_a_window_that_falls_and_rises_again_is_followed_both_ways() -> None:
+async def test_window_that_falls_and_rises_again_is_followed_both_ways() -> None:
     endpoint = Endpoint(window=40_000, habit="names")
     talk = Talk(endpoint)
     for window, prompts in ((40_000, 12), (12_000, 12), (100_000, 60)):
@@ -237,7 +238,7 @@ async def test_a_window_that_falls_and_rises_again_is_followed_both_ways() -> No
 
 
 @pytest.mark.parametrize("habit", ["names", "counts", "says nothing"])
-async def test_while_a_learned_window_holds_larger_requests_are_tried_less_and_less(habit: Habit) -> None:
+async def test_larger_requests_are_tested_less_often_while_a_learned_window_holds(habit: Habit) -> None:
     endpoint = Endpoint(window=12_000, habit=habit)
     talk = Talk(endpoint)
     for _ in range(150):
@@ -250,7 +251,7 @@ async def test_while_a_learned_window_holds_larger_requests_are_tried_less_and_l
     assert endpoint.summaries < 90
 
 
-async def test_a_server_that_cuts_silently_is_believed_and_tried_again() -> None:
+async def test_silent_truncation_is_learned_and_tested_again() -> None:
     endpoint = Endpoint(window=8_192, habit="cuts")
     talk = Talk(endpoint)
     for _ in range(20):
@@ -265,7 +266,7 @@ async def test_a_server_that_cuts_silently_is_believed_and_tried_again() -> None
     assert max(endpoint.sizes) > 60_000
 
 
-async def test_what_happened_twice_holds_for_the_next_session() -> None:
+async def test_window_learned_twice_applies_to_the_next_session() -> None:
     endpoint = Endpoint(window=12_000, habit="names")
     talk = Talk(endpoint)
     refused = []
@@ -277,7 +278,7 @@ async def test_what_happened_twice_holds_for_the_next_session() -> None:
     assert refused == [1, 2, 2, 2]
 
 
-async def test_a_configured_window_that_is_too_large_only_costs_a_refused_request_a_session() -> None:
+async def test_configured_window_that_is_too_large_costs_one_refused_request_a_session() -> None:
     endpoint = Endpoint(window=12_000, habit="names")
     endpoint.info = replace(INFO, context_window=128_000, is_window_configured=True)
     talk = Talk(endpoint)
@@ -287,11 +288,11 @@ async def test_a_configured_window_that_is_too_large_only_costs_a_refused_reques
     assert talk.memory.facts == {}
 
 
-async def test_one_wrong_refusal_leaves_nothing_behind() -> None:
+async def test_one_wrong_refusal_has_no_lasting_effect() -> None:
     endpoint = Endpoint(window=100_000, habit="names", burps=1)
     talk = Talk(endpoint)
     error = await talk.prompt("hi")
-    assert str(error).startswith("context length exceeded About ")
+    assert str(error).startswith("context length exceeded The request had about ")
     for _ in range(2):
         talk.begin()
         assert await talk.prompt("hi") is None

@@ -1,4 +1,4 @@
-"""Questions for a summary, what is refused, and the notes that cannot fail."""
+"""Tests summary requests, unusable answers, and notes taken by code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
-from crow.agent.compaction.summary import NOTES_HEADING, CoveredContext, Summary, SummaryOptions, notes, summarise
+from crow.agent.compaction.summary import NOTES_HEADING, Summary, SummaryJob, notes, summarise
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -39,14 +39,18 @@ TALK: tuple[Message, ...] = (
 LIMITS = limits_for(32_000, None, 2_000, CompactionPolicy())
 
 
-async def ask(model: AnsweringModel, head: CoveredContext | None = None, **more: Any) -> Summary:
-    head = head or CoveredContext(tools=TOOLS, messages=TALK, estimate=3_000)
-    other = more.pop("compact_model", None)
-    asking = SummaryOptions(**({"deadline_s": 30, "cache_key": "s1"} | more))
-    return await summarise(head, model, LIMITS, 1.0, asking, compact_model=other)
+async def ask(model: AnsweringModel, *, compact_model: AnsweringModel | None = None, **fields: Any) -> Summary:
+    job: dict[str, Any] = {
+        "tools": TOOLS,
+        "messages": TALK,
+        "estimate": 3_000,
+        "deadline_s": 30,
+        "cache_key": "s1",
+    } | fields
+    return await summarise(SummaryJob(limits=LIMITS, scale=1.0, **job), model, compact_model=compact_model)
 
 
-async def test_first_question_is_the_conversation_as_sent_and_one_instruction() -> None:
+async def test_first_request_is_the_conversation_as_sent_and_one_instruction() -> None:
     model = summariser("good")
     summary = await ask(model)
     assert summary == Summary(
@@ -66,12 +70,12 @@ async def test_first_question_is_the_conversation_as_sent_and_one_instruction() 
 
 async def test_fixed_line_stands_between_a_prompt_and_the_instruction() -> None:
     model = summariser("good")
-    await ask(model, CoveredContext(tools=(), messages=TALK[:2], estimate=100))
+    await ask(model, tools=(), messages=TALK[:2], estimate=100)
     assert model.requests[0].messages[2] == AssistantMessage(text=NO_ANSWER)
 
 
 @pytest.mark.parametrize("way", ["empty", "cut", "calls", "long", "error", "hang"])
-async def test_what_is_no_whole_summary_is_asked_again_as_a_capped_transcript(way: Way) -> None:
+async def test_unusable_summary_is_requested_again_with_a_shortened_transcript(way: Way) -> None:
     model = summariser(way, "good")
     summary = await ask(model, deadline_s=0.2 if way == "hang" else 30)
     assert (summary.text, summary.method, summary.model_calls) == (SUMMARY, "serialised", 2)
@@ -83,7 +87,7 @@ async def test_what_is_no_whole_summary_is_asked_again_as_a_capped_transcript(wa
     assert 500 < transcript.count("x") < 3_000
 
 
-async def test_after_two_failures_notes_stand_in() -> None:
+async def test_after_two_failures_code_takes_notes() -> None:
     model = summariser("error", "hang")
     summary = await ask(model, deadline_s=0.01)
     assert summary == Summary(
@@ -92,19 +96,19 @@ async def test_after_two_failures_notes_stand_in() -> None:
     assert len(model.requests) == 2
 
 
-async def test_head_that_leaves_no_room_for_an_answer_is_asked_about_as_a_transcript_at_once() -> None:
+async def test_conversation_without_room_for_an_answer_is_sent_as_a_transcript_at_once() -> None:
     model = summariser("good")
-    summary = await ask(model, CoveredContext(tools=TOOLS, messages=TALK, estimate=31_000))
+    summary = await ask(model, estimate=31_000)
     assert (summary.method, summary.model_calls) == ("serialised", 1)
 
 
-async def test_second_question_goes_to_the_compact_model_within_its_own_window() -> None:
+async def test_second_request_goes_to_the_compact_model_within_its_own_window() -> None:
     small = summariser(
         "good",
         info=ModelInfo(name="small", endpoint="test small", context_window=8_000, max_output_tokens=1_000),
     )
-    head = CoveredContext(tools=TOOLS, messages=(*TALK, *[AssistantMessage(text="word " * 2_000)] * 30), estimate=3_000)
-    summary = await ask(summariser("empty"), head, compact_model=small)
+    long = (*TALK, *[AssistantMessage(text="word " * 2_000)] * 30)
+    summary = await ask(summariser("empty"), messages=long, compact_model=small)
     assert summary.model == "small"
     (request,) = small.requests
     assert request.max_output_tokens == 1_000
@@ -112,13 +116,11 @@ async def test_second_question_goes_to_the_compact_model_within_its_own_window()
     assert "earlier messages are left out" in repr(request.messages[1])
 
 
-async def test_earlier_summary_is_to_be_updated_and_the_focus_is_passed_on() -> None:
+async def test_earlier_summary_is_updated_and_the_focus_is_passed_on() -> None:
     model = summariser("good")
     earlier = UserMessage(parts=(Text(text="THE EARLIER SUMMARY"),))
-    head = CoveredContext(
-        tools=(), messages=(TALK[0], earlier, *TALK[2:]), estimate=100, previous="THE EARLIER SUMMARY"
-    )
-    await ask(model, head, focus="the parser's tests")
+    messages = (TALK[0], earlier, *TALK[2:])
+    await ask(model, tools=(), messages=messages, previous="THE EARLIER SUMMARY", focus="the parser's tests")
     instruction = repr(model.requests[0].messages[-1])
     assert "Update it" in instruction
     assert "the parser's tests" in instruction

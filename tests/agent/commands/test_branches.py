@@ -1,4 +1,4 @@
-"""Undo, redo, rewind, retry, new, forks, labels and titles: what the model sees then, and what is still there."""
+"""Tests commands that move between branches, and what the model sees afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answers(*words: str) -> ScriptedModel:
 
 
 async def say(run: Opened, *prompts: str) -> str:
-    """Send them; the answer of the last one, if it was a command."""
+    """Send the prompts. Returns the answer of the last command."""
     for prompt in prompts:
         await run.session.prompt(text(prompt))
     told = run.client.stored(Command)
@@ -33,7 +33,7 @@ async def say(run: Opened, *prompts: str) -> str:
 
 
 def seen(messages: Sequence[Message]) -> list[str]:
-    """What the model sees of what was said, crow's reminders left out."""
+    """The texts that the model sees, without crow's reminders."""
     words = []
     for message in messages:
         match message:
@@ -50,7 +50,7 @@ async def path_words(run: Opened) -> list[str]:
     return seen(for_model(await run.log()).messages)
 
 
-async def test_an_undone_turn_is_out_of_the_models_sight_and_redo_brings_it_back(tmp_path: Path) -> None:
+async def test_model_does_not_see_an_undone_turn_and_redo_brings_it_back(tmp_path: Path) -> None:
     model = answers("1", "2", "3")
     async with opened(tmp_path, model) as run:
         answer = await say(run, "one", "two", "/undo")
@@ -72,21 +72,21 @@ async def test_undone_turns_stay_undone_in_another_process_and_redo_works_there(
         assert seen(model.requests[0].messages) == ["one", "1", "two", "2", "three"]
 
 
-async def test_there_is_nothing_to_undo_or_redo_or_retry_where_nothing_was_said(tmp_path: Path) -> None:
+async def test_empty_session_has_nothing_to_undo_redo_or_retry(tmp_path: Path) -> None:
     async with opened(tmp_path, answers()) as run:
-        assert (await say(run, "/undo")).startswith("There is nothing to undo: nothing was said yet")
+        assert (await say(run, "/undo")).startswith("There is nothing to undo: this branch has no prompts.")
         assert (await say(run, "/redo")).startswith("There is nothing to redo.")
         assert (await say(run, "/retry")).startswith("There is nothing to retry")
         assert (await say(run, "/clear")).startswith("This branch is empty already.")
-        assert (await say(run, "/history")).startswith("Nothing was said yet on this branch.")
+        assert (await say(run, "/history")).startswith("This branch has no prompts yet.")
         assert (await say(run, "/tree")).startswith("- **you are here** `#")
 
 
-async def test_what_was_said_after_an_undo_ends_the_redo_and_the_branch_is_reached_by_tree(tmp_path: Path) -> None:
+async def test_prompt_after_an_undo_ends_the_redo_but_tree_still_lists_the_branch(tmp_path: Path) -> None:
     model = answers("1", "2", "3", "4")
     async with opened(tmp_path, model) as run:
         left = (await say(run, "one", "two"), run.session.branch.leaf)[1]
-        assert "you went on since" in await say(run, "/undo", "three", "/redo")
+        assert "you have sent other prompts since" in await say(run, "/undo", "three", "/redo")
         tree = await say(run, "/tree")
         assert f"- `#{left}`: 2 prompts, last “two”" in tree
         assert tree.startswith("- **you are here** `#")
@@ -116,25 +116,23 @@ async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: P
     ("typed", "answer"),
     [
         ("/rewind", "`/rewind` needs a place: prompt number | label | #entry."),
-        ("/rewind 9", "There is no prompt 9 on this branch; there are 1."),
-        ("/rewind 0", "There is no prompt 0 on this branch; there are 1."),
+        ("/rewind 9", "There is no prompt 9; this branch has 1."),
+        ("/rewind 0", "There is no prompt 0; this branch has 1."),
         ("/rewind #999", "There is no entry #999 in this conversation."),
         ("/rewind #x", "There is no entry #x in this conversation."),
         ("/rewind nowhere", "No label “nowhere”."),
-        ("/rewind 1 files keep", "`files` puts files back and `keep` leaves them as they are"),
+        ("/rewind 1 files keep", "`files` restores files and `keep` leaves them as they are"),
         ("/undo 3", "`/undo 3`: expected nothing, or files | keep, summary."),
-        ("/new prompt", "`/new` takes nothing after it"),
+        ("/new prompt", "`/new` takes no argument."),
         ("/label 12", "“12” cannot be a label"),
         ("/label #x", "“#x” cannot be a label"),
-        ("/fork 1", "There is nothing before that to fork."),
+        ("/fork 1", "There is nothing to fork:"),
         ("/history x", "`/history x`: expected nothing, or `all`"),
         ("/tree x", "`/tree x`: expected nothing, or `all`"),
         (f"/title {'x' * 300}", "That title has 300 characters; expected at most 200."),
     ],
 )
-async def test_an_argument_that_makes_no_sense_is_answered_and_changes_nothing(
-    tmp_path: Path, typed: str, answer: str
-) -> None:
+async def test_wrong_argument_is_answered_and_changes_nothing(tmp_path: Path, typed: str, answer: str) -> None:
     async with opened(tmp_path, answers("1")) as run:
         await say(run, "one")
         assert (await say(run, typed)).startswith(answer)
@@ -152,12 +150,12 @@ async def test_retry_asks_the_same_prompt_on_a_new_branch_and_keeps_the_first_an
         assert await path_words(run) == ["one", "1", "two", "better"]
         assert (await run.kinds())[-5:] == ["TurnEnd", "Command", "User", "Assistant", "TurnEnd"]
         assert f"`#{first}`: 2 prompts, last “two”" in await say(run, "/tree")
-        assert "you went on since" in await say(run, "/redo")
+        assert "you have sent other prompts since" in await say(run, "/redo")
 
 
-async def test_a_label_is_a_place_on_whatever_branch(tmp_path: Path) -> None:
+async def test_label_works_from_any_branch(tmp_path: Path) -> None:
     async with opened(tmp_path, answers("1", "2", "3")) as run:
-        assert (await say(run, "one", "/label good  idea")).startswith("This place is “good idea”")
+        assert (await say(run, "one", "/label good  idea")).startswith("This place is now “good idea”")
         await say(run, "two", "/rewind 1")
         assert "label “good idea”" in await say(run, "/tree")
         assert (await say(run, "/label")).startswith("- “good idea” `#")
@@ -167,7 +165,7 @@ async def test_a_label_is_a_place_on_whatever_branch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["/new", "/clear"])
-async def test_a_fresh_start_keeps_the_id_and_everything_that_was_said(tmp_path: Path, command: str) -> None:
+async def test_fresh_start_keeps_the_session_id_and_the_old_branch(tmp_path: Path, command: str) -> None:
     model = answers("1", "2")
     async with opened(tmp_path, model) as run:
         await say(run, "one")
@@ -182,9 +180,7 @@ async def test_a_fresh_start_keeps_the_id_and_everything_that_was_said(tmp_path:
 
 
 @pytest.mark.parametrize("command", ["/new", "/clear"])
-async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_given(
-    tmp_path: Path, command: str
-) -> None:
+async def test_redo_reverses_a_fresh_start_and_a_title_set_by_the_user_stays(tmp_path: Path, command: str) -> None:
     async with opened(tmp_path, answers("1")) as run:
         told = await say(run, "one", "/title  My \n nest", command, "/redo")
         assert told == f"Back where you were before `{command}`, after “one”. The model sees it again."
@@ -192,7 +188,7 @@ async def test_a_fresh_start_is_taken_back_by_redo_and_keeps_a_title_that_was_gi
         assert (await run.store.session("s1")).title == "My nest"
 
 
-async def test_new_in_a_named_session_moves_the_name_and_leaves_the_session_as_it_was(tmp_path: Path) -> None:
+async def test_new_moves_the_alias_to_a_new_session_and_leaves_the_old_one_as_it_was(tmp_path: Path) -> None:
     model = answers("1", "2")
     async with opened(tmp_path, answers()) as run:
         await run.store.create_session(
@@ -209,7 +205,7 @@ async def test_new_in_a_named_session_moves_the_name_and_leaves_the_session_as_i
         assert (await say(run, "/new")).startswith("A fresh start in the same session.")
 
 
-async def test_a_fork_stands_where_it_was_made_and_both_go_on(tmp_path: Path) -> None:
+async def test_fork_starts_where_it_was_made_and_both_sessions_continue(tmp_path: Path) -> None:
     model = answers("1", "2", "3", "4")
     async with opened(tmp_path, model) as run:
         answer = await say(run, "one", "two", "/fork 2")
@@ -224,7 +220,7 @@ async def test_a_fork_stands_where_it_was_made_and_both_go_on(tmp_path: Path) ->
         assert (await say(run, "/undo", "/tree")).startswith("- **you are here**")
 
 
-async def test_undo_goes_back_behind_a_compaction(tmp_path: Path) -> None:
+async def test_undo_goes_back_past_a_compaction(tmp_path: Path) -> None:
     async with opened(tmp_path, answers("1", "2")) as run:
         await say(run, "one", "two")
         checkpoint = Checkpoint(compaction_id="c", summary="sum", first_kept=None)
@@ -238,13 +234,13 @@ async def test_undo_goes_back_behind_a_compaction(tmp_path: Path) -> None:
         assert "- compacted here" in await say(run, "/history")
 
 
-async def test_a_summary_of_what_was_left_is_told_to_the_model_when_asked_for(tmp_path: Path) -> None:
+async def test_summary_option_tells_the_model_about_the_branch_that_was_left(tmp_path: Path) -> None:
     model = answers("1", "tried twigs", "Twigs do not hold.", "3")
     async with opened(tmp_path, model) as run:
         await say(run, "one", "two", "/undo summary")
         asked = str(model.requests[2].messages[-1])
         assert "tried twigs" in asked
-        assert "The user has left this line of work" in asked
+        assert "The user has abandoned this line of work" in asked
         (reminder,) = [body for body in run.client.stored(Reminder) if "another line of work" in body.text]
         assert "Twigs do not hold." in reminder.text
         await say(run, "three")
@@ -252,23 +248,23 @@ async def test_a_summary_of_what_was_left_is_told_to_the_model_when_asked_for(tm
         assert "two" not in seen(model.requests[-1].messages)
 
 
-async def test_a_summary_that_fails_is_made_by_code(tmp_path: Path) -> None:
+async def test_code_takes_notes_if_the_summary_of_a_branch_fails(tmp_path: Path) -> None:
     async with opened(tmp_path, answers("1", "tried twigs", "")) as run:
         await say(run, "one", "two", "/undo summary")
         (reminder,) = [body for body in run.client.stored(Reminder) if "another line of work" in body.text]
         assert "tried twigs" in reminder.text
         (shown,) = run.client.stored(Remark)
         assert shown.text.startswith(
-            "The model gave no summary of the work that you left, so crow took notes. It is told:"
+            "The model did not summarise the work that you left, so crow took notes. The model sees:"
         )
         assert "tried twigs" in shown.text
 
 
-async def test_a_title_is_kept_shown_and_told(tmp_path: Path) -> None:
+async def test_title_is_stored_shown_and_published(tmp_path: Path) -> None:
     client = NoteTaker()
     async with opened(tmp_path, answers("1"), client=client) as run:
         assert await say(run, "/title") == "There is no title yet."
-        assert await say(run, "/title Nest building") == "The title is “Nest building” now."
+        assert await say(run, "/title Nest building") == "The title is now “Nest building”."
         assert TitleChanged(title="Nest building") in client.events
         await say(run, "one")
         row = await run.store.session("s1")
@@ -277,7 +273,7 @@ async def test_a_title_is_kept_shown_and_told(tmp_path: Path) -> None:
 
 
 def check_valid(log: Sequence[Entry]) -> None:
-    """The path hangs together, and the request made of it would be taken."""
+    """The path has no gaps and makes a valid request."""
     assert [entry.parent for entry in log] == [None, *(entry.id for entry in log[:-1])][: len(log)]
     messages = for_model(log).messages
     assert isinstance(messages[0], SystemMessage)
