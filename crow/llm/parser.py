@@ -47,7 +47,7 @@ class StreamParser:
         self._origin = origin or Origin()
         self._calls = CallAssembler(tools, mint=mint)
         self._legacy_calls = CallAssembler(tools, mint=mint)
-        self._detector = CallDetector(self._tools, mint=mint)
+        self._detector = CallDetector(self._tools, new_id=mint)
         self._has_deltas = False
         self._splitter = ThinkSplitter()
         self._text_joiner = Joiner()

@@ -39,7 +39,7 @@ RECORDS = json.dumps([{"id": number, "name": "Ann", "type": "user", "tag": "a"} 
 
 
 def detector() -> CallDetector:
-    return CallDetector(TOOLS, mint=lambda: "minted")
+    return CallDetector(TOOLS, new_id=lambda: "minted")
 
 
 def of_project(path: str) -> str:
