@@ -44,7 +44,7 @@ from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.dialect import most_output_tokens, refused_part
 from crow.llm.encode import Encoder
 from crow.llm.endpoint import Endpoint, EndpointTimeouts, is_local
-from crow.llm.errors import ErrorBody, Origin, complaint_of_response, failure, retry_after_s
+from crow.llm.errors import ErrorBody, Origin, model_error, parse_error_response, retry_after_s
 from crow.llm.models import Learned, Offered, read_listing
 from crow.llm.stream import MOST_ADAPTATIONS, ChatStream, Response, RetryTiming
 
@@ -166,7 +166,7 @@ class ChatCompletions:
             response = await api.get("/models", cast_to=httpx2.Response, options=_UNTOLD)
             offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
-            raise failure(complaint_of_response(error.status_code, error.response.content), self.origin) from None
+            raise model_error(parse_error_response(error.status_code, error.response.content), self.origin) from None
         except openai.APIConnectionError as error:
             raise self._connection_error(error.__cause__ or error) from None
         except openai.OpenAIError as error:
@@ -201,7 +201,7 @@ class ChatCompletions:
 
     async def adapted(self, request: Request, complaint: ErrorBody) -> bool:
         """Whether the next request will differ in what was refused."""
-        error = failure(complaint, self.origin)
+        error = model_error(complaint, self.origin)
         if isinstance(error, (AuthError, QuotaExceeded, RateLimited)):
             return False
         most, limit = most_output_tokens(complaint), self._learned.output_limit(request.max_output_tokens)
@@ -284,7 +284,7 @@ class ChatCompletions:
             if response.is_success:
                 return _HttpBody(response, self.origin)
             try:
-                complaint = complaint_of_response(response.status_code, await response.aread())
+                complaint = parse_error_response(response.status_code, await response.aread())
             finally:
                 await response.aclose()
         except _CONNECTING as error:
@@ -299,7 +299,7 @@ class ChatCompletions:
         return NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
 
     async def _judged(self, refused: _Refused) -> ModelError:
-        error = failure(refused.complaint, self.origin, wait_s=refused.wait_s)
+        error = model_error(refused.complaint, self.origin, wait_s=refused.wait_s)
         if isinstance(error, ModelNotFound):
             offered: tuple[str, ...] = ()
             with anyio.move_on_after(_MODELS_WAIT_S):

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.errors import ErrorBody, Origin, complaint_in, failure, page_title
+from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_title
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
 from crow.llm.sse import chunks_in, is_end, is_filler
 from crow.llm.surrogates import Joiner, mended, mended_members
@@ -197,9 +197,9 @@ class StreamParser:
         if self._done or (self._finish_word is not None and ending_of(self._finish_word) != "failed"):
             # What fails after the end, such as the counting, takes nothing from the answer.
             return
-        self.complaint = complaint_in(chunk)
+        self.complaint = find_error(chunk)
         if self.complaint is not None:
-            raise failure(self.complaint, self._origin)
+            raise model_error(self.complaint, self._origin)
 
     def _read_usage(self, chunk: Mapping[str, object]) -> None:
         groq = chunk.get("x_groq")

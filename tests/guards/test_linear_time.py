@@ -20,7 +20,7 @@ from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
 from crow.llm.endpoint import EndpointTimeouts
-from crow.llm.errors import Origin, complaint_of_response, failure
+from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
 from crow.tools.builtin.edit import replace as replaced
 from crow.tools.builtin.files import similar_names
@@ -86,7 +86,7 @@ def failures() -> None:
     for piece in ("<title>", "<title", "<h1>", "<", "1,111,", "tokens 5000 ", "max_tokens ", "image ", "try again in "):
         text = piece * (2_000_000 // len(piece))
         for body in (f"<html>{text}", json.dumps({"error": {"message": f"context {text}"}}), text):
-            failure(complaint_of_response(400, body.encode()), Origin())
+            model_error(parse_error_response(400, body.encode()), Origin())
 
 
 def titles_and_rules() -> None:

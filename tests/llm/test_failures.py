@@ -20,7 +20,7 @@ from crow.domain.errors import (
 )
 from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
 from crow.llm.endpoint import Endpoint
-from crow.llm.errors import ErrorBody, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+from crow.llm.errors import ErrorBody, Origin, find_error, model_error, parse_error_response, retry_after_s
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
@@ -28,7 +28,7 @@ HERE = Origin(endpoint="http://here/v1", model="m")
 
 def made_of(status: int, body: object) -> ModelError:
     content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-    return failure(complaint_of_response(status, content), HERE)
+    return model_error(parse_error_response(status, content), HERE)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_http_error_is_the_kind_that_it_says(status: int, body: object, kind:
     ],
 )
 def test_an_error_is_found_in_every_known_shape(body: object, message: str) -> None:
-    complaint = complaint_in(body)
+    complaint = find_error(body)
     assert complaint is not None
     assert complaint.message == message
 
@@ -178,7 +178,7 @@ def test_an_error_is_found_in_every_known_shape(body: object, message: str) -> N
     [{}, {"choices": []}, {"type": "ping"}, {"error": None}, {"error": ""}, {"message": "hello"}, [], None, 7, "error"],
 )
 def test_what_is_no_error_is_none(body: object) -> None:
-    assert complaint_in(body) is None
+    assert find_error(body) is None
 
 
 @pytest.mark.parametrize(
