@@ -308,12 +308,7 @@ class Wiring:
             return self._models[name].info
         if name == OFFLINE:
             return self._offline().info
-        endpoint = endpoint_of(target_of(name, self._settings))
-        return endpoint.info(
-            window=endpoint.context_window,
-            max_output_tokens=endpoint.max_output_tokens,
-            takes_images=endpoint.takes_images,
-        )
+        return endpoint_of(target_of(name, self._settings)).info
 
     async def _model(self, name: str) -> Model:
         if name not in self._models:
@@ -455,6 +450,7 @@ _PENDING = "pending"
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
     """The endpoint; `key` is what its command has printed."""
+    from crow.llm.dialect import Dialect
     from crow.llm.endpoint import Endpoint, EndpointTimeouts
 
     preset = target.preset
@@ -470,7 +466,6 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         headers=tuple(target.headers.items()),
         context_window=target.context_window,
         max_output_tokens=target.max_output_tokens,
-        takes_images=target.takes_images,
         input_price=target.input_price,
         cached_price=target.cached_price,
         output_price=target.output_price,
@@ -481,9 +476,14 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         ),
         extra_body=target.extra_body,
         thought_level=target.thought_level,
-        thinking=preset.thinking.value if preset is not None and preset.thinking is not None else "effort",
-        limit_field=preset.limit_field.value if preset is not None and preset.limit_field is not None else "max_tokens",
-        cache=preset.cache.value if preset is not None and preset.cache is not None else None,
+        dialect=Dialect(
+            thinking=preset.thinking.value if preset is not None and preset.thinking is not None else "effort",
+            limit_field=preset.limit_field.value
+            if preset is not None and preset.limit_field is not None
+            else "max_tokens",
+            cache=preset.cache.value if preset is not None and preset.cache is not None else None,
+            takes_images=target.takes_images,
+        ),
         proxy=target.proxy,
         ca_file=target.ca_file,
     )

@@ -85,7 +85,6 @@ class ModelInfo:
     context_window: int | None = None
     is_window_configured: bool = False
     max_output_tokens: int | None = None
-    takes_images: bool = True
     input_price: float | None = None
     cached_price: float | None = None
     output_price: float | None = None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from crow.domain.messages import JsonObject
-from crow.llm.surrogates import mended
+from crow.llm.surrogates import replace_lone
 
 __all__ = ["InvalidArguments", "begins_object", "fits", "is_whole", "json_text", "read_arguments"]
 
@@ -40,7 +40,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
 
     `schema` is that of the offered tool, None if there is none. :raises Fault:
     """
-    text = mended("".join(pieces)).strip()
+    text = replace_lone("".join(pieces)).strip()
     if text in _EMPTY:
         return [{}]
     try:
@@ -63,7 +63,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
 def json_text(arguments: Mapping[str, object]) -> str:
     """The object as JSON text that any reader takes. :raises Fault: it holds a number that JSON has no word for."""
     try:
-        return mended(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        return replace_lone(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
     except ValueError:
         raise InvalidArguments("the arguments hold NaN or an infinite number, which JSON does not have") from None
     except RecursionError:

@@ -9,6 +9,7 @@ are text. Pure: knows no connection.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -28,9 +29,8 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.llm import Request, ThoughtLevel
-from crow.llm.dialect import Dialect
-from crow.llm.endpoint import Thinking
-from crow.llm.surrogates import mended
+from crow.llm.dialect import Dialect, Thinking
+from crow.llm.surrogates import replace_lone
 
 __all__ = ["Encoder"]
 
@@ -53,6 +53,8 @@ class _Encoded:
     calls: tuple[bytes, ...] = ()
 
 
+_CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
+"""Models that cache nothing unless a marker asks for it."""
 _NEVER_REPLACED = frozenset({"messages", "tools", "stream"})
 
 
@@ -87,9 +89,9 @@ class Encoder:
             head["stream_options"] = {"include_usage": True}
         if limit is not None and dialect.limit_field is not None:
             head[dialect.limit_field] = limit
-        if dialect.cache_key and request.cache_key:
+        if dialect.cache == "key" and request.cache_key:
             head["prompt_cache_key"] = request.cache_key
-        if dialect.cache_marker:
+        if dialect.cache == "marker" and _CACHES_ON_REQUEST.search(model):
             head["cache_control"] = {"type": "ephemeral"}
         if request.thought_level is not None and dialect.thinking is not None:
             head.update(_thinking(request.thought_level, dialect.thinking))
@@ -305,7 +307,7 @@ def _json(value: object) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return mended(text).encode()
+        return replace_lone(text).encode()
 
 
 def _plain(value: object) -> object:

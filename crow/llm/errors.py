@@ -41,14 +41,17 @@ from crow.domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from crow.llm.dialect import Dialect
 
 __all__ = [
     "ErrorBody",
     "Origin",
     "find_error",
+    "max_output_tokens",
     "model_error",
     "page_title",
     "parse_error_response",
+    "refused_part",
     "retry_after_s",
 ]
 
@@ -439,6 +442,88 @@ def _count(digits: str) -> int | None:
         plain = plain.replace(".", "")
     number = float(re.sub(r"[^\d.]", "", plain) or 0) * scale
     return int(number) if 0 < number < 1e11 else None
+
+
+# Which part of the request was refused.
+
+_NO = (
+    r"(?:unsupported|not support|not enabled|not have|no endpoints|deprecated|unrecogni[sz]ed|unknown"
+    r"|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
+    r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
+)
+
+
+def _refusal_of(name: str) -> str:
+    """A pattern in which the name and the refusal stand close to each other, in either order."""
+    return rf"{_NO}.{{0,60}}(?:{name})|(?:{name}).{{0,80}}{_NO}"
+
+
+_REFUSALS = tuple(
+    (part, re.compile(wording, re.IGNORECASE | re.DOTALL))
+    for part, wording in (
+        ("stream_options", r"stream_options|include_usage"),
+        ("max_completion_tokens", _refusal_of(r"\bmax_completion_tokens")),
+        ("max_tokens", _refusal_of(r"\bmax_tokens")),
+        ("prompt_cache_key", r"prompt_cache_key"),
+        (
+            "parallel_calls",
+            r"only supports? (?:a )?single tool.?calls?|only one tool call|multiple tool calls.{0,40}not",
+        ),
+        ("parallel_tool_calls", r"parallel_tool_calls|" + _refusal_of("parallel tool calls?")),
+        ("tool_choice", _refusal_of("tool[_ ]choice(?! requires)")),
+        (
+            "no_reasoning",
+            r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
+        ),
+        ("cache_marker", r"cache_control"),
+        (
+            "thought_level",
+            _refusal_of("reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\\b|thinking_budget"),
+        ),
+        ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
+        ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
+        ("developer_role", _refusal_of("developer")),
+        (
+            "system_role",
+            _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")
+            + "|roles must alternate|only user(?:,| and) assistant roles",
+        ),
+        ("images", _refusal_of(r"\bimage(?:_url|s)?\b|\bvision\b|multi-?modal content") + "|not a multimodal"),
+        ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content|content is empty"),
+        (
+            # Narrow on purpose: after one broken stream, an endpoint must not be asked without streaming for ever.
+            "stream",
+            (
+                r"['\"`]stream['\"`].{0,40}(?:not support|unsupported|must be false)|to stream this model"
+                r"|(?:not support|unsupported) streaming|\bstreaming.{0,30}(?:not supported|unsupported|disabled)"
+            ),
+        ),
+        ("no_content", r"content.{0,40}(?:required|missing)|missing.{0,40}content"),
+    )
+)
+_MAX_OUTPUT = re.compile(
+    r"at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
+    r"|max_(?:completion_)?tokens\W.{0,60}"
+    r"(?:less than or equal to|<=|at most|maximum(?: value)? (?:is|of)|exceed)\D{0,20}(\d[\d,]*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
+    """The part of the request that the endpoint refused, if leaving it out changes the next request."""
+    # An error within a successful response may have no status.
+    if body.status not in {None, 400, 404, 415, 422, 500, 501}:
+        return None
+    for part, wording in _REFUSALS:
+        if wording.search(body.searched) and dialect.refusing(part) != dialect:
+            return part
+    return None
+
+
+def max_output_tokens(body: ErrorBody) -> int | None:
+    """The largest output limit that the endpoint accepts, if it refused ours and said so."""
+    match = _MAX_OUTPUT.search(body.searched) if body.status in {None, 400, 422} else None
+    return int(next(filter(None, match.groups())).replace(",", "")) or None if match is not None else None
 
 
 # How long an endpoint asks to wait.

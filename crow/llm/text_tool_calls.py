@@ -82,7 +82,7 @@ _MAX_PYTHON_CHARS = 50_000
 class CallDetector:
     """Finds tool calls in a text that streams, and holds back what may still become one.
 
-    Each `feed` returns what is certainly text; `finish` returns the rest, and its calls. `drop_end_tokens`: the tokens that
+    Each `feed` returns what is certainly text; `finish` returns the rest, and its calls. `drop_end_tokens`: tokens that
     end an answer in some formats are removed from its text.
     """
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.llm.arguments import InvalidArguments, begins_object, is_whole, json_text, read_arguments
-from crow.llm.surrogates import mended, mended_members
+from crow.llm.surrogates import replace_lone, replace_lone_in
 
 __all__ = ["CallAssembler", "new_call_id", "tool_name"]
 
@@ -94,9 +94,9 @@ class _Call:
 class CallAssembler:
     """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`. `size`: characters that were kept."""
 
-    def __init__(self, tools: Sequence[ToolSpec], *, mint: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
-        self._mint = mint
+        self._new_id = new_id
         self._calls: list[_Call] = []
         self._by_index: dict[object, _Call] = {}
         self._by_id: dict[str, _Call] = {}
@@ -225,13 +225,13 @@ class CallAssembler:
         return so_far not in {arguments.strip(), "{}"}
 
     def _finished(self, call: _Call, *, is_cut: bool) -> list[ToolCall]:
-        name = tool_name(mended(call.name), self._offered)
+        name = tool_name(replace_lone(call.name), self._offered)
         extra: dict[str, object] = dict(call.extra)
         if call.function_extra:
             extra["function"] = call.function_extra
-        extra = mended_members(extra)
+        extra = replace_lone_in(extra)
         tool = self._offered.get(name)
-        raw = mended("".join(call.pieces))
+        raw = replace_lone("".join(call.pieces))
         if not name:
             return [
                 ToolCall(id=call.id, name="unnamed", arguments="{}", fault="the call has no name", raw=raw, extra=extra)
@@ -281,9 +281,9 @@ class CallAssembler:
         seen: set[str] = set()
         own: list[ToolCall] = []
         for call in calls:
-            call_id = mended(call.id)
+            call_id = replace_lone(call.id)
             while not call_id or call_id in seen:
-                call_id = self._mint()
+                call_id = self._new_id()
             seen.add(call_id)
             own.append(call if call.id == call_id else replace(call, id=call_id))
         return tuple(own)

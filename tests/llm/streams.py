@@ -48,7 +48,7 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
     """Feed the pieces as the transport does."""
     numbers = itertools.count(1)
     decoder = SseDecoder()
-    parser = StreamParser(fixture.tools, mint=lambda: f"minted{next(numbers):03d}")
+    parser = StreamParser(fixture.tools, new_id=lambda: f"minted{next(numbers):03d}")
     texts: list[str] = []
     thoughts: list[str] = []
 
@@ -65,7 +65,7 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
         try:
             note(parser.feed(decoder.finish()))
         except ModelError as error:
-            if "no JSON" not in str(error):
+            if "not JSON" not in str(error):
                 raise
         note(parser.flush())
         answer = parser.finish()

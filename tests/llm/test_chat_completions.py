@@ -29,7 +29,7 @@ from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm import stream as exchange
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.llm.parser import MOST_CHARS
+from crow.llm.parser import MAX_CHARS
 from crow.llm.stream import RetryTiming
 from tests.support.fake_endpoint import (
     CUT,
@@ -82,7 +82,7 @@ class Waits:
         self.seconds.append(seconds)
         await anyio.lowlevel.checkpoint()
 
-    def pace(self) -> RetryTiming:
+    def timing(self) -> RetryTiming:
         return RetryTiming(sleep=self.sleep, chance=lambda: 0.5)
 
 
@@ -101,7 +101,7 @@ async def asking(
             base_url=endpoint.base_url, model="fake-model", api_key=api_key, context_window=window, timeouts=timeouts
         ),
         memory=memory,
-        pace=(waits or Waits()).pace(),
+        timing=(waits or Waits()).timing(),
     )
     try:
         with anyio.fail_after(10):
@@ -301,11 +301,11 @@ async def test_a_plain_completion_instead_of_a_stream_is_used() -> None:
     ("content", "expected"),
     [
         (b"<html><title>Log in</title></html>", 'a web page ("Log in") instead of a chat completion'),
-        (b"", "answered with nothing at all"),
+        (b"", "sent an empty response"),
         (b"data: [DONE]\n\n", "sent an empty answer"),
         (b'{"status": "ok"}', "broke off"),
-        (b"It works!", "something else than a chat completion: It works!"),
-        (b'{"choices": [{"message": {"content"', "something else than a chat completion"),
+        (b"It works!", "something other than a chat completion: It works!"),
+        (b'{"choices": [{"message": {"content"', "something other than a chat completion"),
     ],
 )
 async def test_a_successful_body_that_is_no_answer_is_named_after_one_retry(content: bytes, expected: str) -> None:
@@ -337,7 +337,7 @@ async def test_a_connection_cut_after_text_keeps_the_text() -> None:
             with pytest.raises(NetworkError, match="broke"):
                 await anext(deltas)
             assert stream.partial() == Answer(text="Half", finish="interrupted")
-            with pytest.raises(RuntimeError, match="not whole"):
+            with pytest.raises(RuntimeError, match="not complete"):
                 _ = stream.answer
 
 
@@ -371,7 +371,7 @@ async def test_a_stall_after_text_is_given_up() -> None:
         await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
         assert endpoint.asked[0].left.is_set()
     assert isinstance(error, ModelTimeout)
-    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s; the answer was given up."
+    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s, so the answer was given up."
     assert deltas == [TextDelta(text="Half")]
 
 
@@ -443,7 +443,7 @@ async def test_an_answer_without_end_is_stopped_and_not_asked_again() -> None:
     assert isinstance(error, AnswerTooLong)
     assert str(error).startswith(f"The answer of {endpoint.base_url} was stopped at 4,000,000 characters")
     assert words(deltas) == partial.text
-    assert len(partial.text) == MOST_CHARS
+    assert len(partial.text) == MAX_CHARS
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 100_000, b": ping\n\n" * 10_000], ids=["a line", "comments"])
@@ -459,7 +459,7 @@ async def test_a_body_without_any_event_is_stopped_and_not_asked_again(piece: by
 
 
 async def test_events_that_say_nothing_are_stopped_after_a_billion_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(exchange, "MAX_BYTES", 1_000_000)
     piece = sse(chunk({}), done=False)
     async with (
         FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,

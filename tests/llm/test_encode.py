@@ -173,7 +173,7 @@ def test_what_a_dialect_leaves_out_is_not_in_the_body() -> None:
     tools = [{"type": "function", "function": {"name": "t", "description": "d", "parameters": {"type": "object"}}}]
     bare = Dialect(limit_field=None, usage_option=False, tool_choice=False)
     assert body(request, bare, limit=5) == {"model": "m", "stream": True, "tools": tools, "messages": messages}
-    rich = Dialect(limit_field="max_completion_tokens", cache_key=True, parallel_calls=False)
+    rich = Dialect(limit_field="max_completion_tokens", cache="key", parallel_calls=False)
     assert body(request, rich, limit=5) == {
         "model": "m",
         "stream": True,

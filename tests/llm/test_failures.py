@@ -18,9 +18,18 @@ from crow.domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
-from crow.llm.errors import ErrorBody, Origin, find_error, model_error, parse_error_response, retry_after_s
+from crow.llm.errors import (
+    ErrorBody,
+    Origin,
+    find_error,
+    max_output_tokens,
+    model_error,
+    parse_error_response,
+    refused_part,
+    retry_after_s,
+)
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
@@ -271,9 +280,9 @@ def test_a_server_error_teaches_nothing_about_parameters() -> None:
 
 
 def test_openai_itself_is_asked_in_its_own_words() -> None:
-    dialect = dialect_of(endpoint_of(target_of("gpt-5.2", Settings())))
-    assert (dialect.limit_field, dialect.cache_key) == ("max_completion_tokens", True)
-    assert dialect_of(Endpoint(base_url="http://localhost:11434/v1", model="m")) == Dialect()
+    dialect = endpoint_of(target_of("gpt-5.2", Settings())).dialect
+    assert (dialect.limit_field, dialect.cache) == ("max_completion_tokens", "key")
+    assert Endpoint(base_url="http://localhost:11434/v1", model="m").dialect == Dialect()
 
 
 @pytest.mark.parametrize(
@@ -286,7 +295,7 @@ def test_openai_itself_is_asked_in_its_own_words() -> None:
     ],
 )
 def test_the_largest_output_that_an_endpoint_takes(words: str, most: int | None) -> None:
-    assert most_output_tokens(complaint(words)) == most
+    assert max_output_tokens(complaint(words)) == most
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from crow.domain.errors import BadRequest, ConfigError
 from crow.domain.messages import Answer
 from crow.llm import Retrying
 from crow.llm.chat_completions import ChatCompletions
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
@@ -75,9 +76,9 @@ async def test_a_listed_window_is_read_again_when_it_fills_up_but_not_with_every
 
 async def test_what_memory_knows_is_known_before_the_first_request() -> None:
     endpoint = Endpoint(base_url="http://localhost:1/v1", model="m")
-    facts = {"listed": {"context_window": 9000, "takes_images": False}}
+    facts = {"listed": {"context_window": 9000, "input_price": 0.0, "output_price": 2.5}}
     info = ChatCompletions(endpoint, learned=facts).info
-    assert (info.context_window, info.takes_images) == (9000, False)
+    assert (info.context_window, info.input_price, info.output_price) == (9000, 0.0, 2.5)
     info = ChatCompletions(replace(endpoint, context_window=16000), learned=facts).info
     assert info.context_window == 16000
 
@@ -154,7 +155,9 @@ async def test_a_thought_level_goes_where_the_vendor_reads_it_and_is_dropped_whe
     thinking: Any, level: Any, sent: dict[str, object]
 ) -> None:
     async with FakeEndpoint() as endpoint:
-        named = Endpoint(base_url=endpoint.base_url, model="fake-model", thinking=thinking, thought_level="medium")
+        named = Endpoint(
+            base_url=endpoint.base_url, model="fake-model", dialect=Dialect(thinking=thinking), thought_level="medium"
+        )
         model = ChatCompletions(named)
         words = f"Unsupported parameter: '{next(iter(sent))}' is not supported with this model."
         endpoint.script(text("ok"), body(json.dumps({"error": {"message": words}}).encode(), status=400))
@@ -172,7 +175,7 @@ async def test_models_that_cache_on_request_only_are_asked_to() -> None:
     async with FakeEndpoint() as endpoint:
         marked: list[object] = []
         for name in ("anthropic/claude-x", "other/m"):
-            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, cache="marker"))
+            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
             await ask(model)
             await model.close()
             marked.append(endpoint.asked[-1].body.get("cache_control"))

@@ -26,13 +26,11 @@ from crow.llm.models import Offered, read_listing
                 "id": "a/m",
                 "context_length": 200000,
                 "top_provider": {"context_length": 128000, "max_completion_tokens": None},
-                "architecture": {"input_modalities": ["text"]},
                 "pricing": {"prompt": "0.0000025", "completion": "0.00001", "input_cache_read": "0.00000125"},
             },
             Offered(
                 name="a/m",
                 context_window=128000,
-                takes_images=False,
                 input_price=2.5,
                 cached_price=1.25,
                 output_price=10.0,

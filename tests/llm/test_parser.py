@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crow.domain.errors import AnswerTooLong
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.parser import MOST_CHARS, StreamParser
+from crow.llm.parser import MAX_CHARS, StreamParser
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.tool_calls import new_call_id
 from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of
@@ -152,7 +152,7 @@ def test_of_an_answer_without_end_so_much_is_taken_and_no_more(delta: dict[str, 
     parser.flush()
     shown = parser.partial()
     assert shown.text.startswith("Now. ")
-    assert len(shown.text) + len(shown.thought) <= MOST_CHARS
+    assert len(shown.text) + len(shown.thought) <= MAX_CHARS
     with pytest.raises(AnswerTooLong):
         parser.finish()
 

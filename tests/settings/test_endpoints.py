@@ -10,6 +10,7 @@ import pytest
 
 from crow.app import endpoint_of
 from crow.domain.errors import AuthError, ConfigError
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
 from crow.settings.endpoints import PRESETS, SourcedValue, key_from, preset_at
@@ -81,7 +82,7 @@ def test_a_provider_and_a_model_of_the_file_make_one_endpoint(tmp_path: Path) ->
         key_hint="Set providers.work.api_key_env or providers.work.api_key_command",
         context_window=64000,
         max_output_tokens=4000,
-        takes_images=False,
+        dialect=Dialect(takes_images=False),
         input_price=1.0,
         output_price=4.0,
         timeouts=EndpointTimeouts(connect_s=5.0),
@@ -99,7 +100,7 @@ def test_a_preset_gives_what_the_file_leaves_out_and_the_key_comes_from_its_vari
         "anthropic/claude-x",
         "sk-or-1",
     )
-    assert (made.thinking, made.cache, made.headers) == ("reasoning", "marker", (("X-Title", "crow"),))
+    assert (made.dialect.thinking, made.dialect.cache, made.headers) == ("reasoning", "marker", (("X-Title", "crow"),))
     assert made.timeouts == EndpointTimeouts(idle_s=20.0)
     cheap = endpoint(tmp_path, "cheap")
     assert (cheap.base_url, cheap.model) == ("https://openrouter.ai/api/v1", "some/model")
