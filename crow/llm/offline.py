@@ -173,7 +173,7 @@ _TOOL_RULES = tuple(
 """Pattern, tool and text; the named groups are the arguments of the call."""
 
 _TEXT_RULE = re.compile(
-    r"count\s+to\s+(?P<last>\d{1,9})|think\s+about\s+(?P<topic>.+)|say\s+(?P<words>.+)|(?P<recap>summari[sz]e\b.{0,80})"
+    r"count\s+to\s+(?P<last>\d{1,9})|think\s+about\s+(?P<topic>.+)|say\s+(?P<words>.+)|(?P<summary>summari[sz]e\b.{0,80})"
     r"|call\s+(?P<tool>[A-Za-z0-9_-]+)\s*(?P<arguments>\{.*\})?",
     re.IGNORECASE | re.DOTALL,
 )
@@ -251,8 +251,8 @@ def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
         return _Step(text="\n".join(map(str, range(1, min(int(match["last"]), _MAX_COUNT) + 1))), is_slow=True)
     if match["topic"]:
         return _Step(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
-    if match["recap"]:
-        return _Step(text=_recap(messages))
+    if match["summary"]:
+        return _Step(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
     return _Step(text=match["words"].strip()) if match["words"] else _tool_step(match["tool"], match["arguments"])
 
 
@@ -278,7 +278,7 @@ def _is_summary_instruction(prompt: str) -> bool:
     return "## Goal" in prompt and "## Next" in prompt
 
 
-def _summarise(messages: Sequence[Message], instruction: str) -> str:
+def _summarise(messages: Sequence[Message], instruction: str = "") -> str:
     """A summary under some of the fixed headings, within the words (or tokens) that the instruction allows."""
     limit = _MAX_SUMMARY_WORDS
     if match := _WORD_LIMIT.search(instruction):
@@ -298,20 +298,6 @@ def _summarise(messages: Sequence[Message], instruction: str) -> str:
         if len(text.split()) <= limit or not done:
             return text
         del done[0]
-
-
-def _recap(messages: Sequence[Message]) -> str:
-    """A few lines for the user."""
-    asked, done = _prompts(messages)[:-1], _calls(messages)
-    if not asked and not done:
-        return "Nothing has happened in this session yet."
-    return "\n".join(
-        [
-            "This session so far:",
-            *(f"- you asked: {each}" for each in asked[-8:]),
-            *(f"- done: {each}" for each in done[-8:]),
-        ]
-    )
 
 
 def _prompts(messages: Sequence[Message]) -> list[str]:

@@ -185,10 +185,11 @@ async def test_a_summary_stays_within_its_word_limit_and_keeps_the_earlier_goal(
     assert "file39.py" in answer.text
 
 
-async def test_a_recap_lists_requests_and_calls() -> None:
+async def test_a_summary_for_the_user_lists_requests_and_calls() -> None:
     _, answer = await reply(*worked(1), user("summarise"))
-    assert "- you asked: read file0.py" in answer.text
-    assert '- done: read_file {"path": "file0.py"}: content 0' in answer.text
+    assert answer.text.startswith('## Goal\nread file0.py\n## Done\nread_file {"path": "file0.py"}: content 0')
+    _, answer = await reply(user("summarise"))
+    assert answer.text == "Nothing has happened in this session yet."
 
 
 async def test_usage_grows_with_the_request_and_the_answer() -> None:
