@@ -95,7 +95,8 @@ class Endpoint:
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise AuthError(
-                f"The key for {self.base_url} has characters that no key can have. {self.key_hint}, without line breaks."
+                f"The key for {self.base_url} has characters that no key can have. {self.key_hint}, without line "
+                "breaks."
             )
 
 

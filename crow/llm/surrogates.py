@@ -1,7 +1,7 @@
 """Joins or replaces lone UTF-16 surrogates, which some endpoints stream.
 
-JSON may spell half of a pair (`\\ud83d`) and Python keeps it, but strict readers refuse it. So it is replaced where text
-enters, and again where requests leave.
+JSON may spell half of a pair (`\\ud83d`) and Python keeps it, but strict readers refuse it. So it is replaced where
+text enters, and again where requests leave.
 """
 
 from __future__ import annotations
