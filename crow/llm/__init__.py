@@ -94,16 +94,13 @@ class Stream(Protocol):
 
         :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` has what was shown before.
         """
-        ...
 
     @property
     def answer(self) -> Answer:
         """The whole answer. :raises RuntimeError: before the iteration ended."""
-        ...
 
     def partial(self) -> Answer:
         """What was shown so far, without calls; `finish` is `interrupted`."""
-        ...
 
 
 class Model(Protocol):
@@ -112,7 +109,6 @@ class Model(Protocol):
     @property
     def info(self) -> ModelInfo:
         """What is known now; answers and errors may add to it."""
-        ...
 
     def check(self) -> None:
         """Check that a request can be made at all.
@@ -120,15 +116,12 @@ class Model(Protocol):
         :raises ~crow.domain.errors.AuthError: a required key is missing; the message says how to set one.
         :raises ~crow.domain.errors.ConfigError: no model is set, or a setting is wrong.
         """
-        ...
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
         """Send `request`. Leaving the block closes the connection at once, also when cancelled."""
-        ...
 
     async def close(self) -> None:
         """Close connections. Bounded; safe to call twice."""
-        ...
 
 
 class EndpointMemory(Protocol):
@@ -136,11 +129,9 @@ class EndpointMemory(Protocol):
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         """Facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`; empty if there are none."""
-        ...
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Merge `facts` into the stored ones; top-level keys are replaced."""
-        ...
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:

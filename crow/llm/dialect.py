@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["Dialect", "Thinking"]
+__all__ = ["Dialect", "LimitField", "Thinking"]
 
+LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
 """Where an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type` (alone or with an
 effort), `enable_thinking`."""
@@ -21,17 +22,16 @@ class Dialect:
     `limit_field`: the name of the output limit. `usage_option`: `stream_options.include_usage` is sent.
     `parallel_calls` None leaves it to the endpoint; False also splits parallel calls into messages of one call each.
     `empty_content`: the content of a message that has calls but no text. `reasoning`: the thought goes back under the
-    field it came in; with `always` also when there was none (as ''), which some endpoints demand; `inline` writes it
-    into the content. `cache`: the endpoint caches by a key, or only where a marker asks for it. `thinking`: where the
+    field it came in; with `always` also when there was none (as ''), which some endpoints demand. `cache`: the endpoint caches by a key, or only where a marker asks for it. `thinking`: where the
     thought level goes, None for nowhere. `streams` False: the answer comes in one piece.
     """
 
-    limit_field: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
+    limit_field: LimitField | None = "max_tokens"
     usage_option: bool = True
     tool_choice: bool = True
     parallel_calls: bool | None = None
     empty_content: Literal["null", "omitted", "blank"] = "null"
-    reasoning: Literal["none", "own", "always", "inline"] = "own"
+    reasoning: Literal["none", "own", "always"] = "own"
     system_role: Literal["system", "developer", "user"] = "system"
     takes_images: bool = True
     cache: Literal["key", "marker"] | None = None
@@ -54,21 +54,9 @@ class Dialect:
 
     def _without(self, part: str) -> Dialect:
         match part:
-            case "stream_options":
-                return replace(self, usage_option=False)
-            case "stream":
-                return replace(self, streams=False, usage_option=False)
             case "max_tokens" | "max_completion_tokens" if self.limit_field == part:
-                other: Literal["max_tokens", "max_completion_tokens"] = (
-                    "max_completion_tokens" if part == "max_tokens" else "max_tokens"
-                )
+                other: LimitField = "max_completion_tokens" if part == "max_tokens" else "max_tokens"
                 return replace(self, limit_field=None if other in self.refused else other)
-            case "tool_choice":
-                return replace(self, tool_choice=False)
-            case "parallel_tool_calls":
-                return replace(self, parallel_calls=None)
-            case "parallel_calls":
-                return replace(self, parallel_calls=False)
             case "prompt_cache_key" if self.cache == "key":
                 return replace(self, cache=None)
             case "cache_marker" if self.cache == "marker":
@@ -77,20 +65,26 @@ class Dialect:
                 return replace(self, empty_content="omitted")
             case "no_content" if self.empty_content == "omitted":
                 return replace(self, empty_content="blank")
-            case "no_reasoning":
-                return replace(self, reasoning="always")
-            case "reasoning" if self.thinking != "reasoning":
-                return replace(self, reasoning="none")
-            case "thought_level" | "reasoning":
-                # `reasoning` also names a field of older answers; the thought level is the likelier reason.
-                return replace(self, thinking=None)
-            case "opaque":
-                return replace(self, opaque=False)
-            case "images":
-                return replace(self, takes_images=False)
+            case "reasoning":
+                # Also the name of a field of older answers; the thought level is the likelier reason.
+                thinking = self.thinking == "reasoning"
+                return replace(self, thinking=None) if thinking else replace(self, reasoning="none")
             case "system_role" if self.system_role == "system":
                 return replace(self, system_role="developer")
-            case "developer_role" | "system_role" if self.system_role != "user":
+            case "developer_role" | "system_role":
                 return replace(self, system_role="user")
-            case _:
-                return self
+        return replace(self, **_CHANGES.get(part, {}))
+
+
+_CHANGES: dict[str, dict[str, Any]] = {
+    "stream_options": {"usage_option": False},
+    "stream": {"streams": False, "usage_option": False},
+    "tool_choice": {"tool_choice": False},
+    "parallel_tool_calls": {"parallel_calls": None},
+    "parallel_calls": {"parallel_calls": False},
+    "no_reasoning": {"reasoning": "always"},
+    "thought_level": {"thinking": None},
+    "opaque": {"opaque": False},
+    "images": {"takes_images": False},
+}
+"""What changes when a part is refused, whatever the dialect was before."""

@@ -240,12 +240,9 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _assistant(message: AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
     is_own = message.endpoint == endpoint
-    text = message.text
-    if dialect.reasoning == "inline" and message.thought and is_own:
-        text = f"<think>\n{message.thought}\n</think>\n\n{text}"
     sent: dict[str, object] = {"role": "assistant"}
-    if text.strip() or not message.calls:
-        sent["content"] = text if text.strip() else _EMPTY_TEXT
+    if message.text.strip() or not message.calls:
+        sent["content"] = message.text if message.text.strip() else _EMPTY_TEXT
     elif dialect.empty_content != "omitted":
         sent["content"] = None if dialect.empty_content == "null" else " "
     field = message.reasoning_field if message.reasoning_field not in {"content", "reasoning_details"} else None

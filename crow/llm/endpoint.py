@@ -29,15 +29,14 @@ class EndpointTimeouts:
 class Endpoint:
     """A base URL (without `/chat/completions`), a model there, and how to ask it.
 
-    `needs_key` None: yes, unless the endpoint is on this machine or its local network. `key_hint` tells the user where
-    to put one. `extra_body` is added to every request. `proxy` None: as the environment says. Sizes in tokens, prices
+    A key is required unless the endpoint is on this machine or its local network; `key_hint` tells the user where to
+    put it. `extra_body` is added to every request. `proxy` None: as the environment says. Sizes in tokens, prices
     in USD per million tokens.
     """
 
     base_url: str
     model: str
     api_key: str | None = field(default=None, repr=False)
-    needs_key: bool | None = None
     key_hint: str = "Set OPENAI_API_KEY"
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     context_window: int | None = None
@@ -87,8 +86,7 @@ class Endpoint:
             raise ConfigError(
                 f'The base URL "{self.base_url}" cannot be used; expected one such as http://localhost:11434/v1.'
             )
-        needs_key = not is_local(self.base_url) if self.needs_key is None else self.needs_key
-        if needs_key and not self.api_key:
+        if not self.api_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."

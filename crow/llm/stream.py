@@ -55,11 +55,9 @@ class ResponseBody(Protocol):
 
     async def read(self) -> bytes:
         """The next bytes, empty at the end. :raises ~crow.domain.errors.ModelError: the connection broke."""
-        ...
 
     async def close(self) -> None:
         """Close the connection, unless the body was read to its end."""
-        ...
 
 
 class Transport(Protocol):
@@ -68,28 +66,22 @@ class Transport(Protocol):
     @property
     def origin(self) -> Origin:
         """The endpoint and model for error messages."""
-        ...
 
     @property
     def timeouts(self) -> EndpointTimeouts:
         """How long to wait."""
-        ...
 
     async def send(self, request: Request) -> ResponseBody:
         """Send `request`, without parts that the endpoint refuses. :raises ~crow.domain.errors.ModelError:"""
-        ...
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         """Leave out what `body` refuses by name; False if the next request would be the same."""
-        ...
 
     async def learn_from(self, answer: Answer) -> None:
         """Take note of a complete answer."""
-        ...
 
     def redact(self, error: ModelError) -> None:
         """Take secrets out of the message of a failed attempt."""
-        ...
 
 
 class ChatStream:

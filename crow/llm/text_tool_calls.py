@@ -64,6 +64,7 @@ _LONGEST = max(map(len, _WATCHED))
 _END_OF_ANSWER = re.compile(rf"(?:(?:{'|'.join(map(re.escape, _END_TOKENS))})\s*)+")
 _TAG_ALONE = re.compile(r"<[^<>]*(?:>[ \t]*(?:\n|\Z)|\Z)")
 _WORD = re.compile(r"[\w-]+")
+_CANDIDATE = re.compile(r"[<\[]")
 
 _MAX_STARTS = 20
 """After so many places that looked like a call and were none, the rest is text."""
@@ -115,7 +116,10 @@ class CallDetector:
         if self._is_start and _may_be_whole_answer(text, self._tools):
             return self._hold(text, 0)
         self._is_start = False
-        return self._hold(text, next((at for at in self._candidates(text) if self._may_be_block(text, at)), len(text)))
+        for at in self._candidates(text):
+            if self._may_be_block(text, at):
+                return self._hold(text, at)
+        return self._hold(text, len(text))
 
     def finish(self, *, may_call: bool) -> tuple[str, tuple[ToolCall, ...]]:
         """The end of the text: what was held back, without the calls in it. `may_call`: calls count."""
@@ -158,7 +162,7 @@ class CallDetector:
     def _candidates(self, text: str) -> Iterator[int]:
         """Positions where a block or the end of the answer may begin; `_before` then describes the text before."""
         added = 0
-        for match in re.finditer(r"[<\[]", text):
+        for match in _CANDIDATE.finditer(text):
             at = match.start()
             if self._starts_left > 0 and (text.startswith(_WATCHED, at) or _is_prefix(text, at)):
                 self._before.add(text[added:at])

@@ -125,11 +125,9 @@ def test_required_reasoning_is_sent_even_if_empty() -> None:
     assert message == {"role": "assistant", "content": "A", "reasoning_content": ""}
 
 
-def test_inline_reasoning_goes_back_only_if_the_dialect_says_so() -> None:
+def test_reasoning_from_the_content_does_not_go_back() -> None:
     message = AssistantMessage(text="A", thought="T", reasoning_field="content", endpoint=HERE)
     assert sent(message) == [{"role": "assistant", "content": "A"}]
-    (inline,) = sent(message, dialect=Dialect(reasoning="inline"))
-    assert inline == {"role": "assistant", "content": "<think>\nT\n</think>\n\nA"}
 
 
 def test_unknown_keys_of_a_call_go_back_to_their_own_endpoint_only() -> None:
