@@ -22,8 +22,9 @@ class Dialect:
     `limit_field`: the name of the output limit. `usage_option`: `stream_options.include_usage` is sent.
     `parallel_calls` None leaves it to the endpoint; False also splits parallel calls into messages of one call each.
     `empty_content`: the content of a message that has calls but no text. `reasoning`: the thought goes back under the
-    field it came in; with `always` also when there was none (as ''), which some endpoints demand. `cache`: the endpoint caches by a key, or only where a marker asks for it. `thinking`: where the
-    thought level goes, None for nowhere. `streams` False: the answer comes in one piece.
+    field it came in; with `always` also when there was none (as ''), which some endpoints demand. `cache`: the endpoint
+    caches by a key, or only where a marker asks for it. `thinking`: where the thought level goes, None for nowhere.
+    `streams` False: the answer comes in one piece.
     """
 
     limit_field: LimitField | None = "max_tokens"

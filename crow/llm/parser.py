@@ -168,9 +168,13 @@ class StreamParser:
             return
         chunks, is_done = chunks_in(data)
         if not chunks:
-            title = page_title(data)
-            shown = title if title is not None else data[:200]
-            raise ProtocolError(f"{self._origin.endpoint} sent an event that is not JSON: {replace_lone(shown)}")
+            who, title = self._origin.endpoint, page_title(data)
+            if title is None:
+                raise ProtocolError(f"{who} sent something other than a chat completion: {replace_lone(data[:200])}")
+            raise ProtocolError(
+                f'{who} answered with a web page ("{replace_lone(title)}") instead of a chat completion. Check the '
+                "base URL; it usually ends in /v1."
+            )
         for chunk in chunks:
             self._read_chunk(chunk)
         self.is_done = is_done

@@ -6,7 +6,6 @@ Transient failures are retried with jitter as long as no part of the answer was 
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -27,7 +26,7 @@ from crow.domain.errors import (
 from crow.domain.messages import Answer
 from crow.llm import Delta, Request, Retrying
 from crow.llm.endpoint import EndpointTimeouts
-from crow.llm.errors import ErrorBody, Origin, page_title
+from crow.llm.errors import ErrorBody, Origin
 from crow.llm.parser import Piece, StreamParser
 from crow.llm.sse import MAX_EVENT_BYTES, EventTooLarge, SseDecoder
 
@@ -204,7 +203,12 @@ class ChatStream:
         """The end of the body: an event without its blank line, or a body that is not an event stream."""
         events = decoder.finish()
         if head is not None and not events:
-            return [*parser.feed(_unframed(bytes(head), self._transport.origin.endpoint)), *parser.flush()]
+            lines = head.decode("utf-8", "replace").splitlines()
+            text = "\n".join(line for line in lines if not line.startswith(":")).strip()
+            if not text:
+                who = self._transport.origin.endpoint
+                raise ProtocolError(f"{who} sent an empty response. Look at its log; is the request too long for it?")
+            return [*parser.feed([text]), *parser.flush()]
         # Half an event is not JSON; `finish` reports that the answer broke off.
         with suppress(ProtocolError):
             return [*parser.feed(events), *parser.flush()]
@@ -228,32 +232,3 @@ def _retry_wait_s(error: ModelError, tries: int, *, chance: float) -> float | No
         return None
     backoff_s = min(8.0, 0.5 * 2.0 ** (tries - 1)) * (0.75 + 0.5 * chance)
     return backoff_s if asked_s is None else asked_s + 0.25 * chance
-
-
-def _unframed(body: bytes, who: str) -> list[str]:
-    """The JSON texts of a body that is not an event stream: one completion, or one chunk a line.
-
-    :raises ~crow.domain.errors.ProtocolError: it is neither.
-    """
-    lines = body.decode("utf-8", "replace").removeprefix("\ufeff").splitlines()
-    text = "\n".join(line for line in lines if not line.startswith(":")).strip()
-    if not text:
-        raise ProtocolError(f"{who} sent an empty response. Look at its log; is the request too long for it?")
-    title = page_title(text)
-    if title is not None:
-        raise ProtocolError(
-            f'{who} answered with a web page ("{title}") instead of a chat completion. Check the base URL; it usually '
-            "ends in /v1."
-        )
-    chunks = [text] if _is_json(text) else [line for line in text.splitlines() if line.strip()]
-    if not all(line.lstrip().startswith(("{", "[")) and _is_json(line) for line in chunks):
-        raise ProtocolError(f"{who} answered with something other than a chat completion: {text[:200]}")
-    return chunks
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return False
-    return True
