@@ -224,7 +224,7 @@ def test_equal_messages_are_not_encoded_again() -> None:
 
 def test_parallel_calls_are_split_for_an_endpoint_that_accepts_only_one() -> None:
     calls = tuple(ToolCall(id=name, name="read_file", arguments="{}") for name in "abc")
-    messages = (
+    messages: tuple[Message, ...] = (
         UserMessage(parts=(Text(text="go"),)),
         AssistantMessage(text="I look.", calls=calls),
         *(ToolMessage(call_id=call.id, text=f"result {call.id}") for call in calls),

@@ -27,7 +27,7 @@ KEYS = (
 )
 
 
-def plain(outcome: Outcome) -> tuple[Answer | None, type[Exception] | None, str, str, str]:
+def plain(outcome: Outcome) -> tuple[Answer | None, type[object], str, str, str]:
     return outcome.answer, type(outcome.error), str(outcome.error), outcome.text, outcome.thought
 
 
@@ -177,8 +177,8 @@ def test_reasoning_details_in_many_pieces_are_joined_in_linear_time() -> None:
     for _ in range(50_000):
         parser.feed([json.dumps(event)])
     parser.feed(['{"choices":[{"delta":{"content":"A"},"finish_reason":"stop"}]}'])
-    (item,) = parser.finish().opaque["reasoning_details"]
-    assert item == {"type": "reasoning.text", "index": 0, "text": "twigs " * 50_000}
+    joined = {"type": "reasoning.text", "index": 0, "text": "twigs " * 50_000}
+    assert parser.finish().opaque == {"reasoning_details": [joined]}
 
 
 def test_new_call_ids_are_nine_letters_or_digits() -> None:
