@@ -13,7 +13,7 @@ import json
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit, urlunsplit
@@ -367,7 +367,9 @@ class _HttpBody:
         """Read to the end. :raises ~crow.domain.errors.ModelError: the connection broke."""
         who, arrived = self._origin.endpoint, self._arrived
         try:
-            async with aclosing(self._pieces()) as pieces:
+            # Only a compressed body has to pass the library's decoders.
+            is_plain = "Content-Encoding" not in self._response.headers
+            async with aclosing(self._response.aiter_raw() if is_plain else self._response.aiter_bytes()) as pieces:
                 async for piece in pieces:
                     if not arrived:
                         self._has_news.set()
@@ -382,8 +384,3 @@ class _HttpBody:
             raise NetworkError(f"The connection to {who} broke: {error or type(error).__name__}.") from None
         finally:
             self._has_news.set()
-
-    def _pieces(self) -> AsyncGenerator[bytes, None]:
-        # Only a compressed body has to pass the library's decoders.
-        is_plain = "Content-Encoding" not in self._response.headers
-        return self._response.aiter_raw() if is_plain else self._response.aiter_bytes()
