@@ -182,7 +182,7 @@ class ChatStream:
                     while await response.read():
                         pass
         finally:
-            # Also when cancelled, the endpoint is told at once.
+            # Close at once, also when cancelled, so that the endpoint stops generating.
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await response.close()
 
