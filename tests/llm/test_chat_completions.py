@@ -95,6 +95,7 @@ async def asking(
     timeouts: EndpointTimeouts = PATIENT,
     api_key: str | None = None,
     window: int | None = None,
+    hang_s: float = 60,
 ) -> AsyncIterator[ChatCompletions]:
     model = ChatCompletions(
         Endpoint(
@@ -104,7 +105,7 @@ async def asking(
         timing=(waits or Waits()).timing(),
     )
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(hang_s):
             yield model
     finally:
         await model.close()
