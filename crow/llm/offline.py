@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -34,9 +35,9 @@ __all__ = ["OfflineModel"]
 
 ABOUT = (
     "I am crow's offline model. I follow fixed rules and am not a language model. I understand: read FILE, write FILE: "
-    "TEXT, edit FILE: OLD -> NEW, run COMMAND, list files, count to N, think about WORDS, say WORDS, call TOOL {JSON}, "
-    'and summarise. Join several requests with "then". For real work, set OPENAI_BASE_URL, OPENAI_API_KEY and '
-    "CROW_MODEL."
+    "TEXT, edit FILE: OLD -> NEW, run COMMAND, list files, plan: A; B; C, count to N, think about WORDS, say WORDS, "
+    'call TOOL {JSON}, and summarise. Join several requests with "then". For real work, set OPENAI_BASE_URL, '
+    "OPENAI_API_KEY and CROW_MODEL."
 )
 _DEFAULT_WINDOW = 32_768
 _PIECE = re.compile(r"\s*\S+\s?|\s+")
@@ -168,6 +169,7 @@ _TOOL_RULES = tuple(
         (r"edit\s+(?P<path>[^\s:]+):\s?(?P<old_text>.+?)\s->\s(?P<new_text>.*)", "edit_file", "I edit {path}."),
         (r"run\s+`?(?P<command>.+?)`?", "shell", "I run `{command}`."),
         (r"list\s+(?:the\s+)?files(?:\s+in\s+(?P<path>\S+?))?[.!]?", "list_files", "I list the files."),
+        (r"plan:\s*(?P<items>.+)", "update_plan", "I write the plan down."),
     )
 )
 """Pattern, tool and text; the named groups are the arguments of the call."""
@@ -238,11 +240,18 @@ def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
     piece = re.sub(r"^please\s+", "", piece.strip(), flags=re.IGNORECASE)
     for pattern, tool, text in _TOOL_RULES:
         if match := pattern.fullmatch(piece):
-            arguments = {key: value for key, value in match.groupdict().items() if value is not None}
+            arguments: dict[str, Any] = {key: value for key, value in match.groupdict().items() if value is not None}
             if "path" in arguments:
                 arguments["path"] = arguments["path"].strip("`\"'")
             if tool == "write_file":
                 arguments["content"] += "\n"
+            if tool == "update_plan":
+                lines = [line.strip() for line in arguments["items"].split(";") if line.strip()]
+                statuses = ["in_progress", *["pending"] * len(lines)]
+                arguments["items"] = [
+                    {"content": line, "status": status, "priority": "medium"}
+                    for line, status in zip(lines, statuses, strict=False)
+                ]
             return _Step(text=text.format_map(arguments), call=(tool, arguments))
     match = _TEXT_RULE.fullmatch(piece)
     if match is None:

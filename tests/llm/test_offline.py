@@ -54,6 +54,16 @@ def called(answer: Answer) -> tuple[str, Any] | None:
         ("run `git status`", "shell", {"command": "git status"}),
         ("list files", "list_files", {}),
         ("list files in src", "list_files", {"path": "src"}),
+        (
+            "plan: a; b",
+            "update_plan",
+            {
+                "items": [
+                    {"content": "a", "status": "in_progress", "priority": "medium"},
+                    {"content": "b", "status": "pending", "priority": "medium"},
+                ]
+            },
+        ),
         ('call srv_echo {"a": 1}', "srv_echo", {"a": 1}),
     ],
 )
