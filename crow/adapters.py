@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import anyio.to_thread
 
 from crow.llm import EndpointMemory, Model
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.offline import OfflineModel
 from crow.settings import OFFLINE, Loaded, McpServerSettings, Settings, Target, expand_variables
@@ -93,7 +94,6 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         headers=tuple(settings.headers.items()),
         context_window=options.context_window,
         max_output_tokens=options.max_output_tokens,
-        takes_images=options.takes_images,
         input_price=options.input_price,
         cached_price=options.cached_price,
         output_price=options.output_price,
@@ -104,9 +104,12 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         ),
         extra_body={**settings.extra_body, **options.extra_body},
         thought_level=options.thought_level,
-        thinking=preset.thinking,
-        limit_field=preset.limit_field,
-        cache=preset.cache,
+        dialect=Dialect(
+            thinking=preset.thinking,
+            limit_field=preset.limit_field,
+            cache=preset.cache,
+            takes_images=options.takes_images,
+        ),
         proxy=settings.proxy,
         ca_file=settings.ca_file,
     )

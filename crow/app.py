@@ -214,12 +214,7 @@ class Wiring:
             return self._models[name].info
         if name == OFFLINE:
             return offline_model(self._settings).info
-        endpoint = endpoint_of(target_of(name, self._settings))
-        return endpoint.info(
-            window=endpoint.context_window,
-            max_output_tokens=endpoint.max_output_tokens,
-            takes_images=endpoint.takes_images,
-        )
+        return endpoint_of(target_of(name, self._settings)).info
 
     async def _model(self, name: str) -> Model:
         if name not in self._models:

@@ -1,8 +1,4 @@
-"""A model, as the agent sees it.
-
-Strategy: a request is values, an answer is values, and between them is a stream of deltas that one task reads. The
-adapters (`chat_completions`, `offline`) are wired by `crow.app` alone; `parser`, `sse` and `encode` are pure.
-"""
+"""The interface between the agent and a model: a request, a stream of deltas, an answer."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ __all__ = [
 ]
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
-"""How much a model is to think before it answers."""
+"""How much a model should think before it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +43,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrying:
-    """The request failed and is sent again after `wait_s` seconds; `reason` is a sentence for the user."""
+    """The request failed and will be sent again after `wait_s` seconds. `reason` is a sentence for the user."""
 
     reason: str
     wait_s: float
@@ -58,11 +54,11 @@ Delta: TypeAlias = TextDelta | ThoughtDelta | Retrying
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a model is asked: `messages[0]` is the system message.
+    """A request to a model; `messages[0]` is the system message.
 
-    `max_output_tokens` None leaves it to the endpoint. `tool_choice` `none` offers the tools (the prefix stays as it
-    is) but forbids to call them. `cache_key` is the same for all requests of one session. `thought_level` None: as the
-    endpoint is configured.
+    `max_output_tokens` None leaves the limit to the endpoint. `tool_choice` `none` forbids calls but still lists the
+    tools, so that the request's prefix stays the same. `cache_key` is the same for all requests of a session.
+    `thought_level` None: as the endpoint is configured.
     """
 
     messages: tuple[Message, ...]
@@ -75,9 +71,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What is known of a model: `endpoint` is `base_url model`; sizes in tokens; prices in USD per million tokens.
+    """What is known of a model. `endpoint` is `base_url model`; sizes in tokens, prices in USD per million tokens.
 
-    `context_window` None means unknown: neither configured (`is_window_configured`) nor listed by the endpoint.
+    `context_window` None means unknown: not configured, and not listed by the endpoint.
     """
 
     name: str
@@ -85,7 +81,6 @@ class ModelInfo:
     context_window: int | None = None
     is_window_configured: bool = False
     max_output_tokens: int | None = None
-    takes_images: bool = True
     input_price: float | None = None
     cached_price: float | None = None
     output_price: float | None = None
@@ -95,21 +90,17 @@ class Stream(Protocol):
     """One running request."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        """Deltas as they arrive, to be read by one task; ends when the answer is whole.
+        """Deltas as they arrive, for one task; ends when the answer is complete.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint failed. What was shown before stays shown:
-            `partial()` gives it.
+        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` has what was shown before.
         """
-        ...
 
     @property
     def answer(self) -> Answer:
         """The whole answer. :raises RuntimeError: before the iteration ended."""
-        ...
 
     def partial(self) -> Answer:
-        """What arrived so far, `finish` `interrupted`, without calls."""
-        ...
+        """What was shown so far, without calls; `finish` is `interrupted`."""
 
 
 class Model(Protocol):
@@ -117,43 +108,34 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now; may become more precise after an answer or an error."""
-        ...
+        """What is known now; answers and errors may add to it."""
 
     def check(self) -> None:
-        """Say at once whether a request can be made at all.
+        """Check that a request can be made at all.
 
-        :raises ~crow.domain.errors.AuthError: a key is needed and missing; the message says how to give one.
-        :raises ~crow.domain.errors.ConfigError: no model or a wrong setting.
+        :raises ~crow.domain.errors.AuthError: a required key is missing; the message says how to set one.
+        :raises ~crow.domain.errors.ConfigError: no model is set, or a setting is wrong.
         """
-        ...
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
-        """Send `request`; leaving the block closes the connection, also when cancelled, at once."""
-        ...
+        """Send `request`. Leaving the block closes the connection at once, also when cancelled."""
 
     async def close(self) -> None:
         """Close connections. Bounded; safe to call twice."""
-        ...
 
 
 class EndpointMemory(Protocol):
-    """What was learned of an endpoint, kept across processes (the store's `endpoints` table)."""
+    """Remembers what was learned about endpoints across processes (the store's `endpoints` table)."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`; empty if none."""
-        ...
+        """Facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`; empty if there are none."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge `facts` into what is known (top-level keys replace)."""
-        ...
-
-
-# FROM agent.cost: What a request cost. Knows token counts and prices, nothing of who asks.
+        """Merge `facts` into the stored ones; top-level keys are replaced."""
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """USD for one request; None when usage or prices are unknown."""
+    """The price of one request in USD; None when usage or prices are unknown."""
     if usage is None or info.input_price is None or info.output_price is None:
         return None
     cached = usage.cached_tokens or 0

@@ -1,14 +1,14 @@
-"""Requests as the bytes that are sent: chat completions JSON.
+"""Encodes requests as the bytes that are sent.
 
-Strategy: each message is encoded once and kept in line, so that a request costs a join and not the history; what a
-message becomes depends on it and the dialect alone, so that between two breaks the bytes of one request's messages are
-a prefix of the next one's. Images of tool results follow their block of results as a message of the user, since results
-are text. Pure: knows no connection.
+Each message is encoded once and kept, so that the next request costs a join and not the whole history. The bytes of a
+message depend on it and the dialect alone: between two breaks, the messages of one request are a prefix of those of the
+next. Tool results are text, so their images follow the block of results in a user message.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -28,24 +28,23 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.llm import Request, ThoughtLevel
-from crow.llm.dialect import Dialect
-from crow.llm.endpoint import Thinking
-from crow.llm.surrogates import mended
+from crow.llm.dialect import Dialect, Thinking
+from crow.llm.surrogates import replace_lone
 
 __all__ = ["Encoder"]
 
-_NO_OUTPUT = "(no output)"
-_EMPTY = "(empty message)"
-_IMAGES_OF_RESULTS = "Images of the tool results above:"
-_SEEN = "Seen."
-_UNDERSTOOD = "Understood."
+_EMPTY_TEXT = "(empty message)"
+_FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
 _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})
+_CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
+"""Models that cache nothing unless a marker asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message as sent; `images` are the parts that a tool result leaves to a message of its own, `calls` what comes
-    before the second result and those after it, where only one call may stand in a message."""
+    """A message as sent. `images`: parts of a tool result that go into a user message after the block of results.
+    `calls`: messages with one call each that stand before the second and later results, for endpoints that accept only
+    one call a message."""
 
     message: Message
     sent: bytes
@@ -53,17 +52,14 @@ class _Encoded:
     calls: tuple[bytes, ...] = ()
 
 
-_NEVER_REPLACED = frozenset({"messages", "tools", "stream"})
-
-
 class Encoder:
     """Encodes the requests of one session to one endpoint, and keeps the messages of the last one."""
 
     def __init__(self) -> None:
         self._messages: tuple[Message, ...] = ()
-        self._kept: list[_Encoded] = []
-        self._line = _Line()
-        self._fixed: tuple[Dialect, str] | None = None
+        self._encoded: list[_Encoded] = []
+        self._sequence = _Sequence()
+        self._for: tuple[Dialect, str] | None = None
         self._tools: tuple[ToolSpec, ...] = ()
         self._tools_sent = b""
 
@@ -77,144 +73,138 @@ class Encoder:
         limit: int | None,
         extra: Mapping[str, object] | None = None,
     ) -> bytes:
-        """The request body. `endpoint` names who will answer, as in `AssistantMessage.endpoint`; `limit` is that of
-        the output in tokens, None to send none; members of `extra` replace those that crow would send."""
-        if self._fixed != (dialect, endpoint):
-            self._fixed = (dialect, endpoint)
-            self._messages, self._kept = (), []
+        """The request body. `endpoint` is compared with `AssistantMessage.endpoint`. `limit` is that of the output in
+        tokens, None to send none. Members of `extra` replace those of crow."""
+        if self._for != (dialect, endpoint):
+            self._for = (dialect, endpoint)
+            self._messages, self._encoded = (), []
         head: dict[str, object] = {"model": model, "stream": dialect.streams}
         if dialect.usage_option:
             head["stream_options"] = {"include_usage": True}
         if limit is not None and dialect.limit_field is not None:
             head[dialect.limit_field] = limit
-        if dialect.cache_key and request.cache_key:
+        if dialect.cache == "key" and request.cache_key:
             head["prompt_cache_key"] = request.cache_key
-        if dialect.cache_marker:
+        if dialect.cache == "marker" and _CACHES_ON_REQUEST.search(model):
             head["cache_control"] = {"type": "ephemeral"}
         if request.thought_level is not None and dialect.thinking is not None:
             head.update(_thinking(request.thought_level, dialect.thinking))
-        if request.tools:
-            if request.tool_choice == "none" and dialect.tool_choice:
-                head["tool_choice"] = "none"
-            if dialect.parallel_calls is not None:
-                head["parallel_tool_calls"] = dialect.parallel_calls
-        head.update({key: value for key, value in (extra or {}).items() if key not in _NEVER_REPLACED})
+        if request.tools and request.tool_choice == "none" and dialect.tool_choice:
+            head["tool_choice"] = "none"
+        if request.tools and dialect.parallel_calls is not None:
+            head["parallel_tool_calls"] = dialect.parallel_calls
+        head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
         pieces = [_json(head)[:-1]]
         if request.tools:
-            pieces.append(b',"tools":[' + self._encoded_tools(request.tools) + b"]")
+            if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
+                self._tools = request.tools
+                self._tools_sent = b",".join(_json(_tool(tool)) for tool in request.tools)
+            pieces.append(b',"tools":[' + self._tools_sent + b"]")
         messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
-        # One join copies a long conversation once.
+        # A single join copies a long conversation only once.
         messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
         messages[-1] += b"]}"
         return b",".join(messages)
 
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Each message as sent, in order; what the encoder puts between them is among them."""
+        """Each message as sent, in order, with those that the encoder adds between them."""
         messages = tuple(messages)
         old: Sequence[_Encoded] = ()
         if not self._messages or self._messages != messages[: len(self._messages)]:
-            self._messages, self._line = (), _Line()
-            old, self._kept = self._kept, []
+            self._messages, self._sequence = (), _Sequence()
+            old, self._encoded = self._encoded, []
         for position in range(len(self._messages), len(messages)):
             message = messages[position]
             known = old[position] if position < len(old) else None
             if known is None or (known.message is not message and known.message != message):
-                known = _encoded(message, endpoint=endpoint, dialect=dialect)
-            self._kept.append(known)
-            self._line.add(known)
+                known = _encode(message, endpoint=endpoint, dialect=dialect)
+            self._encoded.append(known)
+            self._sequence.add(known)
         self._messages = messages
-        return self._line.sent()
+        return self._sequence.sent()
 
-    def _encoded_tools(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        if not self._tools_sent or (tools is not self._tools and tools != self._tools):
-            self._tools = tools
-            self._tools_sent = b",".join(_json(_tool(tool)) for tool in tools)
-        return self._tools_sent
+
+class _Sequence:
+    """Messages in the order in which they are sent: images of results come directly after their block."""
+
+    def __init__(self) -> None:
+        self._sent: list[bytes] = []
+        self._images: list[bytes] = []
+        self._calls: tuple[bytes, ...] = ()
+        self._is_after_result = False
+
+    def add(self, each: _Encoded) -> None:
+        """Add the next message."""
+        is_result = isinstance(each.message, ToolMessage)
+        if self._calls and is_result and self._is_after_result:
+            self._sent.append(self._calls[0])
+            self._calls = self._calls[1:]
+        self._calls = each.calls or self._calls
+        self._is_after_result = is_result
+        if self._images and not is_result:
+            self._sent = self.sent()
+            self._images = []
+            if isinstance(each.message, UserMessage):
+                self._sent.append(_json({"role": "assistant", "content": "Seen."}))
+        self._sent.append(each.sent)
+        self._images.extend(each.images)
+
+    def sent(self) -> list[bytes]:
+        """All messages so far, as they are sent if no other follows."""
+        if not self._images:
+            return list(self._sent)
+        intro = _json({"type": "text", "text": "Images of the tool results above:"})
+        return [*self._sent, b'{"role":"user","content":[' + b",".join((intro, *self._images)) + b"]}"]
 
 
 def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
-    """The members of a request that ask for so much thought."""
+    """The members of a request that ask for this much thought."""
     is_on = level != "off"
+    switch: dict[str, object] = {"thinking": {"type": "enabled" if is_on else "disabled"}}
     match thinking:
         case "effort":
             return {"reasoning_effort": level if is_on else "none"}
         case "reasoning":
             return {"reasoning": {"effort": level} if is_on else {"enabled": False}}
         case "switch":
-            return {"thinking": {"type": "enabled" if is_on else "disabled"}}
+            return switch
         case "switch_effort":
-            effort = {"reasoning_effort": "high"} if level == "high" else {}
-            return {"thinking": {"type": "enabled" if is_on else "disabled"}, **effort}
+            return switch | ({"reasoning_effort": "high"} if level == "high" else {})
         case "enable_thinking":
             return {"enable_thinking": is_on}
         case _ as never:
             assert_never(never)
 
 
-class _Line:
-    """Messages in the order in which they are sent: images of results come directly after their block, before whatever
-    is next."""
-
-    def __init__(self) -> None:
-        self._sent: list[bytes] = []
-        self._images: list[bytes] = []
-        self._calls: tuple[bytes, ...] = ()
-        self._before: Message | None = None
-
-    def add(self, each: _Encoded) -> None:
-        """The next one."""
-        if self._calls and isinstance(each.message, ToolMessage) and isinstance(self._before, ToolMessage):
-            self._sent.append(self._calls[0])
-            self._calls = self._calls[1:]
-        self._calls = each.calls or self._calls
-        self._before = each.message
-        if self._images and not isinstance(each.message, ToolMessage):
-            self._sent.append(_image_message(self._images))
-            self._images = []
-            if isinstance(each.message, UserMessage):
-                self._sent.append(_json({"role": "assistant", "content": _SEEN}))
-        self._sent.append(each.sent)
-        self._images.extend(each.images)
-
-    def sent(self) -> list[bytes]:
-        """The bytes of all so far, if this is the end."""
-        return [*self._sent, _image_message(self._images)] if self._images else list(self._sent)
-
-
-def _image_message(images: Sequence[bytes]) -> bytes:
-    head = _json({"type": "text", "text": _IMAGES_OF_RESULTS})
-    return b'{"role":"user","content":[' + b",".join((head, *images)) + b"]}"
-
-
-def _encoded(message: Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
+def _encode(message: Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
     match message:
         case SystemMessage(text=text):
             sent = _json({"role": dialect.system_role, "content": text})
             if dialect.system_role == "user":
                 # Templates without a system role want user and assistant to alternate.
-                sent += b"," + _json({"role": "assistant", "content": _UNDERSTOOD})
+                sent += b"," + _json({"role": "assistant", "content": "Understood."})
             return _Encoded(message, sent)
         case UserMessage(parts=parts):
             return _Encoded(message, _json({"role": "user", "content": _user_content(parts, dialect)}))
         case AssistantMessage():
+            alone = [message]
             if dialect.parallel_calls is False and len(message.calls) > 1:
                 alone = [replace(message, calls=(call,)) for call in message.calls]
                 alone[1:] = [replace(each, text="", thought="", opaque={}) for each in alone[1:]]
-                first, *rest = (_json(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
-                return _Encoded(message, first, calls=tuple(rest))
-            return _Encoded(message, _json(_assistant(message, endpoint=endpoint, dialect=dialect)))
+            first, *rest = (_json(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
+            return _Encoded(message, first, calls=tuple(rest))
         case ToolMessage(call_id=call_id, text=text, images=images):
             if not dialect.takes_images:
                 text = "\n".join((text, *map(_left_out, images)))
                 images = ()
-            result = {"role": "tool", "tool_call_id": call_id, "content": text if text.strip() else _NO_OUTPUT}
+            result = {"role": "tool", "tool_call_id": call_id, "content": text if text.strip() else "(no output)"}
             return _Encoded(message, _json(result), tuple(_json(_image(image)) for image in images))
         case _ as never:
             assert_never(never)
 
 
 def _user_content(parts: Sequence[Part], dialect: Dialect) -> object:
-    """One text where there are only texts, else the list of parts."""
+    """One text if there are only texts, else the list of parts."""
     content: list[dict[str, object]] = []
     texts: list[str] = []
     before: Part | None = None
@@ -230,59 +220,51 @@ def _user_content(parts: Sequence[Part], dialect: Dialect) -> object:
                 texts.append(f"[{name}]({uri})")
             case Resource(uri=uri, text=text):
                 texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
+            case Image() if not dialect.takes_images:
+                texts.append(f"\n{_left_out(part)}\n")
             case Image():
-                if not dialect.takes_images:
-                    texts.append(f"\n{_left_out(part)}\n")
-                    continue
-                if texts:
-                    content.append({"type": "text", "text": _joined(texts)})
-                    texts = []
+                content += [{"type": "text", "text": _joined(texts)}] if texts else []
+                texts = []
                 content.append(_image(part))
             case _ as never:
                 assert_never(never)
     if not content:
         return _joined(texts)
-    if texts:
-        content.append({"type": "text", "text": _joined(texts)})
-    return content
+    return [*content, {"type": "text", "text": _joined(texts)}] if texts else content
 
 
 def _joined(texts: Sequence[str]) -> str:
     text = "".join(texts).strip("\n")
-    return text if text.strip() else _EMPTY
+    return text if text.strip() else _EMPTY_TEXT
 
 
 def _assistant(message: AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
     is_own = message.endpoint == endpoint
-    text = message.text
-    if dialect.reasoning == "inline" and message.thought and is_own:
-        text = f"<think>\n{message.thought}\n</think>\n\n{text}"
     sent: dict[str, object] = {"role": "assistant"}
-    if text.strip() or not message.calls:
-        sent["content"] = text if text.strip() else _EMPTY
+    if message.text.strip() or not message.calls:
+        sent["content"] = message.text if message.text.strip() else _EMPTY_TEXT
     elif dialect.empty_content != "omitted":
         sent["content"] = None if dialect.empty_content == "null" else " "
-    field = message.reasoning_field
-    is_field = field is not None and field not in {"content", "reasoning_details"}
+    field = message.reasoning_field if message.reasoning_field not in {"content", "reasoning_details"} else None
     if dialect.reasoning == "always":
-        sent[field if is_field and field is not None else "reasoning_content"] = message.thought
-    elif dialect.reasoning == "own" and is_own and is_field and field is not None:
+        sent[field or "reasoning_content"] = message.thought
+    elif dialect.reasoning == "own" and is_own and field is not None:
         sent[field] = message.thought
-    if is_own and dialect.opaque:
+    with_extra = is_own and dialect.opaque
+    if with_extra:
         sent.update({key: value for key, value in message.opaque.items() if key not in sent and key not in _OWN_KEYS})
     if message.calls:
-        sent["tool_calls"] = [_call(call, with_extra=is_own and dialect.opaque) for call in message.calls]
+        sent["tool_calls"] = [_call(call, with_extra=with_extra) for call in message.calls]
     return sent
 
 
 def _call(call: ToolCall, *, with_extra: bool) -> dict[str, object]:
     function: dict[str, object] = {"name": call.name, "arguments": call.arguments}
     sent: dict[str, object] = {"id": call.id, "type": "function", "function": function}
-    if with_extra and call.extra:
-        sent.update({key: value for key, value in call.extra.items() if key not in _OWN_KEYS})
+    if with_extra:
         inner = call.extra.get("function")
-        if isinstance(inner, Mapping):
-            function.update({key: value for key, value in inner.items() if key not in _OWN_KEYS})
+        for target, members in ((sent, call.extra), (function, inner if isinstance(inner, Mapping) else {})):
+            target.update({key: value for key, value in members.items() if key not in _OWN_KEYS})
     return sent
 
 
@@ -305,11 +287,11 @@ def _json(value: object) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return mended(text).encode()
+        return replace_lone(text).encode()
 
 
 def _plain(value: object) -> object:
-    """Read-only mappings, as domain values may hold them."""
+    """Makes read-only mappings of domain values serialisable."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,27 +1,23 @@
-"""What is configured of one endpoint and model. Knows no client library, so that it costs nothing to import."""
+"""The configuration of one endpoint and model."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from crow.domain.errors import AuthError, ConfigError
 from crow.llm import ModelInfo, ThoughtLevel
+from crow.llm.dialect import Dialect
 
-__all__ = ["Endpoint", "EndpointTimeouts", "Thinking", "is_local"]
-
-Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
-"""Where an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type` (with an effort beside
-it, or without), `enable_thinking`."""
+__all__ = ["Endpoint", "EndpointTimeouts", "is_local"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTimeouts:
-    """Seconds. `first_byte_s`: until the first event, since a local model may read its prompt for minutes; `idle_s`:
-    between two pieces after it; `grace_s`: for usage and `[DONE]` once the finish reason has come."""
+    """Seconds. `first_byte_s`: until the first event (a local model may read its prompt for minutes); `idle_s`: between
+    two pieces after it; `grace_s`: for usage and `[DONE]` after the finish reason."""
 
     connect_s: float = 15.0
     first_byte_s: float = 300.0
@@ -31,41 +27,51 @@ class EndpointTimeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A base URL (without `/chat/completions`), the model asked for there, and what the user says of both.
+    """A base URL (without `/chat/completions`), a model there, and how to ask it.
 
-    `needs_key` None: yes, unless the endpoint is on this machine or its local network; `key_hint` says where one is to
-    be put. `extra_body` goes into every request as it is. `cache`: the endpoint caches by a key, or only where a marker
-    asks for it. `proxy` None: as the environment says. Sizes in tokens, prices in USD per million tokens.
+    A key is required unless the endpoint is on this machine or its local network; `key_hint` tells the user where to
+    put it. `extra_body` is added to every request. `proxy` None: as the environment says. Sizes in tokens, prices
+    in USD per million tokens.
     """
 
     base_url: str
     model: str
     api_key: str | None = field(default=None, repr=False)
-    needs_key: bool | None = None
     key_hint: str = "Set OPENAI_API_KEY"
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     context_window: int | None = None
     max_output_tokens: int | None = None
-    takes_images: bool = True
     input_price: float | None = None
     cached_price: float | None = None
     output_price: float | None = None
     timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
     thought_level: ThoughtLevel | None = None
-    thinking: Thinking = "effort"
-    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    cache: Literal["key", "marker"] | None = None
+    dialect: Dialect = field(default_factory=Dialect)
     proxy: str | None = field(default=None, repr=False)
     ca_file: str | None = None
 
     @property
     def name(self) -> str:
-        """`base_url model`: who answers, as it is stored with each answer."""
+        """`base_url model`, as it is stored with each answer."""
         return f"{self.base_url} {self.model}"
 
+    @property
+    def info(self) -> ModelInfo:
+        """The model as configured."""
+        return ModelInfo(
+            name=self.model,
+            endpoint=self.name,
+            context_window=self.context_window,
+            is_window_configured=self.context_window is not None,
+            max_output_tokens=self.max_output_tokens,
+            input_price=self.input_price,
+            cached_price=self.cached_price,
+            output_price=self.output_price,
+        )
+
     def check(self) -> None:
-        """Whether a request can be made at all. :raises AuthError: :raises ConfigError:"""
+        """See :meth:`crow.llm.Model.check`."""
         if not self.model:
             raise ConfigError(
                 "No model is set. Choose one in the editor's menu or by /model NAME, run `crow login`, or set "
@@ -80,35 +86,20 @@ class Endpoint:
             raise ConfigError(
                 f'The base URL "{self.base_url}" cannot be used; expected one such as http://localhost:11434/v1.'
             )
-        needs_key = not is_local(self.base_url) if self.needs_key is None else self.needs_key
-        if needs_key and not self.api_key:
+        if not self.api_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise AuthError(
-                f"The key for {self.base_url} holds characters that no key can have. {self.key_hint}, without line "
+                f"The key for {self.base_url} has characters that no key can have. {self.key_hint}, without line "
                 "breaks."
             )
 
-    def info(self, *, window: int | None, max_output_tokens: int | None, takes_images: bool) -> ModelInfo:
-        """What is known of the model, with what was learned."""
-        return ModelInfo(
-            name=self.model,
-            endpoint=self.name,
-            context_window=window,
-            is_window_configured=self.context_window is not None,
-            max_output_tokens=max_output_tokens,
-            takes_images=takes_images,
-            input_price=self.input_price,
-            cached_price=self.cached_price,
-            output_price=self.output_price,
-        )
-
 
 def is_local(base_url: str) -> bool:
-    """Whether the URL names this machine or a host of its local network."""
+    """Whether the URL points to this machine or its local network."""
     try:
         host = urlsplit(base_url).hostname or ""
     except ValueError:

@@ -1,8 +1,20 @@
-"""What an endpoint complains of, turned into one of crow's errors.
+"""Turns what an endpoint says about a failure into one of crow's errors.
 
-Strategy: first find the words, wherever a body or an event carries them (`ErrorBody`); then decide by status, code and
-wording what kind of failure they are, throttling before overflow, since both speak of tokens. The provider's own words
-stay in the message. Pure: knows neither HTTP client nor stream, and never sees a key.
+The words are found first, wherever a body or an event carries them (`ErrorBody`). Status, code and words then decide,
+in this order:
+
+    402, or no credit or quota left ........................ QuotaExceeded
+    429, or too many requests .............................. RateLimited
+    413, or the request is too long ........................ ContextOverflow
+    a content filter ....................................... ContentRefused
+    401, 403, or a refused key ............................. AuthError
+    an unknown model ....................................... ModelNotFound
+    404, 405 without a better reason ....................... BadRequest (a wrong base URL)
+    5xx and the like, or an error event without a reason ... Overloaded
+    below 400 .............................................. ProtocolError
+    anything else .......................................... BadRequest
+
+Rate limits come before overflow, since both speak of tokens. The provider's own words stay in the message.
 """
 
 from __future__ import annotations
@@ -29,84 +41,144 @@ from crow.domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from crow.llm.dialect import Dialect
 
 __all__ = [
     "ErrorBody",
     "Origin",
-    "complaint_in",
-    "complaint_of_response",
-    "failure",
-    "is_overflow",
-    "overflow_numbers",
+    "find_error",
+    "max_output_tokens",
+    "model_error",
     "page_title",
+    "parse_error_response",
+    "refused_part",
     "retry_after_s",
-    "wait_in",
 ]
 
 _SHOWN_CHARS = 1000
 _SEARCHED_CHARS = 20_000
-_ECHO = frozenset({"input", "messages", "request", "failed_generation"})
-
-_MESSAGE_KEYS = (
-    *("message", "error_message", "errorMessage", "msg", "detail", "error", "description", "reason", "title"),
-    "exception",
-)
-_CODE_KEYS = ("code", "status", "status_code", "type", "error_type", "error_code", "errorCode")
-_GOOD = frozenset(
-    {"ok", "success", "succeeded", "processing", "queued", "pending", "in_progress", "running", "started"}
-)
-
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-_THROTTLED = re.compile(
-    r"rate.?limit|too many requests|per (?:minute|second|hour|day)\b|\b[tr]pm\b|please wait|throttl|slow down"
-    r"|concurrency limit|请求过于频繁|速率限制",
-    re.IGNORECASE,
+_MIN_WINDOW = 256
+"""Context windows are larger: a smaller number is something else, such as a status or a position."""
+
+_NUMBER = r"\d[\d,_]*(?:\.\d+)?[km]?\b"
+_AMOUNT = r"\d++(?:\.\d++)?\s*+(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
+_PATTERNS = {
+    name: re.compile("|".join(alternatives), re.IGNORECASE | re.DOTALL)
+    for name, alternatives in {
+        "throttled": (
+            r"rate.?limit|too many requests|per (?:minute|second|hour|day)\b|\b[tr]pm\b|please wait|throttl|slow down",
+            r"concurrency limit|请求过于频繁|速率限制",
+        ),
+        "no credit": (
+            r"insufficient[_ ](?:quota|balance|credits?|funds)|credit balance|out of credits?|not enough credits?",
+            r"more credits|payment required|billing (?:hard )?limit|余额不足|欠费",
+        ),
+        "quota": (
+            r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)",
+            r"(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))",
+        ),
+        "bad key": (
+            r"invalid[_ ](?:api[_ ])?key|incorrect api key|no api key|invalid bearer|api_key_invalid|unauthori[sz]ed",
+            r"api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)|invalid[_ ]authentication",
+            r"authentication[_ ]error",
+        ),
+        "no model": (
+            r"model[_ ]not[_ ]found|no such model|unknown model|invalid model|unsupported model|not a valid model",
+            (
+                r"models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?"
+                r"(?:not (?:found|exist|supported|available|loaded)|unavailable)"
+            ),
+            r"model_not_exist|no endpoints found for|模型不存在",
+        ),
+        "filtered": (
+            r"content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation",
+            r"safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"",
+        ),
+        "refused request": (
+            r"invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected\b",
+            r"must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation",
+        ),
+        "no path": (r"not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url",),
+        "no tools": (
+            r"(?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use",
+            r"tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice",
+        ),
+        "overflow": (
+            r"maximum (?:context|allowed|prompt|input|allowed input|model) length|\b1261\b.{0,60}too long",
+            r"context_(?:length|window)_exceeded|max_prompt_tokens_exceeded|string_above_max_length",
+            r"exceeds? (?:the )?(?:model's )?(?:maximum )?context (?:window|length|limit)|exceeded max context length",
+            r"context (?:window|length|size) (?:of this model )?(?:is |was |has been )?exceed",
+            r"exceed(?:s the available)?[_ ]context[_ ]size|exceeded model token limit|exceeds? max message tokens",
+            r"(?:prompt|conversation|messages?) (?:is |are )?too long|input is too long|request[_ ]too[_ ]large",
+            r"reduce the length of|range of input length|too many (?:input )?tokens for (?:this|the) model",
+            r"(?:longer|greater) than the (?:model.s )?(?:maximum )?context|too large for model with",
+            r"input token count.{0,80}exceeds|prompt token count .{0,40}exceeds|input length .{0,60}exceeds",
+            r"tokens .{0,40}exceed model maximum|prompt contains.{0,40}input tokens",
+            r"max_(?:completion_)?tokens\W.{0,60}too large|messages\[\d+\]\.content\W{0,3}\s*string too long",
+            r"输入长度超过|上下文长度|超过最大长度|输入过长|token.{0,12}超(?:过|出)",
+        ),
+        "not overflow": (
+            # One server says both: a bad parameter, or too long a request.
+            r"possible causes",
+            # The limit of one answer, not of the window.
+            r"at most \d[\d,]* completion tokens|valid range of max_tokens|max_tokens must be",
+            # A tool, its name or its description.
+            r"tools\[\d+\]|tool_calls\[\d+\]|function\.(?:name|description)|tool name|array too long",
+        ),
+        # A message that has a number of tokens and matches the next three is an overflow in other words.
+        "window": (
+            r"tokens?(?![a-z])|(?:prompt|input|sequence|model) length|[ck]onte(?:xt|kst)|\bn_ctx\b",
+            r"max_(?:model|seq)_len|コンテキスト|上下文|токен|jetons",
+        ),
+        "request": (
+            r"prompt|input|messages?\b|request|conversation|[ck]onte(?:xt|kst)|window|max_model_len|n_tokens",
+            r"number of tokens|model can|too many tokens|token limit",
+        ),
+        "too much": (
+            r"exceed|too (?:long|many|large|big)|(?:longer|larger|greater|more|bigger) than|overflow|not enough|maxim",
+            r"does(?: not|n't) fit|must (?:be <=|have less)|only handle|[\d)]\s*>\s|超過|超过|превы",
+        ),
+        "too little": (r"minim|too (?:small|short|few)|characters|string too long",),
+        "limit before": (
+            (
+                r"(?:max(?!_(?:new_|completion_|output_)?tokens)\w*|limit\w*|window|[ck]onte(?:xt|kst)\w*|length|available"
+                r"|allowed|handle|supports|n_ctx|<=|>|less than|最大\w*|上限|限制)"
+                r"(?:\W|\b(?:is|of|was|are|only|model|length|size|window|tokens?|number|to|than|du|modèle|est|de|von|ist)\b"
+                r"|为|是)*\Z"
+            ),
+        ),
+        # A number in brackets after such words may be an error code.
+        "code before": (r"(?:limit|length|large|long)\s*\(\Z",),
+        "wait": (
+            (
+                r"(?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}"
+                rf"((?:{_AMOUNT}[ ,]*)+|\d+:\d\d(?::\d\d)?)"
+            ),
+        ),
+        "span": (rf"(?:{_AMOUNT}\s*)+",),
+    }.items()
+}
+_NUMBERED = tuple(
+    re.compile(wording.replace("LIMIT", f"(?P<limit>{_NUMBER})").replace("SIZE", f"(?P<size>{_NUMBER})"), re.I | re.S)
+    for wording in (
+        r"exceed context limit:\s*SIZE\s*\+\s*(?P<more>\d[\d,_]*)\s*>\s*LIMIT",
+        r"n_prompt_tokens\W{1,4}SIZE.{0,80}?n_ctx\W{1,4}LIMIT",
+        r"n_ctx\W{1,4}LIMIT.{0,80}?n_prompt_tokens\W{1,4}SIZE",
+        r"requested (?P<more>\d[\d,_]*) output tokens and your prompt contains at least SIZE",
+        r"range of input length should be \[\d+,\s*LIMIT",
+    )
 )
-_NO_CREDIT = re.compile(
-    r"insufficient[_ ](?:quota|balance|credits?|funds)|credit balance|out of credits?|not enough credits?|more credits"
-    r"|payment required|billing (?:hard )?limit|余额不足|欠费",
-    re.IGNORECASE,
+"""Wordings whose limit and size (in tokens) the words before the numbers do not tell apart."""
+
+_PLAIN_NUMBER = re.compile(
+    r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
 )
-_QUOTA = re.compile(
-    r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)"
-    r"|(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))",
-    re.IGNORECASE,
-)
-_BAD_KEY = re.compile(
-    r"invalid[_ ](?:api[_ ])?key|incorrect api key|api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)"
-    r"|invalid[_ ]authentication|authentication[_ ]error|unauthori[sz]ed|no api key|invalid bearer|api_key_invalid",
-    re.IGNORECASE,
-)
-_NO_MODEL = re.compile(
-    r"model[_ ]not[_ ]found|no such model|unknown model|invalid model|unsupported model|not a valid model"
-    r"|models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?"
-    r"(?:not (?:found|exist|supported|available|loaded)|unavailable)"
-    r"|model_not_exist|no endpoints found for|模型不存在",
-    re.IGNORECASE,
-)
-_FILTERED = re.compile(
-    r"content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation"
-    r"|safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"",
-    re.IGNORECASE,
-)
-_REFUSED_REQUEST = re.compile(
-    r"invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected\b"
-    r"|must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation",
-    re.IGNORECASE,
-)
-_NO_PATH = re.compile(r"not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url", re.IGNORECASE)
-_NO_TOOLS = re.compile(
-    r"(?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use|tools?\W{0,2} (?:is|are) not supported"
-    r"|tool calling|--enable-auto-tool-choice",
-    re.IGNORECASE,
-)
-_TITLE = re.compile(r"<title[^<>]*+>(.{0,500}?)</title>", re.IGNORECASE | re.DOTALL)
-_HEADING = re.compile(r"<h1[^<>]*+>(.{0,500}?)</h1>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who was asked, for the words of an error."""
+    """The endpoint and model of a request, as error messages name them."""
 
     endpoint: str = "the endpoint"
     model: str = ""
@@ -114,7 +186,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """An endpoint's words. `everything` is the whole body or event: the telling part may hide in nested metadata."""
+    """An endpoint's words. `everything` is the whole body or event: the reason may hide in nested metadata."""
 
     message: str = ""
     code: str = ""
@@ -123,375 +195,247 @@ class ErrorBody:
 
     @property
     def searched(self) -> str:
-        """All words that tell what kind of failure this is."""
+        """All words that tell which kind of failure this is."""
         return f"{self.code} {self.message} {self.everything}"[:_SEARCHED_CHARS]
 
+    @property
+    def shown(self) -> str:
+        """The words to show: the message, the code if it says more, and the status."""
+        message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
+        facts = [f"HTTP {self.status}"] if self.status is not None else []
+        if self.code and self.code.lower() not in message.lower():
+            facts.append(self.code[:100])
+        if not message:
+            return ", ".join(facts) or "it gave no reason"
+        return f"{message} ({', '.join(facts)})" if facts else message
 
-def complaint_in(body: object) -> ErrorBody | None:
-    """The error that a parsed event or body of a *successful* response carries, in any known shape, or None."""
+
+def find_error(body: object) -> ErrorBody | None:
+    """The error in a parsed event, or in the body of a *successful* response, in any known shape; None without one."""
     if isinstance(body, list):
-        return next((found for item in body if (found := complaint_in(item)) is not None), None)
+        return next((found for item in body if (found := find_error(item)) is not None), None)
     if not isinstance(body, Mapping):
         return None
-    error = body.get("error")
-    if error:
-        return _complaint(error, body)
+    if body.get("error"):
+        return _error_body(body["error"], body)
     if any(body.get(key) for key in ("error_type", "error_message", "errorMessage", "errorCode", "exception")):
-        return _complaint(body, body)
+        return _error_body(body, body)
     status = body.get("base_resp")
     if isinstance(status, Mapping) and status.get("status_code"):
-        return _complaint({"message": status.get("status_msg"), "code": status["status_code"]}, body)
+        return _error_body({"message": status.get("status_msg"), "code": status["status_code"]}, body)
     errors = body.get("errors")
     if isinstance(errors, list) and errors:
-        return _complaint(errors[0], body)
+        return _error_body(errors[0], body)
     if "choices" in body:
-        return _complaint_in_choice(body)
+        choices = body["choices"]
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        error = choice.get("error") if isinstance(choice, Mapping) else None
+        return _error_body(error, body) if error else None
     is_error = body.get("object") == "error" or body.get("type") == "error" or body.get("success") is False
-    says_why = isinstance(body.get("message") or body.get("msg") or body.get("detail"), (str, list))
-    is_marked = any(_is_bad(body.get(key)) for key in ("code", "status", "detail", "error_code"))
-    return _complaint(body, body) if is_error or (says_why and is_marked) else None
+    has_message = isinstance(body.get("message") or body.get("msg") or body.get("detail"), (str, list))
+    has_code = any(_is_error_code(body.get(key)) for key in ("code", "status", "detail", "error_code"))
+    return _error_body(body, body) if is_error or (has_message and has_code) else None
 
 
-def complaint_of_response(status: int, content: bytes) -> ErrorBody:
-    """The words of an HTTP error; HTML is its title, never the page."""
+def parse_error_response(status: int, content: bytes) -> ErrorBody:
+    """The words of an HTTP error. An HTML page is reduced to its title."""
     text = content.decode("utf-8", "replace").strip()
     try:
         body = json.loads(text) if text else None
     except (ValueError, RecursionError):
         title = page_title(text)
-        message = title if title is not None else text[:_SHOWN_CHARS]
-        return ErrorBody(message=message, status=status, everything=text[:_SEARCHED_CHARS] if title is None else title)
-    found = complaint_in(body)
+        if title is not None:
+            return ErrorBody(message=title, status=status, everything=title)
+        return ErrorBody(message=text[:_SHOWN_CHARS], status=status, everything=text[:_SEARCHED_CHARS])
+    found = find_error(body)
     if found is None and isinstance(body, (Mapping, str)) and body:
-        found = _complaint(body, body)
+        found = _error_body(body, body)
     if found is None:
         return ErrorBody(status=status, everything=text[:_SEARCHED_CHARS])
-    # The status line is what the server means; a code in the body may be the status of somebody behind it.
+    # The status line counts; a code in the body may be the status of a server behind it.
     return replace(found, status=status)
 
 
-def failure(complaint: ErrorBody, origin: Origin, *, wait_s: float | None = None) -> ModelError:
-    """The error to raise. `wait_s`: seconds the endpoint asked to wait, if it did."""
-    words, status, searched = _words(complaint), complaint.status, complaint.searched
-    who = origin.endpoint
-    if wait_s is None:
-        wait_s = wait_in(searched)
-    # "Quota exceeded ... retry in 17 s" is a rate limit by another name.
-    is_quota = _NO_CREDIT.search(searched) or (wait_s is None and _QUOTA.search(searched))
-    if status == 402 or (is_quota and (status is None or status < 500)):
+def model_error(body: ErrorBody, origin: Origin, *, wait_s: float | None = None) -> ModelError:
+    """The error to raise. `wait_s`: seconds that the endpoint asked to wait, if headers said so."""
+    words, status, who = body.shown, body.status, origin.endpoint
+    if wait_s is None and (match := _PATTERNS["wait"].search(body.searched)):
+        wait_s = _seconds(match[1])
+
+    def says(*kinds: str) -> bool:
+        return any(_PATTERNS[kind].search(body.searched) for kind in kinds)
+
+    is_refusal = status is None or status < 500
+    # "Quota exceeded ... retry in 17 s" is a rate limit.
+    if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
         return QuotaExceeded(
             f"{who} has no credit left for this key: {words}. Waiting does not help; check the account."
         )
-    if status == 413 or not (status == 429 or _THROTTLED.search(searched)):
-        # A 413 that speaks of tokens per minute is one request larger than a whole minute's share: waiting is in vain.
-        if status == 413 or is_overflow(searched):
-            limit, size = overflow_numbers(searched, complaint.message)
-            return ContextOverflow(f"The request is too long for {_model_at(origin)}: {words}.", limit=limit, size=size)
-    elif status is None or status == 429 or status in _TRANSIENT_STATUS or status < 429:
+    # A 413 that speaks of tokens per minute is one request larger than the limit of a minute: waiting does not help.
+    is_throttled = status != 413 and (status == 429 or says("throttled"))
+    if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
         return RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
-    return _other(complaint, origin, words=words, wait_s=wait_s)
-
-
-def page_title(text: str) -> str | None:
-    """What an HTML page calls itself, None if `text` is no HTML."""
-    head = text[:2000].lower()
-    if "<html" not in head and "<!doctype html" not in head and "<title" not in head:
-        return None
-    text = text[:_SEARCHED_CHARS]
-    match = _TITLE.search(text) or _HEADING.search(text)
-    title = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", match.group(1))).split()) if match else ""
-    return title[:200] or "an HTML page without a title"
-
-
-def _other(complaint: ErrorBody, origin: Origin, *, words: str, wait_s: float | None) -> ModelError:
-    status, searched, who = complaint.status, complaint.searched, origin.endpoint
-    is_refusal = status is None or status < 500
-    if is_refusal and _FILTERED.search(searched) and status not in {401, 404}:
+    if not is_throttled and (status == 413 or _is_overflow(body.searched)):
+        limit, size = _overflow_numbers(body.searched, body.message)
+        model = f'the model "{origin.model}"' if origin.model else "the model"
+        return ContextOverflow(f"The request is too long for {model}: {words}.", limit=limit, size=size)
+    if is_refusal and says("filtered") and status not in {401, 404}:
         return ContentRefused(f"The content filter of {who} refused: {words}.")
-    if status in {401, 403} or (is_refusal and _BAD_KEY.search(searched)):
-        refused = "access" if status == 403 else "the key"
+    if status in {401, 403} or (is_refusal and says("bad key")):
         return AuthError(
-            f"{who} refused {refused}: {words}. Set OPENAI_API_KEY (or the variable that api_key_env names) to a key "
-            "that it accepts."
+            f"{who} refused {'access' if status == 403 else 'the key'}: {words}. Set OPENAI_API_KEY (or the variable "
+            "that api_key_env names) to a key that it accepts."
         )
-    if is_refusal and _NO_MODEL.search(searched):
+    if is_refusal and says("no model"):
         return ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
-    if status in {404, 405} and (not complaint.message or _NO_PATH.search(complaint.message)):
+    if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
         return BadRequest(
             f"{who} has no chat completions there: {words}. A base URL usually ends in /v1, such as "
             "http://localhost:11434/v1."
         )
-    if status in _TRANSIENT_STATUS or (status is not None and status >= 500):
+    if status in _TRANSIENT_STATUS or not is_refusal:
         return Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
-    if status is None and not _REFUSED_REQUEST.search(searched):
+    if status is None and not says("refused request"):
         return Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
-        return ProtocolError(f"{who} answered something else than a chat completion: {words}.")
-    hint = " Crow needs a model that can call tools; choose another one." if _NO_TOOLS.search(searched) else ""
-    return BadRequest(f"{who} does not take the request: {words}.{hint}")
+        return ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
+    hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
+    return BadRequest(f"{who} does not accept the request: {words}.{hint}")
 
 
-def _is_bad(code: object) -> bool:
-    """Whether a code or status is there and says that something is amiss."""
+def page_title(text: str) -> str | None:
+    """The title of an HTML page; None if `text` is not HTML."""
+    head = text[:2000].lower()
+    if "<html" not in head and "<!doctype html" not in head and "<title" not in head:
+        return None
+    text = text[:_SEARCHED_CHARS]
+    for tag in ("title", "h1"):
+        if match := re.search(rf"<{tag}[^<>]*+>(.{{0,500}}?)</{tag}>", text, re.IGNORECASE | re.DOTALL):
+            title = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", match[1])).split())
+            return title[:200] or "an HTML page without a title"
+    return "an HTML page without a title"
+
+
+# Where servers put the words of an error.
+
+_MESSAGE_KEYS = (
+    *("message", "error_message", "errorMessage", "msg", "detail", "error", "description", "reason", "title"),
+    "exception",
+)
+_CODE_KEYS = ("code", "status", "status_code", "type", "error_type", "error_code", "errorCode")
+_GOOD_CODES = frozenset(
+    {"ok", "success", "succeeded", "processing", "queued", "pending", "in_progress", "running", "started"}
+)
+_ECHO_KEYS = frozenset({"input", "messages", "request", "failed_generation"})
+
+
+def _error_body(error: object, body: object) -> ErrorBody:
+    fields = error if isinstance(error, Mapping) else body if isinstance(body, Mapping) else {}
+    code, status = _code_and_status(fields)
+    message = error if isinstance(error, str) else _message(fields)
+    if not message and not isinstance(error, Mapping):
+        message = str(error)[:_SHOWN_CHARS]
+    everything = json.dumps(_without_echo(body), ensure_ascii=False, default=str)[:_SEARCHED_CHARS]
+    return ErrorBody(message=message[:_SEARCHED_CHARS], code=code, status=status, everything=everything)
+
+
+def _is_error_code(code: object) -> bool:
     if isinstance(code, str):
-        return bool(code) and code.lower() not in _GOOD and not re.fullmatch(r"0+|2\d\d", code)
+        return bool(code) and code.lower() not in _GOOD_CODES and not re.fullmatch(r"0+|2\d\d", code)
     return bool(code) and not (isinstance(code, int) and 200 <= code < 300)
 
 
-def _complaint_in_choice(body: Mapping[str, object]) -> ErrorBody | None:
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, Mapping) or not choice.get("error"):
-        return None
-    return _complaint(choice["error"], body)
-
-
-def _complaint(error: object, body: object) -> ErrorBody:
-    everything = json.dumps(_without_echo(body), ensure_ascii=False, default=str)[:_SEARCHED_CHARS]
-    if not isinstance(error, Mapping):
-        outer = body if isinstance(body, Mapping) else {}
-        code, status = _code_of(outer)
-        message = error if isinstance(error, str) else _message_of(outer)
-        message = message[:_SEARCHED_CHARS] or str(error)[:_SHOWN_CHARS]
-        return ErrorBody(message=message, code=code, status=status, everything=everything)
-    code, status = _code_of(error)
-    message = _message_of(error)[:_SEARCHED_CHARS]
-    return ErrorBody(message=message, code=code, status=status, everything=everything)
-
-
 def _without_echo(value: object, depth: int = 0) -> object:
-    """`value` without what it repeats of our own request: those are not the endpoint's words."""
+    """`value` without the parts that repeat our own request."""
     if depth > 6:
         return None
     if isinstance(value, Mapping):
-        return {key: _without_echo(item, depth + 1) for key, item in value.items() if key not in _ECHO}
-    if isinstance(value, list):
-        return [_without_echo(item, depth + 1) for item in value[:20]]
-    return value
+        return {key: _without_echo(item, depth + 1) for key, item in value.items() if key not in _ECHO_KEYS}
+    return [_without_echo(item, depth + 1) for item in value[:20]] if isinstance(value, list) else value
 
 
-def _message_of(error: Mapping[str, object]) -> str:
+def _message(error: Mapping[str, object]) -> str:
     for key in _MESSAGE_KEYS:
         value = error.get(key)
-        if isinstance(value, str) and value.strip():
-            message = value.strip()
-            break
-        if isinstance(value, Mapping):
-            inner = _message_of(value)
-            if inner:
-                return inner
+        if isinstance(value, Mapping) and (inner := _message(value)):
+            return inner
         if isinstance(value, list) and value:
             # FastAPI's validation errors: a list of {loc, msg, type}.
-            message = json.dumps(_without_echo(value), ensure_ascii=False, default=str)
-            break
-    else:
-        return ""
-    metadata = error.get("metadata")
-    raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
-    if isinstance(raw, str) and raw.strip() and raw not in message:
-        message = f"{message} ({raw.strip()})"
-    return message
+            value = json.dumps(_without_echo(value), ensure_ascii=False, default=str)
+        if isinstance(value, str) and value.strip():
+            metadata = error.get("metadata")
+            raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
+            has_more = isinstance(raw, str) and raw.strip() and raw not in value
+            return f"{value.strip()} ({str(raw).strip()})" if has_more else value.strip()
+    return ""
 
 
-def _code_of(error: Mapping[str, object]) -> tuple[str, int | None]:
+def _code_and_status(error: Mapping[str, object]) -> tuple[str, int | None]:
     """The words of its code and type, and its HTTP status if a number among them is one."""
     words: list[str] = []
     status: int | None = None
     for key in _CODE_KEYS:
         value = error.get(key)
-        if isinstance(value, bool) or value is None:
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
             continue
-        number = (
-            value if isinstance(value, int) else int(value) if isinstance(value, str) and value.isdecimal() else None
-        )
-        if number is not None and 400 <= number < 600:
+        number = int(value) if isinstance(value, int) or (value.isdecimal() and len(value) < 10) else 0
+        if 400 <= number < 600:
             status = status or number
-        elif isinstance(value, (str, int)):
+        else:
             words.append(str(value))
     return " ".join(words), status
 
 
-def _words(complaint: ErrorBody) -> str:
-    """What to show: the endpoint's words, its code if that says more, and the status."""
-    message = " ".join(complaint.message.split())[:_SHOWN_CHARS].rstrip(" .")
-    facts = [f"HTTP {complaint.status}"] if complaint.status is not None else []
-    if complaint.code and complaint.code.lower() not in message.lower():
-        facts.append(complaint.code[:100])
-    if not message:
-        return ", ".join(facts) if facts else "it gave no reason"
-    return f"{message} ({', '.join(facts)})" if facts else message
+# Whether a request was too long, and by how much.
 
 
-def _model_at(origin: Origin) -> str:
-    return f'the model "{origin.model}"' if origin.model else "the model"
-
-
-# FROM llm.overflow: How endpoints say that a request is too long, and the numbers they give.
-#
-# Strategy: one list of wordings to recognise, one of wordings that carry the window (`limit`) and the request's size,
-# both in tokens. Whatever else speaks of a window or of tokens, of the request, and of too much, is one too; its
-# numbers
-# are told apart by the words before them. Throttling also speaks of tokens: whoever asks here has ruled it out first.
-# Pure.
-
-
-_WORDINGS = re.compile(
-    "|".join(
-        (
-            r"maximum (?:context|allowed input|prompt|input) length",
-            r"maximum allowed (?:input )?length",
-            r"context_length_exceeded|context_window_exceeded|string_above_max_length",
-            r"exceeds? the (?:model's )?(?:maximum )?context (?:window|length)",
-            r"context (?:window|length) (?:of this model )?(?:is |was |has been )?exceed",
-            r"context window exceeds limit|exceeds? (?:the )?context limit",
-            r"prompt (?:is )?too long|input is too long|request_too_large|request too large",
-            r"input token count.{0,80}exceeds",
-            r"reduce the length of",
-            r"exceed(?:s the available)?[_ ]context[_ ]size|context size has been exceeded",
-            r"greater than the context length|exceeded max context length",
-            r"prompt contains.{0,40}input tokens",
-            r"max_(?:completion_)?tokens\W.{0,60}too large",
-            r"input length .{0,60}exceeds",
-            r"longer than the (?:model.s )?(?:maximum )?context",
-            r"exceeded model token limit",
-            r"range of input length",
-            r"too large for model with",
-            r"prompt token count .{0,40}exceeds|max_prompt_tokens_exceeded",
-            r"tokens .{0,40}exceed model maximum",
-            r"too many (?:input )?tokens for (?:this|the) model",
-            r"\b1261\b.{0,60}too long",
-            r"输入长度超过|上下文长度|超过最大长度|输入过长|token.{0,12}超(?:过|出)",
-            r"conversation is too long|messages? (?:is |are )?too long|exceeds? max message tokens",
-            r"maximum model length|messages\[\d+\]\.content\W{0,3}\s*string too long",
-        )
-    ),
-    re.IGNORECASE | re.DOTALL,
-)
-_NOT_OVERFLOW = re.compile(
-    # Either is meant: a request with bad parameters gets these words too.
-    r"possible causes|"
-    # The limit of one answer, not of the window.
-    r"at most \d[\d,]* completion tokens|valid range of max_tokens|max_tokens must be|"
-    # A tool, its name or its description.
-    r"tools\[\d+\]|tool_calls\[\d+\]|function\.(?:name|description)|tool name|array too long",
-    re.IGNORECASE,
-)
-
-_WINDOW = re.compile(
-    r"tokens?(?![a-z])|(?:prompt|input|sequence|model) length|[ck]onte(?:xt|kst)|\bn_ctx\b|max_(?:model|seq)_len"
-    r"|コンテキスト|上下文|токен|jetons",
-    re.IGNORECASE,
-)
-_REQUEST = re.compile(
-    r"prompt|input|messages?\b|request|conversation|[ck]onte(?:xt|kst)|window|max_model_len|n_tokens|number of tokens"
-    r"|model can|too many tokens|token limit",
-    re.IGNORECASE,
-)
-_TOO_MUCH = re.compile(
-    r"exceed|too (?:long|many|large|big)|(?:longer|larger|greater|more|bigger) than|overflow|not enough|maxim"
-    r"|does(?: not|n't) fit|must (?:be <=|have less)|only handle|[\d)]\s*>\s|超過|超过|превы",
-    re.IGNORECASE,
-)
-_TOO_LITTLE = re.compile(r"minim|too (?:small|short|few)|characters|string too long", re.IGNORECASE)
-
-_NUMBER = r"\d[\d,_]*(?:\.\d+)?[km]?\b"
-_LEAST_WINDOW = 256
-"""No window is smaller: such a number means something else (a status, a position)."""
-_NUMBERED = tuple(
-    re.compile(wording.replace("LIMIT", f"(?P<limit>{_NUMBER})").replace("SIZE", f"(?P<size>{_NUMBER})"), re.I | re.S)
-    for wording in (
-        r"prompt is too long:\s*SIZE\s*tokens\s*>\s*LIMIT",
-        r"exceed context limit:\s*SIZE\s*\+\s*(?P<more>\d[\d,_]*)\s*>\s*LIMIT",
-        r"n_prompt_tokens\W{1,4}SIZE.{0,80}?n_ctx\W{1,4}LIMIT",
-        r"n_ctx\W{1,4}LIMIT.{0,80}?n_prompt_tokens\W{1,4}SIZE",
-        r"request \(SIZE tokens?\) exceeds the available context size \(LIMIT",
-        r"maximum context length\D{0,5}LIMIT.{0,120}?(?:requested|resulted in|contains?|has)\s+(?:at least )?SIZE",
-        r"requested (?P<more>\d[\d,_]*) output tokens and your prompt contains at least SIZE",
-        r"input token count\W{0,3}\(?SIZE\)?\s*exceeds\D{0,80}LIMIT",
-        r"maximum prompt length is LIMIT.{0,80}?contains SIZE",
-        r"input length\W{0,3}SIZE\D{0,20}exceeds\D{0,80}LIMIT",
-        r"input \(SIZE tokens\) is longer than\D{0,60}LIMIT",
-        r"exceeded model token limit:\s*LIMIT\s*\(requested:\s*SIZE",
-        r"range of input length should be \[\d+,\s*LIMIT",
-        r"prompt contains SIZE tokens.{0,120}?LIMIT maximum context",
-        r"prompt token count of SIZE exceeds the limit of LIMIT",
-        r"prompt tokens \(SIZE\) exceed model maximum \(LIMIT",
-        r"\blimit:? LIMIT,? requested:? SIZE",
-        # A number in brackets behind such words may be an error code.
-        r"maximum (?:context|allowed|prompt|input)[\w ]{0,40}length(?: is| of|:)\s*LIMIT",
-        r"context (?:size|length|window|limit)(?: is| of|:)\s*LIMIT",
-    )
-)
-
-
-_PLAIN_NUMBER = re.compile(
-    r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
-)
-_LIMIT_BEFORE = re.compile(
-    r"(?:max(?!_(?:new_|completion_|output_)?tokens)\w*|limit\w*|window|[ck]onte(?:xt|kst)\w*|length|available|allowed"
-    r"|handle|supports|n_ctx|<=|>|less than|最大\w*|上限|限制)"
-    r"(?:\W|\b(?:is|of|was|are|only|model|length|size|window|tokens?|number|to|than|du|modèle|est|de|von|ist)\b|为|是)*\Z",
-    re.IGNORECASE,
-)
-_CODE_BEFORE = re.compile(r"(?:limit|length|large|long)\s*\(\Z")
-"""A number in brackets behind such words may be an error code."""
-
-
-def is_overflow(words: str) -> bool:
-    """Whether `words` say that the request is too long for the model."""
-    if _NOT_OVERFLOW.search(words) is not None:
+def _is_overflow(words: str) -> bool:
+    if _PATTERNS["not overflow"].search(words) is not None:
         return False
-    if _WORDINGS.search(words) is not None:
+    if _PATTERNS["overflow"].search(words) is not None:
         return True
-    told = (_WINDOW, _REQUEST, _TOO_MUCH)
-    has_size = any((_tokens(match) or 0) >= _LEAST_WINDOW for match in _PLAIN_NUMBER.finditer(words))
-    return has_size and all(each.search(words) for each in told) and not _TOO_LITTLE.search(words)
+    return (
+        bool(_sizes(words))
+        and all(_PATTERNS[kind].search(words) for kind in ("window", "request", "too much"))
+        and not _PATTERNS["too little"].search(words)
+    )
 
 
-def overflow_numbers(words: str, message: str = "") -> tuple[int | None, int | None]:
-    """`(limit, size)` in tokens, as far as stated; size counts the output where the endpoint does. `message`: the part
-    of `words` in which any number may be one of them."""
+def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]:
+    """`(limit, size)` in tokens, as far as stated; size includes the output where the endpoint counts it.
+
+    `message` is the part of `words` in which any number may be one of them.
+    """
     for wording in _NUMBERED:
-        match = wording.search(words)
-        if match is None:
-            continue
-        numbers = {key: _read(value) for key, value in match.groupdict().items() if value}
-        limit, size, more = numbers.get("limit"), numbers.get("size"), numbers.get("more")
-        if size is not None and more is not None:
-            size += more
-        if limit is not None and size is None:
-            size = max((number for number, _ in _sizes(message) if number > limit), default=None)
-        return (limit if limit is not None and limit >= _LEAST_WINDOW else None), size
-    return _told(message) if _WINDOW.search(message) and not _TOO_LITTLE.search(message) else (None, None)
-
-
-def _told(message: str) -> tuple[int | None, int | None]:
-    """The limit is the smallest number behind a word for it; the size one that is larger, or the only other one."""
-    sizes = _sizes(message)
-    limits = [number for number, before in sizes if _LIMIT_BEFORE.search(before)]
-    if len(sizes) == 1 and _CODE_BEFORE.search(sizes[0][1]):
+        if match := wording.search(words):
+            numbers = {key: _count(value) for key, value in match.groupdict().items() if value}
+            limit, size = numbers.get("limit"), numbers.get("size")
+            if size is not None:
+                size += numbers.get("more") or 0
+            elif limit is not None:
+                size = max((number for number, _ in _sizes(message) if number > limit), default=None)
+            return (limit if limit is not None and limit >= _MIN_WINDOW else None), size
+    if not _PATTERNS["window"].search(message) or _PATTERNS["too little"].search(message):
         return None, None
+    # The limit is the smallest number after a word for it; the size is a larger one, or the only other one.
+    sizes = _sizes(message)
+    if len(sizes) == 1 and _PATTERNS["code before"].search(sizes[0][1]):
+        return None, None
+    limits = [number for number, before in sizes if _PATTERNS["limit before"].search(before)]
     limit = min(limits, default=min(sizes)[0] if len(sizes) == 2 else None)
-    others = [number for number, _ in sizes if limit is None or number > limit]
-    return limit, max(others, default=None)
+    return limit, max((number for number, _ in sizes if limit is None or number > limit), default=None)
 
 
-def _sizes(message: str) -> list[tuple[int, str]]:
-    """The numbers that may be counts of tokens, each with what stands before it."""
-    found = [(_tokens(match), match.start()) for match in _PLAIN_NUMBER.finditer(message)]
+def _sizes(words: str) -> list[tuple[int, str]]:
+    """The numbers that may be counts of tokens, each with the text before it."""
+    found = [(_count(match[1] + (match[2] or "")), match.start()) for match in _PLAIN_NUMBER.finditer(words)]
     return [
-        (number, message[max(0, at - 60) : at])
-        for number, at in found
-        if number is not None and number >= _LEAST_WINDOW
+        (number, words[max(0, at - 60) : at]) for number, at in found if number is not None and number >= _MIN_WINDOW
     ]
 
 
-def _tokens(match: re.Match[str]) -> int | None:
-    return _read(match.group(1) + (match.group(2) or ""))
-
-
-def _read(digits: str) -> int | None:
-    """`131,072`, `131_072`, `131.072`, `128k` or `8.5K` as a number; None if it is too large to be one of tokens."""
+def _count(digits: str) -> int | None:
+    """`131,072`, `131_072`, `131.072`, `128k` or `8.5K` as a number; None if it is too large to count tokens."""
     scale = {"k": 1000, "m": 1_000_000}.get(digits[-1:].lower(), 1)
     plain = digits.rstrip("kKmM")
     if re.fullmatch(r"\d{1,3}(?:\.\d{3})+", plain) and scale == 1:
@@ -500,43 +444,106 @@ def _read(digits: str) -> int | None:
     return int(number) if 0 < number < 1e11 else None
 
 
-# FROM llm.waits: How long an endpoint asks to wait, in its headers or in its words. Pure.
+# Which part of the request was refused.
 
-
-_AMOUNT = r"\d++(?:\.\d++)?\s*+(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
-_WAIT_WORDS = re.compile(
-    r"(?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}"
-    rf"((?:{_AMOUNT}[ ,]*)+|\d+:\d\d(?::\d\d)?)",
-    re.IGNORECASE,
+_NO = (
+    r"(?:unsupported|not support|not enabled|not have|no endpoints|deprecated|unrecogni[sz]ed|unknown"
+    r"|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
+    r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
 )
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|milli|s|m|h|d)?", re.IGNORECASE)
+
+
+def _refusal_of(name: str) -> str:
+    """A pattern in which the name and the refusal stand close to each other, in either order."""
+    return rf"{_NO}.{{0,60}}(?:{name})|(?:{name}).{{0,80}}{_NO}"
+
+
+_REFUSALS = tuple(
+    (part, re.compile(wording, re.IGNORECASE | re.DOTALL))
+    for part, wording in (
+        ("stream_options", r"stream_options|include_usage"),
+        ("max_completion_tokens", _refusal_of(r"\bmax_completion_tokens")),
+        ("max_tokens", _refusal_of(r"\bmax_tokens")),
+        ("prompt_cache_key", r"prompt_cache_key"),
+        (
+            "parallel_calls",
+            r"only supports? (?:a )?single tool.?calls?|only one tool call|multiple tool calls.{0,40}not",
+        ),
+        ("parallel_tool_calls", r"parallel_tool_calls|" + _refusal_of("parallel tool calls?")),
+        ("tool_choice", _refusal_of("tool[_ ]choice(?! requires)")),
+        (
+            "no_reasoning",
+            r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
+        ),
+        ("cache_marker", r"cache_control"),
+        (
+            "thought_level",
+            _refusal_of("reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\\b|thinking_budget"),
+        ),
+        ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
+        ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
+        ("developer_role", _refusal_of("developer")),
+        (
+            "system_role",
+            _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")
+            + "|roles must alternate|only user(?:,| and) assistant roles",
+        ),
+        ("images", _refusal_of(r"\bimage(?:_url|s)?\b|\bvision\b|multi-?modal content") + "|not a multimodal"),
+        ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content|content is empty"),
+        (
+            # Narrow on purpose: after one broken stream, an endpoint must not be asked without streaming for ever.
+            "stream",
+            (
+                r"['\"`]stream['\"`].{0,40}(?:not support|unsupported|must be false)|to stream this model"
+                r"|(?:not support|unsupported) streaming|\bstreaming.{0,30}(?:not supported|unsupported|disabled)"
+            ),
+        ),
+        ("no_content", r"content.{0,40}(?:required|missing)|missing.{0,40}content"),
+    )
+)
+_MAX_OUTPUT = re.compile(
+    r"at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
+    r"|max_(?:completion_)?tokens\W.{0,60}"
+    r"(?:less than or equal to|<=|at most|maximum(?: value)? (?:is|of)|exceed)\D{0,20}(\d[\d,]*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
+    """The part of the request that the endpoint refused, if leaving it out changes the next request."""
+    # An error within a successful response may have no status.
+    if body.status not in {None, 400, 404, 415, 422, 500, 501}:
+        return None
+    for part, wording in _REFUSALS:
+        if wording.search(body.searched) and dialect.refusing(part) != dialect:
+            return part
+    return None
+
+
+def max_output_tokens(body: ErrorBody) -> int | None:
+    """The largest output limit that the endpoint accepts, if it refused ours and said so."""
+    match = _MAX_OUTPUT.search(body.searched) if body.status in {None, 400, 422} else None
+    return int(next(filter(None, match.groups())).replace(",", "")) or None if match is not None else None
+
+
+# How long an endpoint asks to wait.
+
 _SPAN_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
-_WHOLE_SPAN = re.compile(rf"(?:{_AMOUNT}\s*)+", re.IGNORECASE)
-_AFTER_1973 = 1e8
-"""A number of seconds that is larger names a moment."""
+_MIN_TIMESTAMP = 1e8
+"""A larger number of seconds is a time (after 1973), not a duration."""
 
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Seconds to wait by the headers (keys in lower case); `now_s` is Unix time, for those that name a moment."""
-    milliseconds = _number(headers.get("retry-after-ms", "").strip())
+    """Seconds to wait by the headers (keys in lower case); `now_s` is Unix time, for headers that name a time."""
+    milliseconds = _number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return max(0.0, milliseconds / 1000)
-    asked = _span(headers.get("retry-after", "").strip(), now_s)
+    asked = _wait(headers.get("retry-after", "").strip(), now_s)
     if asked is not None:
         return asked
-    waits = [
-        wait
-        for key, value in headers.items()
-        if key.startswith("x-ratelimit-reset") and (wait := _span(value.strip(), now_s)) is not None
-    ]
-    # Of several limits the one that resets last may be the one that was hit, or one that is far from it.
-    return min(waits) if waits else None
-
-
-def wait_in(words: str) -> float | None:
-    """The seconds that `words` ask to wait, None if they ask for none."""
-    match = _WAIT_WORDS.search(words)
-    return _seconds(match.group(1)) if match is not None else None
+    # Of several limits, the one that resets last may not be the one that was hit.
+    resets = [_wait(value.strip(), now_s) for key, value in headers.items() if key.startswith("x-ratelimit-reset")]
+    return min((wait for wait in resets if wait is not None), default=None)
 
 
 def _number(text: str) -> float | None:
@@ -547,35 +554,27 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _span(text: str, now_s: float) -> float | None:
-    """`1s`, `6m0s`, `120`; or a moment: Unix time in seconds or milliseconds, a date of HTTP or of ISO 8601."""
+def _wait(text: str, now_s: float) -> float | None:
+    """Seconds until `text`: `1s`, `6m0s`, `120`, or a time (Unix s or ms, an HTTP date, ISO 8601)."""
     number = _number(text)
     if number is not None:
-        if number > 1000 * _AFTER_1973 and number > 100 * now_s:
+        if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000
-        return max(0.0, number - now_s if number > max(_AFTER_1973, now_s / 2) else number)
-    if _WHOLE_SPAN.fullmatch(text):
+        return max(0.0, number - now_s if number > max(_MIN_TIMESTAMP, now_s / 2) else number)
+    if _PATTERNS["span"].fullmatch(text):
         return _seconds(text)
-    moment = _moment(text)
-    return max(0.0, moment - now_s) if moment is not None else None
-
-
-def _moment(text: str) -> float | None:
-    """A date as Unix time."""
     try:
-        named = email.utils.parsedate_tz(text)
-        return float(email.utils.mktime_tz(named)) if named is not None else _iso(text)
+        if named := email.utils.parsedate_tz(text):
+            return max(0.0, email.utils.mktime_tz(named) - now_s)
+        moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         return None
-
-
-def _iso(text: str) -> float | None:
-    moment = datetime.fromisoformat(text) if text else None
-    return moment.timestamp() if moment is not None and moment.tzinfo is not None else None
+    return max(0.0, moment.timestamp() - now_s) if moment.tzinfo is not None else None
 
 
 def _seconds(text: str) -> float:
     """The sum of the amounts; `1:30` is minutes and seconds."""
     if ":" in text:
         return float(reduce(lambda so_far, part: so_far * 60 + int(part), text.split(":"), 0))
-    return sum(float(amount) * _SPAN_S[unit.lower()] for amount, unit in _SPAN.findall(text))
+    amounts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|milli|s|m|h|d)?", text, re.IGNORECASE)
+    return sum(float(amount) * _SPAN_S[unit.lower()] for amount, unit in amounts)

@@ -1,17 +1,18 @@
-"""The built-in model: no network, no language model, the same answer every time.
+"""The built-in model: follows fixed rules, needs no network, and always answers the same way.
 
-Strategy: `rules` decides what to answer from the messages alone; this file streams it in small pieces, as a model
-would, so that everything around it (drafts, cancelling, kills, compaction) can be seen and tested without an endpoint.
+A prompt is split at " then " into steps, and each step is matched against a short table. The number of calls made since
+the prompt tells which step is next. Text is streamed in small pieces, as a real model does, so that drafts, cancelling,
+kills and compaction can be seen and tested without an endpoint.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -30,15 +31,28 @@ from crow.domain.messages import (
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
-__all__ = ["OfflineModel", "OfflineReply", "is_summary_wanted", "recap", "reply_to", "summary"]
+__all__ = ["OfflineModel"]
 
-_WINDOW = 32_768
+ABOUT = (
+    "I am crow's offline model. I follow fixed rules and am not a language model. I understand: read FILE, write FILE: "
+    "TEXT, edit FILE: OLD -> NEW, run COMMAND, list files, plan: A; B; C, count to N, think about WORDS, say WORDS, "
+    'call TOOL {JSON}, and summarise. Join several requests with "then". For real work, set OPENAI_BASE_URL, '
+    "OPENAI_API_KEY and CROW_MODEL."
+)
+_DEFAULT_WINDOW = 32_768
 _PIECE = re.compile(r"\s*\S+\s?|\s+")
+_SHOWN_LINES = 12
+_SHOWN_CHARS = 800
+_LINE_CHARS = 160
+_MAX_COUNT = 1_000_000
+_MAX_SUMMARY_WORDS = 400
+_WORD_LIMIT = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
+_EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """See :class:`crow.llm.Model`. `piece_delay_s` is waited after each word, `slow_delay_s` after each number of a
-    count; 0 only lets others run."""
+    """See :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, `slow_delay_s` after each number of a
+    count; 0 only yields to other tasks."""
 
     def __init__(
         self,
@@ -51,9 +65,8 @@ class OfflineModel:
         self._info = ModelInfo(
             name="offline",
             endpoint="offline offline",
-            context_window=context_window or _WINDOW,
+            context_window=context_window or _DEFAULT_WINDOW,
             is_window_configured=context_window is not None,
-            takes_images=False,
         )
         self._piece_delay_s = piece_delay_s
         self._slow_delay_s = slow_delay_s
@@ -61,18 +74,18 @@ class OfflineModel:
 
     @property
     def info(self) -> ModelInfo:
-        """Fixed."""
+        """Never changes."""
         return self._info
 
     def check(self) -> None:
-        """Nothing is needed."""
+        """Always succeeds."""
 
-    def stream(self, request: Request) -> OfflineStream:
+    def stream(self, request: Request) -> AbstractAsyncContextManager[OfflineStream]:
         """The reply to `request`, in pieces."""
-        return OfflineStream(request, self._pause)
+        return nullcontext(OfflineStream(request, self._pause))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     async def _pause(self, is_slow: bool) -> None:
         delay_s = self._slow_delay_s if is_slow else self._piece_delay_s
@@ -91,86 +104,56 @@ class OfflineStream:
         self._text: list[str] = []
         self._thought: list[str] = []
         self._answer: Answer | None = None
-        self._deltas = self._run()
 
-    async def __aenter__(self) -> OfflineStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._deltas.aclose()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self._deltas
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer. :raises RuntimeError: before the iteration ended."""
-        if self._answer is None:
-            raise RuntimeError("the answer is not whole yet")
-        return self._answer
-
-    def partial(self) -> Answer:
-        """What was given out so far."""
-        return Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
-
-    async def _run(self) -> AsyncGenerator[Delta, None]:
+    async def __aiter__(self) -> AsyncIterator[Delta]:
         request = self._request
-        offered = [tool.name for tool in request.tools]
-        reply = reply_to(request.messages, offered, may_call=request.tool_choice == "auto")
+        may_call = request.tool_choice == "auto"
+        reply = _reply_to(request.messages, {tool.name for tool in request.tools} if may_call else frozenset())
         for piece in _PIECE.findall(reply.thought):
             self._thought.append(piece)
             yield ThoughtDelta(text=piece)
             await self._pause(False)
         pieces = _PIECE.findall(reply.text)
-        most = request.max_output_tokens
-        is_cut = most is not None and len(pieces) > most
-        for piece in pieces[:most]:
+        limit = request.max_output_tokens
+        is_cut = limit is not None and len(pieces) > limit
+        for piece in pieces[:limit]:
             self._text.append(piece)
             yield TextDelta(text=piece)
             await self._pause(reply.is_slow)
-        self._answer = _answer(request, reply, "".join(self._text), is_cut=is_cut)
+        calls: tuple[ToolCall, ...] = ()
+        if reply.call is not None and not is_cut:
+            name, arguments = reply.call
+            # Unique in the conversation, which has grown since any earlier call.
+            call_id = f"off{len(request.messages):06d}"
+            calls = (ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
+        sent = sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)
+        made = estimate_text("".join(self._text)) + sum(estimate_text(call.arguments) for call in calls)
+        self._answer = Answer(
+            text="".join(self._text),
+            thought=reply.thought,
+            calls=calls,
+            finish="length" if is_cut else "tool_calls" if calls else "stop",
+            usage=Usage(input_tokens=max(1, sent), output_tokens=max(1, made), cached_tokens=0),
+        )
 
+    @property
+    def answer(self) -> Answer:
+        """The whole answer. :raises RuntimeError: before the iteration ended."""
+        if self._answer is None:
+            raise RuntimeError("the answer is not complete yet")
+        return self._answer
 
-def _answer(request: Request, reply: OfflineReply, text: str, *, is_cut: bool) -> Answer:
-    calls: tuple[ToolCall, ...] = ()
-    if reply.call is not None and not is_cut:
-        name, arguments = reply.call
-        # Nine characters, and new with every message that came before.
-        call_id = f"off{len(request.messages):06d}"
-        calls = (ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
-    sent = sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)
-    made = estimate_text(text) + sum(estimate_text(call.arguments) for call in calls)
-    return Answer(
-        text=text,
-        thought=reply.thought,
-        calls=calls,
-        finish="length" if is_cut else "tool_calls" if calls else "stop",
-        usage=Usage(input_tokens=max(1, sent), output_tokens=max(1, made), cached_tokens=0),
-    )
-
-
-# FROM llm.rules: The rules that the offline model follows: a request in plain words to the calls and texts that
-# answer it.
-#
-# Strategy: a prompt is cut at " then " into steps, each matched against a short table; how many calls were made since
-# the prompt tells which step is next, so that the same messages always give the same reply. Pure.
-
-
-ABOUT = (
-    "I am crow's offline model: I follow fixed rules and am no language model. I can: read FILE, write FILE: TEXT, "
-    "edit FILE: OLD -> NEW, run COMMAND, list files, search WORDS, plan: A; B; C, recall WORDS, count to N, think "
-    "about WORDS, say WORDS, call TOOL {JSON}, and summarise. Several requests can be joined with the word then. For "
-    "real work, set OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL."
-)
-_SHOWN_LINES = 12
-_SHOWN_CHARS = 800
+    def partial(self) -> Answer:
+        """What was streamed so far."""
+        return Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineReply:
-    """What to answer: a thought, a text, at most one call; `is_slow` streams the text at reading pace."""
+class _Step:
+    """One step of a prompt, or a whole reply: a thought, a text, then at most one call (name and arguments).
+
+    `is_slow`: the text is streamed at reading pace.
+    """
 
     text: str = ""
     thought: str = ""
@@ -178,64 +161,58 @@ class OfflineReply:
     is_slow: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One request: a call with words to go before it, or words alone."""
+_TOOL_RULES = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), tool, text)
+    for pattern, tool, text in (
+        (r"(?:read|show|open)\s+(?:the\s+)?(?:file\s+)?(?P<path>\S+?)[.!]?", "read_file", "I read {path}."),
+        (r"write\s+(?P<path>[^\s:]+):\s?(?P<content>.*)", "write_file", "I write {path}."),
+        (r"edit\s+(?P<path>[^\s:]+):\s?(?P<old_text>.+?)\s->\s(?P<new_text>.*)", "edit_file", "I edit {path}."),
+        (r"run\s+`?(?P<command>.+?)`?", "shell", "I run `{command}`."),
+        (r"list\s+(?:the\s+)?files(?:\s+in\s+(?P<path>\S+?))?[.!]?", "list_files", "I list the files."),
+        (r"plan:\s*(?P<items>.+)", "update_plan", "I write the plan down."),
+    )
+)
+"""Pattern, tool and text; the named groups are the arguments of the call."""
 
-    words: str
-    thought: str = ""
-    tool: str = ""
-    arguments: JsonObject = field(default_factory=dict)
-    is_slow: bool = False
+_TEXT_RULE = re.compile(
+    r"count\s+to\s+(?P<last>\d{1,9})|think\s+about\s+(?P<topic>.+)|say\s+(?P<words>.+)|(?P<summary>summari[sz]e\b.{0,80})"
+    r"|call\s+(?P<tool>[A-Za-z0-9_-]+)\s*(?P<arguments>\{.*\})?",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
-def reply_to(messages: Sequence[Message], offered: Sequence[str], *, may_call: bool) -> OfflineReply:
-    """The reply to the last prompt in `messages`, given which tools are offered."""
-    at = _last_prompt(messages)
-    prompt = _prompt_text(messages[at]) if at is not None else ""
-    if is_summary_wanted(prompt):
-        return OfflineReply(text=summary(messages, prompt))
-    since = messages[at + 1 :] if at is not None else ()
+def _reply_to(messages: Sequence[Message], offered: frozenset[str] | set[str]) -> _Step:
+    """The reply to the last prompt in `messages`. `offered`: names of the tools that may be called."""
+    prompts = [at for at, message in enumerate(messages) if _prompt_text(message)]
+    since = messages[prompts[-1] + 1 :] if prompts else ()
+    prompt = _prompt_text(messages[prompts[-1]]) if prompts else ""
+    if _is_summary_instruction(prompt):
+        return _Step(text=_summarise(messages, prompt))
     steps = _steps(prompt, messages)
     if not steps:
-        return OfflineReply(text=_unknown(prompt))
+        first_line = prompt.partition("\n")[0][:120]
+        return _Step(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
     calls_made = sum(len(message.calls) for message in since if isinstance(message, AssistantMessage))
-    results = [message for message in since if isinstance(message, ToolMessage)]
-    words: list[str] = [_shown(results[-1].text)] if results else []
-    thought = ""
-    is_slow = False
-    for step in _after_calls(steps, calls_made):
-        words.append(step.words)
-        thought = thought or step.thought
-        is_slow = is_slow or step.is_slow
-        if not step.tool:
-            continue
-        if may_call and step.tool in offered:
-            return OfflineReply(text="\n\n".join(words), thought=thought, call=(step.tool, step.arguments))
-        words[-1] = f"I cannot do that: the tool {step.tool} is not offered to me."
-    return OfflineReply(text="\n\n".join(words) or "Done.", thought=thought, is_slow=is_slow)
-
-
-def _after_calls(steps: Sequence[_Step], calls: int) -> Sequence[_Step]:
-    """The steps that are left after so many calls."""
-    for position, step in enumerate(steps):
-        if calls <= 0:
-            return steps[position:]
-        if step.tool:
-            calls -= 1
-    return ()
-
-
-def _last_prompt(messages: Sequence[Message]) -> int | None:
-    for position in range(len(messages) - 1, -1, -1):
-        message = messages[position]
-        if isinstance(message, UserMessage) and _prompt_text(message):
-            return position
-    return None
+    while steps and calls_made > 0:
+        calls_made -= steps.pop(0).call is not None
+    results = [message.text for message in since if isinstance(message, ToolMessage)]
+    texts = [_describe_result(results[-1])] if results else []
+    for done, step in enumerate(steps, start=1):
+        name = step.call[0] if step.call is not None else None
+        texts.append(step.text if name is None or name in offered else f"The tool {name} is not offered to me.")
+        if name in offered:
+            steps = steps[:done]
+            break
+    return _Step(
+        text="\n\n".join(texts) or "Done.",
+        thought=next((step.thought for step in steps if step.thought), ""),
+        call=next((step.call for step in steps if step.call is not None and step.call[0] in offered), None),
+        is_slow=any(step.is_slow for step in steps),
+    )
 
 
 def _prompt_text(message: Message) -> str:
-    """What the user wrote, without what was added for the model (reminders, skills, notes in brackets)."""
+    """The words of the user in a message, without what crow adds for the model; empty for any other message."""
     if not isinstance(message, UserMessage):
         return ""
     texts = (part.text.strip() for part in message.parts if isinstance(part, Text))
@@ -243,252 +220,112 @@ def _prompt_text(message: Message) -> str:
 
 
 def _steps(prompt: str, messages: Sequence[Message]) -> list[_Step]:
-    """The steps of a prompt; the words after a "then" that begin no step belong to the one before."""
+    """The steps of a prompt. Words after a "then" that match no rule belong to the step before."""
     steps: list[_Step] = []
     pending = ""
     for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
         step = _step(piece, messages)
-        if step is None and not pending:
-            return []
-        if step is None:
+        if step is not None:
+            pending = piece
+            steps.append(step)
+        elif pending:
             pending = f"{pending} then {piece}"
             steps[-1] = _step(pending, messages) or steps[-1]
-            continue
-        pending = piece
-        steps.append(step)
+        else:
+            return []
     return steps
 
 
 def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
-    piece = re.sub(r"^(?:please|can you|could you|now|and)\s+", "", piece.strip(), flags=re.IGNORECASE)
-    for pattern, make in _RULES:
-        match = pattern.fullmatch(piece)
-        if match is not None:
-            return make(match)
-    if re.fullmatch(r"(?:summari[sz]e|recap|sum up)\b.{0,80}", piece, re.IGNORECASE | re.DOTALL):
-        return _Step(words=recap(messages))
-    return None
+    piece = re.sub(r"^please\s+", "", piece.strip(), flags=re.IGNORECASE)
+    for pattern, tool, text in _TOOL_RULES:
+        if match := pattern.fullmatch(piece):
+            arguments: dict[str, Any] = {key: value for key, value in match.groupdict().items() if value is not None}
+            if "path" in arguments:
+                arguments["path"] = arguments["path"].strip("`\"'")
+            if tool == "write_file":
+                arguments["content"] += "\n"
+            if tool == "update_plan":
+                lines = [line.strip() for line in arguments["items"].split(";") if line.strip()]
+                statuses = ["in_progress", *["pending"] * len(lines)]
+                arguments["items"] = [
+                    {"content": line, "status": status, "priority": "medium"}
+                    for line, status in zip(lines, statuses, strict=False)
+                ]
+            return _Step(text=text.format_map(arguments), call=(tool, arguments))
+    match = _TEXT_RULE.fullmatch(piece)
+    if match is None:
+        return None
+    if match["last"]:
+        return _Step(text="\n".join(map(str, range(1, min(int(match["last"]), _MAX_COUNT) + 1))), is_slow=True)
+    if match["topic"]:
+        return _Step(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
+    if match["summary"]:
+        return _Step(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
+    return _Step(text=match["words"].strip()) if match["words"] else _tool_step(match["tool"], match["arguments"])
 
 
-def _read(match: re.Match[str]) -> _Step:
-    arguments: dict[str, object] = {"path": _plain(match["path"])}
-    if match["line"]:
-        arguments["line"] = int(match["line"])
-    return _Step(words=f"I read {arguments['path']}.", tool="read_file", arguments=arguments)
-
-
-def _write(match: re.Match[str]) -> _Step:
-    path = _plain(match["path"])
-    return _Step(words=f"I write {path}.", tool="write_file", arguments={"path": path, "content": match["text"] + "\n"})
-
-
-def _edit(match: re.Match[str]) -> _Step:
-    path = _plain(match["path"])
-    arguments = {"path": path, "old_text": match["old"], "new_text": match["new"]}
-    return _Step(words=f"I edit {path}.", tool="edit_file", arguments=arguments)
-
-
-def _run(match: re.Match[str]) -> _Step:
-    command = match["command"].strip().strip("`")
-    return _Step(words=f"I run `{command}`.", tool="shell", arguments={"command": command})
-
-
-def _list(match: re.Match[str]) -> _Step:
-    arguments = {"path": _plain(match["path"])} if match["path"] else {}
-    return _Step(words="I list the files.", tool="list_files", arguments=arguments)
-
-
-def _search(match: re.Match[str]) -> _Step:
-    arguments = {"pattern": _plain(match["words"])}
-    if match["path"]:
-        arguments["path"] = _plain(match["path"])
-    return _Step(words=f'I search for "{arguments["pattern"]}".', tool="grep", arguments=arguments)
-
-
-def _plan(match: re.Match[str]) -> _Step:
-    lines = [line.strip() for line in match["items"].split(";") if line.strip()]
-    items = [
-        {"content": line, "status": "pending" if position else "in_progress", "priority": "medium"}
-        for position, line in enumerate(lines)
-    ]
-    return _Step(words="I write the plan down.", tool="update_plan", arguments={"items": items})
-
-
-def _recall(match: re.Match[str]) -> _Step:
-    words = _plain(match["words"])
-    arguments: dict[str, object] = {"entry": int(words)} if words.isdecimal() else {"query": words}
-    return _Step(words=f'I look up "{words}" in the log.', tool="recall", arguments=arguments)
-
-
-def _count(match: re.Match[str]) -> _Step:
-    last = min(int(match["last"]), 1_000_000)
-    return _Step(words="\n".join(map(str, range(1, last + 1))), is_slow=True)
-
-
-def _think(match: re.Match[str]) -> _Step:
-    return _Step(words="I have thought about it.", thought=f"A rule says: think about {match['words'].strip()}.")
-
-
-def _say(match: re.Match[str]) -> _Step:
-    return _Step(words=match["words"].strip())
-
-
-def _call(match: re.Match[str]) -> _Step:
+def _tool_step(tool: str, text: str | None) -> _Step:
     try:
-        arguments = json.loads(match["arguments"] or "{}")
+        arguments = json.loads(text or "{}")
     except ValueError:
-        return _Step(words=f"{match['arguments']} is no JSON.")
-    if not isinstance(arguments, Mapping):
-        return _Step(words=f"{match['arguments']} is no JSON object.")
-    return _Step(words=f"I call {match['tool']}.", tool=match["tool"], arguments=arguments)
+        return _Step(text=f"{text} is not valid JSON.")
+    return _Step(text=f"I call {tool}.", call=(tool, arguments))
 
 
-_Make: TypeAlias = Callable[[re.Match[str]], _Step]
-_RULES: tuple[tuple[re.Pattern[str], _Make], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.DOTALL), make)
-    for pattern, make in (
-        (r"(?:read|show|open)\s+(?:the\s+)?(?:file\s+)?(?P<path>\S+?)(?:\s+from\s+line\s+(?P<line>\d+))?[.!]?", _read),
-        (r"(?:write|create)\s+(?:the\s+)?(?:file\s+)?(?P<path>[^\s:]+):\s?(?P<text>.*)", _write),
-        (r"edit\s+(?:the\s+)?(?:file\s+)?(?P<path>[^\s:]+):\s?(?P<old>.+?)\s->\s(?P<new>.*)", _edit),
-        (r"(?:run|execute)\s+(?P<command>.+)", _run),
-        (r"list\s+(?:the\s+|all\s+)?files(?:\s+(?:in|of|under)\s+(?P<path>\S+?))?[.!]?", _list),
-        (r"(?:search|grep)\s+(?:for\s+)?(?P<words>.+?)(?:\s+in\s+(?P<path>\S+))?", _search),
-        (r"plan:\s*(?P<items>.+)", _plan),
-        (r"recall\s+(?:entry\s+)?(?P<words>.+)", _recall),
-        (r"count\s+to\s+(?P<last>\d{1,9})[.!]?", _count),
-        (r"think(?:\s+about|:)\s*(?P<words>.+)", _think),
-        (r"(?:say|echo)\s+(?P<words>.+)", _say),
-        (r"call\s+(?P<tool>[A-Za-z0-9_-]+)\s*(?P<arguments>\{.*\})?", _call),
-    )
-)
-
-
-def _plain(words: str) -> str:
-    return words.strip().strip("`\"'")
-
-
-def _shown(result: str) -> str:
-    """The beginning of what a tool said."""
+def _describe_result(result: str) -> str:
+    """The beginning of a tool's result."""
     lines = result.strip("\n").rstrip().splitlines()
-    head = "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARS]
-    more = len(lines) - _SHOWN_LINES
-    if not head:
-        return "The tool said nothing."
-    return f"The tool said:\n\n{head}" + (f"\n... and {more} more lines" if more > 0 else "")
+    if not lines:
+        return "The tool returned nothing."
+    more = f"\n... and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
+    return "The tool returned:\n\n" + "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARS] + more
 
 
-def _unknown(prompt: str) -> str:
-    first = prompt.splitlines()[0][:120] if prompt else ""
-    return f'I have no rule for "{first}".\n\n{ABOUT}' if first else ABOUT
-
-
-# FROM llm.digest: What the offline model says of a conversation: an extract, made by rules, that keeps names and
-# order.
-#
-# Strategy: what was asked, what was called and what came of it, in the words of the messages themselves; an earlier
-# summary is carried over heading by heading. Pure.
-
-
-_HEADINGS = ("Goal", "Constraints", "Done", "In progress", "Blocked", "Decisions and why", "Next", "Facts")
-_BOUND = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
-_DEFAULT_WORDS = 400
-_LINE_CHARS = 160
-
-
-def is_summary_wanted(prompt: str) -> bool:
-    """Whether a prompt is the instruction of a compaction: it names the headings."""
+def _is_summary_instruction(prompt: str) -> bool:
+    """Whether a prompt is the instruction of a compaction, which names the headings."""
     return "## Goal" in prompt and "## Next" in prompt
 
 
-def summary(messages: Sequence[Message], instruction: str) -> str:
-    """A summary under the fixed headings, within the number of words (or tokens) that the instruction names."""
-    match = _BOUND.search(instruction)
-    words = _DEFAULT_WORDS
-    if match is not None:
-        words = int(match[1].replace(",", "")) if match[2].lower() == "word" else int(match[1].replace(",", "")) // 2
-    asked, done = _asked(messages), _done(messages)
-    sections = _earlier(messages)
-    if asked:
-        sections.setdefault("Goal", [asked[0]])
-        sections["Next"] = [f"Answer the newest request: {asked[-1]}"]
-        sections["In progress"] = [asked[-1]]
-    sections["Done"] = [*sections.get("Done", ()), *done]
-    paths = dict.fromkeys([*(line[2:] for line in sections.get("Facts", ())), *_paths(messages)])
-    sections["Facts"] = [f"- {path}" for path in paths]
-    return _within(sections, max(20, words))
-
-
-def recap(messages: Sequence[Message]) -> str:
-    """A few lines for the user."""
-    asked, done = _asked(messages)[:-1], _done(messages)
-    if not asked and not done:
-        return "Nothing has happened in this session yet."
-    lines = ["By my rules, this session so far:"]
-    lines += [f"- you asked: {line}" for line in asked[-8:]]
-    lines += [f"- done: {line}" for line in done[-8:]]
-    return "\n".join(lines)
-
-
-def _within(sections: dict[str, list[str]], words: int) -> str:
-    """The sections as text; the oldest lines of the longest section go first where there are too many words."""
-    kept = {heading: list(sections.get(heading, ())) for heading in _HEADINGS}
+def _summarise(messages: Sequence[Message], instruction: str = "") -> str:
+    """A summary under some of the fixed headings, within the words (or tokens) that the instruction allows."""
+    limit = _MAX_SUMMARY_WORDS
+    if match := _WORD_LIMIT.search(instruction):
+        limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
+    asked, done = _prompts(messages), _calls(messages)
+    first = next((message for message in messages if isinstance(message, UserMessage)), None)
+    texts = "\n".join(part.text for part in first.parts if isinstance(part, Text)) if first is not None else ""
+    earlier = _EARLIER_GOAL.search(texts) if texts.startswith("[") else None
+    goal = [earlier[1]] if earlier is not None else asked[:1]
     while True:
-        text = "\n".join(line for heading, lines in kept.items() if lines for line in (f"## {heading}", *lines))
-        longest = max(kept.values(), key=len)
-        if len(text.split()) <= words or not longest:
+        sections = (
+            ("Goal", goal),
+            ("Done", done),
+            ("Next", [f"Answer the newest request: {asked[-1]}"] if asked else []),
+        )
+        text = "\n".join(line for heading, lines in sections if lines for line in (f"## {heading}", *lines))
+        if len(text.split()) <= limit or not done:
             return text
-        del longest[0]
+        del done[0]
 
 
-def _asked(messages: Sequence[Message]) -> list[str]:
-    """The first lines of the user's prompts, oldest first."""
-    lines: list[str] = []
-    for message in messages:
-        if not isinstance(message, UserMessage):
-            continue
-        texts = (part.text.strip() for part in message.parts if isinstance(part, Text))
-        own = [text for text in texts if text and not text.startswith(("<", "[")) and not is_summary_wanted(text)]
-        lines.extend(_line(text) for text in own[:1])
-    return lines
+def _prompts(messages: Sequence[Message]) -> list[str]:
+    """The user's prompts, one line each, oldest first."""
+    texts = filter(None, map(_prompt_text, messages))
+    return [_one_line(text) for text in texts if not text.startswith("[") and not _is_summary_instruction(text)]
 
 
-def _done(messages: Sequence[Message]) -> list[str]:
-    """One line for each call: its name, its arguments, and how its result begins."""
+def _calls(messages: Sequence[Message]) -> list[str]:
+    """One line for each call: its name, its arguments, and the beginning of its result."""
     results = {message.call_id: message.text for message in messages if isinstance(message, ToolMessage)}
     return [
-        _line(f"{call.name} {call.arguments}: {results.get(call.id, 'no result').strip()}")
+        _one_line(f"{call.name} {call.arguments}: {results.get(call.id, 'no result').strip()}")
         for message in messages
         if isinstance(message, AssistantMessage)
         for call in message.calls
     ]
 
 
-def _paths(messages: Sequence[Message]) -> list[str]:
-    paths: list[str] = []
-    for message in messages:
-        for call in message.calls if isinstance(message, AssistantMessage) else ():
-            path = json.loads(call.arguments).get("path")
-            if isinstance(path, str):
-                paths.append(path)
-    return paths
-
-
-def _earlier(messages: Sequence[Message]) -> dict[str, list[str]]:
-    """The sections of the summary that a compacted conversation begins with."""
-    sections: dict[str, list[str]] = {}
-    first = next((message for message in messages if isinstance(message, UserMessage)), None)
-    text = "\n".join(part.text for part in first.parts if isinstance(part, Text)) if first is not None else ""
-    if not text.startswith("["):
-        return sections
-    heading = ""
-    for line in text.splitlines():
-        if line.startswith(("#", "[", "<")):
-            heading = line.removeprefix("## ")
-        elif heading in _HEADINGS and line.strip():
-            sections.setdefault(heading, []).append(line)
-    return sections
-
-
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"

@@ -1,8 +1,7 @@
-"""Server-sent events: response bytes in, the `data` of each event out.
+"""Decodes server-sent events: response bytes in, the data of each event out.
 
-The decoding rules of WHATWG HTML 9.2.6, incrementally: whole lines are cut out of what arrived, a rest without its
-line end waits. Bytes are decoded per event, invalid UTF-8 becomes U+FFFD. Event names, ids and retry times carry
-nothing for chat completions and are dropped.
+Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, ids and retry
+times mean nothing for chat completions and are dropped.
 """
 
 from __future__ import annotations
@@ -12,21 +11,27 @@ import re
 
 from crow.domain.errors import AnswerTooLong
 
-__all__ = ["MAX_EVENT_BYTES", "EventTooLarge", "SseDecoder", "chunks_in", "is_end", "is_filler"]
+__all__ = ["MAX_EVENT_BYTES", "EventTooLarge", "SseDecoder", "chunks_in", "is_end", "is_keep_alive"]
 
 MAX_EVENT_BYTES = 8 * 1024 * 1024
-"""Twice the characters that are taken of one answer; a line without end is held up to this."""
+"""Twice the characters that are accepted of one answer."""
 _BOM = b"\xef\xbb\xbf"
 
 
 class EventTooLarge(AnswerTooLong):
-    """One event (or one line) is larger than the decoder's bound."""
+    """An event, or a line, is larger than the limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"The endpoint sent more than {max_bytes:,} bytes as one event, which is not a chat completion. Check the "
+            "base URL and the server's log."
+        )
 
 
 class SseDecoder:
-    """Feed bytes as they arrive; every call gives the events that became whole.
+    """Feed bytes as they arrive; each call returns the events that became complete.
 
-    Events without data are not events. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
+    Events without data do not count. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
     """
 
     __slots__ = ("_at_start", "_data", "_data_bytes", "_max_bytes", "_rest", "_skip_lf")
@@ -40,36 +45,31 @@ class SseDecoder:
         self._data_bytes = 0
 
     def feed(self, piece: bytes) -> list[str]:
-        """The events that `piece` completes. :raises EventTooLarge: one grew beyond the bound."""
+        """The events that `piece` completes. :raises EventTooLarge:"""
         if self._at_start:
             piece = self._without_bom(piece)
         if self._skip_lf and piece:
             self._skip_lf = False
-            if piece.startswith(b"\n"):
-                piece = piece[1:]
+            piece = piece.removeprefix(b"\n")
         if not piece:
             return []
         end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
         if not end:
-            self._keep(piece)
+            self._hold(piece)
             return []
-        if end == len(piece):
-            # A CR ends its line at once; should an LF follow in the next piece, it belongs to that CR.
-            self._skip_lf = piece.endswith(b"\r")
-            rest = b""
-        else:
-            rest = piece[end:]
-            piece = piece[:end]
+        # A CR ends its line at once; an LF at the start of the next piece belongs to that CR.
+        self._skip_lf = end == len(piece) and piece.endswith(b"\r")
+        lines, rest = piece[:end], piece[end:]
         if self._rest:
-            piece = bytes(self._rest) + piece
+            lines = bytes(self._rest) + lines
             self._rest.clear()
-        events = self._events_of(piece.splitlines())
+        events = self._events_of(lines.splitlines())
         if rest:
-            self._keep(rest)
+            self._hold(rest)
         return events
 
     def finish(self) -> list[str]:
-        """The bytes have ended: the last event, if its blank line never came (it may be cut anywhere)."""
+        """The end of the bytes: the last event, if its blank line never came. It may be cut anywhere."""
         lines = [bytes(self._rest), b""] if self._rest else [b""]
         self._rest.clear()
         return self._events_of(lines)
@@ -78,13 +78,12 @@ class SseDecoder:
         piece = bytes(self._rest) + piece
         self._rest.clear()
         if len(piece) < len(_BOM) and _BOM.startswith(piece):
-            if piece:
-                self._keep(piece)
+            self._rest += piece
             return b""
         self._at_start = False
         return piece.removeprefix(_BOM)
 
-    def _keep(self, rest: bytes) -> None:
+    def _hold(self, rest: bytes) -> None:
         self._rest += rest
         self._check_size()
 
@@ -115,40 +114,34 @@ class SseDecoder:
 
     def _check_size(self) -> None:
         if len(self._rest) + self._data_bytes > self._max_bytes:
-            raise EventTooLarge(
-                f"The endpoint sent more than {self._max_bytes:,} bytes as one event, which is no chat completion. "
-                "Check the base URL and the server's log."
-            )
+            raise EventTooLarge(self._max_bytes)
 
 
-# FROM llm.framing: Data of events that is not one JSON object: the end, nothing at all, or chunks whose framing is
-# amiss. Pure.
-
+# Event data that is not one JSON object.
 
 _DECODER = json.JSONDecoder(strict=False)
-_FILLERS = frozenset({"ping", "pong", "keep-alive", "keepalive", "heartbeat", "connected"})
 _BETWEEN = re.compile(r"(?:\s|,|\ufeff|data:)*")
 _END = re.compile(r"\[DONE\]", re.IGNORECASE)
 
 
 def is_end(data: str) -> bool:
-    """Whether nothing follows."""
+    """Whether this event is the last one."""
     return _END.match(data) is not None
 
 
-def is_filler(data: str) -> bool:
+def is_keep_alive(data: str) -> bool:
     """Whether the event only keeps the connection open."""
-    return data.lower() in _FILLERS
+    return data.lower() in {"ping", "pong", "keep-alive", "keepalive", "heartbeat", "connected"}
 
 
 def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
-    """`(chunks, whether the end follows)` of data that holds several, or one with something around; none if it is
-    anything else besides."""
+    """`(chunks, whether the end follows)` of data that has several, or one in bad framing; no chunks if it has anything
+    else."""
     chunks: list[dict[str, object]] = []
     at = 0
     while True:
-        between = _BETWEEN.match(data, at)
-        at = between.end() if between is not None else at
+        if between := _BETWEEN.match(data, at):
+            at = between.end()
         if at >= len(data) or _END.match(data, at):
             return chunks, at < len(data)
         try:

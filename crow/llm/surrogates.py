@@ -1,7 +1,7 @@
-"""Lone halves of UTF-16 pairs, which some endpoints stream: joined when the other half comes, else U+FFFD.
+"""Joins or replaces lone UTF-16 surrogates, which some endpoints stream.
 
-Strategy: JSON may spell half a pair (`\\ud83d`), Python keeps it, and every strict reader after us refuses it; so it is
-mended where text enters and, once more, where requests leave.
+JSON may spell half of a pair (`\\ud83d`) and Python keeps it, but strict readers refuse it. So it is replaced where
+text enters, and again where requests leave.
 """
 
 from __future__ import annotations
@@ -10,45 +10,40 @@ import json
 import re
 from collections.abc import Mapping
 
-__all__ = ["Joiner", "mended", "mended_members"]
+__all__ = ["SurrogateJoiner", "replace_lone", "replace_lone_in"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def mended(text: str) -> str:
+def replace_lone(text: str) -> str:
     """`text` with adjacent halves joined and lone ones replaced by U+FFFD."""
     if text.isascii() or not _SURROGATE.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def mended_members(members: Mapping[str, object]) -> dict[str, object]:
-    """As `mended`, for everything in an object of JSON. What no JSON text can hold is left out."""
-    kept: dict[str, object] = {}
+def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
+    """As `replace_lone`, for all texts in a JSON object. Members that JSON cannot hold are left out."""
+    clean: dict[str, object] = {}
     for key, value in members.items():
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             continue
-        kept[mended(key)] = value if text.isascii() else json.loads(mended(text))
-    return kept
+        clean[replace_lone(key)] = value if text.isascii() else json.loads(replace_lone(text))
+    return clean
 
 
-class Joiner:
-    """Mends a text that arrives in pieces: a high half at the end of one piece waits for the next."""
+class SurrogateJoiner:
+    """Cleans a text that arrives in pieces: a high half at the end of one piece waits for the next."""
 
     __slots__ = ("_high",)
 
     def __init__(self) -> None:
         self._high = ""
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a high half waits for its low one."""
-        return bool(self._high)
-
     def feed(self, piece: str) -> str:
-        """What of the text can be given out now."""
+        """The text that can be shown now."""
         if not self._high and piece.isascii():
             return piece
         piece = self._high + piece
@@ -56,9 +51,9 @@ class Joiner:
         if piece and "\ud800" <= piece[-1] <= "\udbff":
             self._high = piece[-1]
             piece = piece[:-1]
-        return mended(piece)
+        return replace_lone(piece)
 
     def finish(self) -> str:
-        """What waited in vain."""
+        """The replacement of a half that still waits."""
         high, self._high = self._high, ""
-        return mended(high)
+        return replace_lone(high)

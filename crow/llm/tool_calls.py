@@ -1,8 +1,8 @@
-"""Tool calls, put together from the fragments of a stream.
+"""Assembles tool calls from the fragments of a stream.
 
-Fragments are sorted to calls by what they carry (a new id with a name opens a call; else the index; else the call
-opened last), because no single key can be relied on; nothing is decided about arguments before the end. At the end
-each call gets a name, an id of its own and either an object or a fault.
+No single key can be relied on, so a fragment is assigned to a call by everything it carries: a new id with a name opens
+a call; else the index counts; else the call that was opened last. Arguments are read at the end. Each call then has a
+name, a unique id, and either an object or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -12,104 +12,96 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.llm.arguments import InvalidArguments, begins_object, is_whole, json_text, read_arguments
-from crow.llm.surrogates import mended, mended_members
+from crow.llm.surrogates import replace_lone, replace_lone_in
 
 __all__ = ["CallAssembler", "new_call_id", "tool_name"]
 
-_LETTERS = string.ascii_letters + string.digits
-_ARGUMENTS = ("arguments", "parameters", "input", "args")
-"""What the arguments are called, the usual name first."""
-_KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", *_ARGUMENTS})
-_NO_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_SEPARATORS = re.compile(r"[^A-Za-z0-9]")
+_ARGUMENTS_KEYS = ("arguments", "parameters", "input", "args")
+_KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", *_ARGUMENTS_KEYS})
 _PREFIX = re.compile(
     r"\A(?:assistant(?=<))?(?:<\|channel\|>(?:commentary|analysis)\s*)?(?:to=)?(?:<function=)?"
     r"(?:(?:functions?|tools|default_api)[.:/])?"
 )
 _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
-_MOST_CALLS = 1000
-_MOST_KEYS = 100_000
+_MAX_CALLS = 1000
+_MAX_KEYS = 100_000
 """Some servers send a new id or index with each fragment; so many of them are remembered."""
-_MOST_PIECES = 10_000
+_MAX_PIECES = 10_000
 
 
 def new_call_id() -> str:
-    """Nine letters or digits: the form that every endpoint takes back."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    """Nine letters or digits, a form that every endpoint accepts."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 def tool_name(name: str, offered: Mapping[str, ToolSpec]) -> str:
-    """`name` as the offered tool that it can only mean, else in characters that a request may hold.
+    """The offered tool that `name` must mean, else `name` in characters that a request may contain.
 
-    Decoration falls away (`functions.x`, `x<|channel|>commentary`, `x json`, `x:0`); letter case and separators do not
-    count where only one tool fits. Nothing similar is guessed.
+    Decoration is removed (`functions.x`, `x<|channel|>commentary`, `x json`, `x:0`). Case and separators do not count
+    if only one tool fits. Similar names are not guessed.
     """
     name = name.strip()
     if name in offered:
         return name
     name = _PREFIX.sub("", name).strip("`\"' ")
     name = _SUFFIX.sub("", name).strip("`\"' ")
-    plain = _NO_NAME_CHARACTER.sub("_", name)[:64]
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
     for candidate in (name, plain):
         if candidate in offered:
             return candidate
-    for alike in (str.lower, _letters):
-        meant = [each for each in offered if alike(each) == alike(name)]
-        if len(meant) == 1:
-            return meant[0]
+    for normalised in (str.lower, _letters):
+        meant = [each for each in offered if normalised(each) == normalised(name)]
         if meant:
-            break
+            return meant[0] if len(meant) == 1 else plain
     return plain
 
 
 def _letters(name: str) -> str:
-    return _SEPARATORS.sub("", name).lower()
+    return re.sub(r"[^A-Za-z0-9]", "", name).lower()
 
 
-class _Call:
-    """A call being put together."""
+@dataclass(slots=True)
+class _PartialCall:
+    """A call that is being assembled."""
 
-    __slots__ = ("extra", "function_extra", "id", "name", "pieces")
-
-    def __init__(self) -> None:
-        self.id = ""
-        self.name = ""
-        self.pieces: list[str] = []
-        self.extra: dict[str, object] = {}
-        self.function_extra: dict[str, object] = {}
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    extra: dict[str, object] = field(default_factory=dict)
+    function_extra: dict[str, object] = field(default_factory=dict)
 
     def add(self, arguments: str) -> None:
-        """Take the next piece of the arguments."""
-        if len(self.pieces) >= _MOST_PIECES:
-            # More pieces than this are no snapshots of a growing whole, so they need not be kept apart.
+        """Add the next piece of the arguments."""
+        if len(self.pieces) >= _MAX_PIECES:
+            # So many pieces are not snapshots of a growing whole, so they need not be kept apart.
             self.pieces = ["".join(self.pieces)]
         self.pieces.append(arguments)
 
 
 class CallAssembler:
-    """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`. `size`: characters that were kept."""
+    """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`. `size`: characters kept."""
 
-    def __init__(self, tools: Sequence[ToolSpec], *, mint: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
-        self._mint = mint
-        self._calls: list[_Call] = []
-        self._by_index: dict[object, _Call] = {}
-        self._by_id: dict[str, _Call] = {}
+        self._new_id = new_id
+        self._calls: list[_PartialCall] = []
+        self._by_index: dict[object, _PartialCall] = {}
+        self._by_id: dict[str, _PartialCall] = {}
         self.size = 0
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
     def add_all(self, fragments: object) -> None:
-        """Take `delta.tool_calls`: a list of fragments, mostly; else one fragment, or a mapping of them."""
+        """Add `delta.tool_calls`: usually a list of fragments, else one fragment, or a mapping of them."""
         if isinstance(fragments, Mapping):
             values = list(fragments.values())
-            is_one = "function" in fragments or "name" in fragments or "arguments" in fragments
+            is_one = not fragments.keys().isdisjoint({"function", "name", "arguments"})
             fragments = [fragments] if is_one or not all(isinstance(each, Mapping) for each in values) else values
         for fragment in fragments if isinstance(fragments, list) else ():
             if isinstance(fragment, list):
@@ -118,26 +110,26 @@ class CallAssembler:
                 self.add(fragment)
 
     def add(self, fragment: object) -> None:
-        """Take one fragment, whatever it looks like."""
-        if not isinstance(fragment, Mapping) or self._continues(fragment):
+        """Add one fragment of any shape."""
+        if not isinstance(fragment, Mapping) or self._add_arguments(fragment):
             return
         function = fragment.get("function")
         function = function if isinstance(function, Mapping) else {}
         name = _text(function.get("name")) or _text(fragment.get("name"))
-        arguments = _arguments_text(_arguments_of(function, fragment))
+        arguments = _arguments_text(function, fragment)
         call_id = _text(fragment.get("id")).strip()
-        index = _index_of(fragment.get("index"))
+        index = _index(fragment.get("index"))
         call = self._call_for(index, call_id, name.strip(), arguments)
         if call is None:
-            if len(self._calls) >= _MOST_CALLS:
+            if len(self._calls) >= _MAX_CALLS:
                 return
-            call = _Call()
+            call = _PartialCall()
             self._calls.append(call)
-        if index is not None and len(self._by_index) < _MOST_KEYS:
+        if index is not None and len(self._by_index) < _MAX_KEYS:
             self._by_index[index] = call
         if call_id:
             call.id = call.id or call_id
-            if len(self._by_id) < _MOST_KEYS:
+            if len(self._by_id) < _MAX_KEYS:
                 self._by_id.setdefault(call_id, call)
         if name.strip() and not (call.name and call.pieces):
             call.name = _joined_name(call.name, name)
@@ -152,16 +144,22 @@ class CallAssembler:
                     self.size += len(key) + len(str(members[key]))
 
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
-        """The calls in order of arrival. `is_cut`: the output limit ended the stream, so the last one is not to run."""
-        finished: list[ToolCall] = []
-        # A call of which nothing came but an id or an index is noise.
+        """The calls in order of arrival. `is_cut`: the output limit ended the stream, so the last one must not run."""
+        # A call that consists of an id or an index alone is noise.
         calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
+        finished: list[ToolCall] = []
+        seen: set[str] = set()
         for call in calls:
-            finished.extend(self._finished(call, is_cut=is_cut and call is calls[-1]))
-        return self._with_own_ids(finished)
+            for each in self._finished(call, is_cut=is_cut and call is calls[-1]):
+                call_id = replace_lone(each.id)
+                while not call_id or call_id in seen:
+                    call_id = self._new_id()
+                seen.add(call_id)
+                finished.append(replace(each, id=call_id))
+        return tuple(finished)
 
-    def _continues(self, fragment: Mapping[str, object]) -> bool:
-        """Take a fragment of the common kind, which has an index and arguments alone; False if it is another."""
+    def _add_arguments(self, fragment: Mapping[str, object]) -> bool:
+        """Add a fragment of the usual kind, which has an index and arguments alone; False if it is another."""
         index, function = fragment.get("index"), fragment.get("function")
         if len(fragment) != 2 or type(index) is not int or type(function) is not dict or len(function) != 1:
             return False
@@ -173,43 +171,41 @@ class CallAssembler:
             self.size += len(arguments)
         return True
 
-    def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _Call | None:
+    def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _PartialCall | None:
         """The call that a fragment continues, None if it opens one."""
+        last = self._calls[-1] if self._calls else None
         known = self._by_id.get(call_id) if call_id else None
         at_index = self._by_index.get(index) if index is not None else None
-        if known is not None and at_index is not None and at_index.id == call_id:
-            known = at_index
         if known is not None:
+            if at_index is not None and at_index.id == call_id:
+                known = at_index
             if not name:
                 return known
-            if index is not None and at_index is None:
-                # One id on parallel calls: the new index tells them apart.
+            # One id on parallel calls: a new index tells them apart.
+            is_new = index is not None and at_index is None
+            return None if is_new or self._opens_anew(known, name, arguments, same_index=at_index is known) else known
+        if index is not None and at_index is None:
+            # An index that counts the fragments: a piece from the middle of arguments continues them.
+            if last is None or call_id or name or not (last.name and last.pieces) or not arguments:
                 return None
-            return None if self._opens_anew(known, name, arguments, same_index=at_index is known) else known
-        if index is not None:
-            call = at_index
-            if call is None:
-                # An index that counts the fragments: what can only be the middle of arguments goes on with them.
-                last = self._calls[-1] if self._calls and not (call_id or name) else None
-                goes_on = last is not None and bool(last.name and last.pieces) and not begins_object(arguments)
-                return last if last is not None and goes_on and arguments and not is_whole(last.pieces) else None
-        elif self._calls:
-            call = self._calls[-1]
-        else:
+            return None if begins_object(arguments) or is_whole(last.pieces) else last
+        call = at_index or last
+        if call is None:
             return None
+        is_other_id = bool(call_id and call.id)
         if not name:
-            if not call_id or not call.id:
+            if not is_other_id:
                 return call
-            # A random id on each fragment: what is unfinished goes on; an id after the end opens the next call.
+            # A new id on each fragment: an incomplete call goes on, and an id after its end opens the next call.
             goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
             return call if goes_on or (index is not None and not arguments.strip()) else None
-        if call_id and call.id:
+        if is_other_id:
             is_same = name == call.name and not begins_object(arguments) and bool(arguments) and index is not None
             return call if is_same and call.pieces and not is_whole(call.pieces) else None
         return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
 
-    def _opens_anew(self, call: _Call, name: str, arguments: str, *, same_index: bool) -> bool:
-        """Whether a named fragment, which id or index give to `call`, is really another call."""
+    def _opens_anew(self, call: _PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
+        """Whether a fragment with a name, whose id or index points to `call`, is really another call."""
         if not call.name:
             return False
         if name != call.name.strip():
@@ -220,93 +216,57 @@ class CallAssembler:
             return is_whole(call.pieces)
         if not begins_object(arguments) or not is_whole(call.pieces):
             return False
-        # A whole call said twice is one call; `{}` is how some gateways open one.
-        so_far = "".join(call.pieces).strip()
-        return so_far not in {arguments.strip(), "{}"}
+        # A complete call sent twice is one call; `{}` is how some gateways open one.
+        return "".join(call.pieces).strip() not in {arguments.strip(), "{}"}
 
-    def _finished(self, call: _Call, *, is_cut: bool) -> list[ToolCall]:
-        name = tool_name(mended(call.name), self._offered)
-        extra: dict[str, object] = dict(call.extra)
-        if call.function_extra:
-            extra["function"] = call.function_extra
-        extra = mended_members(extra)
+    def _finished(self, call: _PartialCall, *, is_cut: bool) -> list[ToolCall]:
+        name = tool_name(replace_lone(call.name), self._offered)
         tool = self._offered.get(name)
-        raw = mended("".join(call.pieces))
+        extra = replace_lone_in(call.extra | ({"function": call.function_extra} if call.function_extra else {}))
+        raw = replace_lone("".join(call.pieces))
+        unread = ToolCall(id=call.id, name=name or "unnamed", arguments="{}", raw=raw, extra=extra)
         if not name:
-            return [
-                ToolCall(id=call.id, name="unnamed", arguments="{}", fault="the call has no name", raw=raw, extra=extra)
-            ]
+            return [replace(unread, fault="the call has no name")]
         fault = "the answer reached its output limit within this call" if is_cut else None
         try:
             objects = read_arguments(call.pieces, tool.input_schema if tool is not None else None)
             texts = [json_text(each) for each in objects]
         except InvalidArguments as error:
-            fault = f"{fault}: {error}" if fault else str(error)
-            return [ToolCall(id=call.id, name=name, arguments="{}", fault=fault, raw=raw, extra=extra)]
+            return [replace(unread, fault=f"{fault}: {error}" if fault else str(error))]
         if call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault:
             unpacked = self._unpacked(objects[0])
             if unpacked:
                 return unpacked
-        return [
-            ToolCall(
-                id=call.id if position == 0 else "",
-                name=name,
-                arguments=text,
-                fault=fault,
-                raw=raw if fault else None,
-                extra=extra if position == 0 else {},
-            )
-            for position, text in enumerate(texts)
-        ]
+        first = replace(unread, arguments=texts[0], fault=fault, raw=raw if fault else None)
+        return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 
     def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
         """The calls inside `multi_tool_use.parallel`; none if one of them is unclear."""
         uses = wrapped.get("tool_uses")
-        if not isinstance(uses, list):
-            return []
         calls: list[ToolCall] = []
-        for use in uses:
+        for use in uses if isinstance(uses, list) else ():
             name = use.get("recipient_name") if isinstance(use, Mapping) else None
             parameters = use.get("parameters") if isinstance(use, Mapping) else None
             if not isinstance(name, str) or not isinstance(parameters, Mapping):
                 return []
-            try:
-                arguments = json_text(parameters)
-            except InvalidArguments:
-                return []
-            calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=arguments))
+            calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=json_text(parameters)))
         return calls
-
-    def _with_own_ids(self, calls: list[ToolCall]) -> tuple[ToolCall, ...]:
-        seen: set[str] = set()
-        own: list[ToolCall] = []
-        for call in calls:
-            call_id = mended(call.id)
-            while not call_id or call_id in seen:
-                call_id = self._mint()
-            seen.add(call_id)
-            own.append(call if call.id == call_id else replace(call, id=call_id))
-        return tuple(own)
 
 
 def _joined_name(name: str, piece: str) -> str:
-    """A name that comes whole again, grows, or comes in pieces."""
+    """A name that is repeated, grows, or comes in pieces."""
     if not name or piece.startswith(name):
         return piece
     return name if name.strip() == piece.strip() else name + piece
 
 
-def _index_of(value: object) -> int | str | None:
-    """A number in quotes, or with a fraction of nothing, is that number."""
+def _index(value: object) -> int | str | None:
+    """A number in quotes, or with a fraction of zero, is that number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
     return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
-
-
-def _arguments_of(*places: Mapping[str, object]) -> object:
-    return next((place[key] for place in places for key in _ARGUMENTS if place.get(key) is not None), None)
 
 
 def _text(value: object) -> str:
@@ -315,11 +275,11 @@ def _text(value: object) -> str:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
 
 
-def _arguments_text(value: object) -> str:
+def _arguments_text(*places: Mapping[str, object]) -> str:
+    """The first arguments in `places`, as text."""
+    value = next((place[key] for place in places for key in _ARGUMENTS_KEYS if place.get(key) is not None), "")
     if isinstance(value, str):
         return value
-    if value is None:
-        return ""
     try:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:

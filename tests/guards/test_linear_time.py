@@ -1,6 +1,6 @@
-"""Text that others write takes linear time, however it was made: quadratic steps would stop every session.
+"""Guards that text written by others takes linear time: quadratic steps would stop every session.
 
-Each case runs on so much text that a quadratic step takes many minutes or hours, and a linear one less than a second.
+Each case has so much text that a quadratic step takes minutes or hours, and a linear one less than a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
 from crow.llm.endpoint import EndpointTimeouts
-from crow.llm.errors import Origin, complaint_of_response, failure
+from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
 from crow.tools.builtin.edit import replace_text
 from crow.tools.builtin.files import similar_names
@@ -41,11 +41,11 @@ def test_hostile_text_takes_linear_time() -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
-    assert process.returncode == 0, f"the last one of these never ended: {output.splitlines()[-3:]}"
+    assert process.returncode == 0, f"the last of these cases did not end: {output.splitlines()[-3:]}"
 
 
 def run_cases() -> None:
-    """Run each case, after its name was printed."""
+    """Print the name of each case, then run it."""
     for name in ("text_tool_calls", "answers", "failures", "titles_and_rules", "edits_and_files"):
         print(name, flush=True)
         globals()[name]()
@@ -72,10 +72,10 @@ def answers() -> None:
 
 
 async def tell(texts: list[str]) -> None:
-    """Have a model answer with each of the texts, in one piece."""
+    """Let a model answer with each of the texts, in one piece."""
     tool = ToolSpec(name="f", description="", input_schema={"type": "object", "properties": {"a": {}}})
     request = replace(ASK, tools=(tool,))
-    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=EndpointTimeouts()) as model:
+    async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=EndpointTimeouts(), hang_s=HANG_S) as model:
         for text in texts:
             endpoint.script(fake.text(text))
             with suppress(ModelError):
@@ -86,7 +86,7 @@ def failures() -> None:
     for piece in ("<title>", "<title", "<h1>", "<", "1,111,", "tokens 5000 ", "max_tokens ", "image ", "try again in "):
         text = piece * (2_000_000 // len(piece))
         for body in (f"<html>{text}", json.dumps({"error": {"message": f"context {text}"}}), text):
-            failure(complaint_of_response(400, body.encode()), Origin())
+            model_error(parse_error_response(400, body.encode()), Origin())
 
 
 def titles_and_rules() -> None:

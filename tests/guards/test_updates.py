@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import anyio
 import pytest
 
@@ -68,20 +70,20 @@ class Way:
     async def send(self, _request: Request) -> Body:
         return self._body
 
-    async def adapted(self, _request: Request, _complaint: ErrorBody) -> bool:
+    async def adapt(self, _request: Request, _complaint: ErrorBody) -> bool:
         return False
 
-    async def heard(self, answer: Answer) -> None:
+    async def learn_from(self, answer: Answer) -> None:
         """Nothing is learned."""
 
-    async def failed(self, error: Exception) -> None:
+    def redact(self, error: Exception) -> None:
         raise error
 
 
 async def followed(reads: list[bytes], shown: Shown, *, gaps: bool = False) -> Answer:
     """The answer, after all of it was shown."""
     line = Way(Body(reads, shown if gaps else None))
-    async with ChatStream(line, Request(messages=()), pace=RetryTiming()) as stream:
+    async with aclosing(ChatStream(line, Request(messages=()), timing=RetryTiming())) as stream:
         return await AnswerDraft(shown, "m").follow(stream)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The fixture streams, read: bytes to feed and what is to come of them. The format is in `fixtures/README.md`."""
+"""Reads the fixture streams. Their format is described in `fixtures/README.md`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOOLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fixture:
-    """A stream as bytes, what was offered, and what is expected."""
+    """A stream as bytes, the offered tools, and the expected answer."""
 
     name: str
     stream: bytes
@@ -36,7 +36,7 @@ class Fixture:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a stream: an answer or an error, and what was given out."""
+    """An answer or an error, and the text and thought that were shown."""
 
     answer: Answer | None
     error: ModelError | None
@@ -48,7 +48,7 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
     """Feed the pieces as the transport does."""
     numbers = itertools.count(1)
     decoder = SseDecoder()
-    parser = StreamParser(fixture.tools, mint=lambda: f"minted{next(numbers):03d}")
+    parser = StreamParser(fixture.tools, new_id=lambda: f"minted{next(numbers):03d}")
     texts: list[str] = []
     thoughts: list[str] = []
 
@@ -65,7 +65,7 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
         try:
             note(parser.feed(decoder.finish()))
         except ModelError as error:
-            if "no JSON" not in str(error):
+            if "other than a chat completion" not in str(error):
                 raise
         note(parser.flush())
         answer = parser.finish()
@@ -79,7 +79,7 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
 
 
 def read() -> list[Fixture]:
-    """All of them."""
+    """All fixtures."""
     fixtures: list[Fixture] = []
     for path in sorted(FOLDER.glob("*.json")):
         if path.name == "tools.json":
@@ -103,7 +103,7 @@ def _stream(entry: dict[str, Any]) -> bytes:
         return str(entry["raw"]).encode("latin-1")
     events: list[Any] = entry.get("events") or []
     if "text" in entry:
-        # Cut in small deltas: what leaks is not streamed in one.
+        # In small deltas, as models stream it.
         text = entry["text"]
         events = [{"delta": {"content": text[at : at + 5]}} for at in range(0, len(text), 5)]
         events.append({"delta": {}, "finish": "stop"})

@@ -1,4 +1,4 @@
-"""Transport, retries and adaptation, against a real server on the loopback."""
+"""Tests of transport, retries and adaptation, against a real server on the loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm import stream as exchange
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.llm.parser import MOST_CHARS
+from crow.llm.parser import MAX_CHARS
 from crow.llm.stream import RetryTiming
 from tests.support.fake_endpoint import (
     CUT,
@@ -60,7 +60,7 @@ QUICK = EndpointTimeouts(connect_s=2, first_byte_s=0.3, idle_s=0.15, grace_s=0.1
 
 
 class Memory:
-    """What was learned, in a dict."""
+    """An endpoint memory in a dict."""
 
     def __init__(self, facts: Mapping[str, object] | None = None) -> None:
         self.facts = dict(facts or {})
@@ -73,7 +73,7 @@ class Memory:
 
 
 class Waits:
-    """A pace that waits not at all and notes what it was asked for; chance is always a half."""
+    """Retry timing that does not wait and records the seconds; chance is always a half."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -82,7 +82,7 @@ class Waits:
         self.seconds.append(seconds)
         await anyio.lowlevel.checkpoint()
 
-    def pace(self) -> RetryTiming:
+    def timing(self) -> RetryTiming:
         return RetryTiming(sleep=self.sleep, chance=lambda: 0.5)
 
 
@@ -95,16 +95,17 @@ async def asking(
     timeouts: EndpointTimeouts = PATIENT,
     api_key: str | None = None,
     window: int | None = None,
+    hang_s: float = 60,
 ) -> AsyncIterator[ChatCompletions]:
     model = ChatCompletions(
         Endpoint(
             base_url=endpoint.base_url, model="fake-model", api_key=api_key, context_window=window, timeouts=timeouts
         ),
         memory=memory,
-        pace=(waits or Waits()).pace(),
+        timing=(waits or Waits()).timing(),
     )
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(hang_s):
             yield model
     finally:
         await model.close()
@@ -128,11 +129,11 @@ async def failure_of(model: ChatCompletions) -> tuple[ModelError, list[Delta], A
     raise AssertionError(f"no error: {deltas}")
 
 
-def words(deltas: list[Delta]) -> str:
+def text_of(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-async def test_a_plain_answer_is_streamed_and_whole() -> None:
+async def test_a_plain_answer_is_streamed() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         gate = Gate()
         endpoint.script(text("Hel", "lo", between=(gate,)))
@@ -162,11 +163,11 @@ async def test_a_plain_answer_is_streamed_and_whole() -> None:
         assert not any("stainless" in name.lower() for name in sent.headers)
 
 
-async def test_tool_calls_come_with_the_answer_and_not_as_text() -> None:
+async def test_tool_calls_come_with_the_answer_not_as_text() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(calls(("read_file", {"path": "a"}), ("read_file", {"path": "b"}), say="Looking."))
         deltas, answer = await ask(model)
-        assert words(deltas) == "Looking."
+        assert text_of(deltas) == "Looking."
         assert answer.finish == "tool_calls"
         assert [(call.id, call.name, call.arguments, call.fault) for call in answer.calls] == [
             ("call0", "read_file", '{"path": "a"}', None),
@@ -184,7 +185,7 @@ async def test_requests_reuse_the_connection() -> None:
     assert (connections, seen) == (1, {"/v1/chat/completions", "/v1/models"})
 
 
-async def test_a_refused_key_is_named_and_never_shown() -> None:
+async def test_a_refused_key_is_reported_but_never_shown() -> None:
     key = "sk-secret-0123456789"
     async with FakeEndpoint() as endpoint, asking(endpoint, api_key=key) as model:
         endpoint.script(failing(401, f"Incorrect API key provided: {key}", code="invalid_api_key"))
@@ -197,7 +198,7 @@ async def test_a_refused_key_is_named_and_never_shown() -> None:
     assert "OPENAI_API_KEY" in str(error)
 
 
-async def test_a_missing_model_is_answered_with_the_nearest_names() -> None:
+async def test_an_unknown_model_error_suggests_similar_names() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.models = ["other", "fake-model-2", "fake-model-1"]
         endpoint.script(failing(404, 'model "fake-model" not found, try pulling it first'))
@@ -207,7 +208,7 @@ async def test_a_missing_model_is_answered_with_the_nearest_names() -> None:
     assert "It offers fake-model-2, fake-model-1" in str(error)
 
 
-async def test_a_rate_limit_is_waited_for_as_long_as_asked_and_told() -> None:
+async def test_a_rate_limit_waits_as_long_as_asked_and_tells_the_user() -> None:
     waits = Waits()
     async with FakeEndpoint() as endpoint, asking(endpoint, waits=waits) as model:
         endpoint.script(failing(429, "Rate limit reached", headers={"Retry-After": "3"}), text("ok"))
@@ -215,10 +216,10 @@ async def test_a_rate_limit_is_waited_for_as_long_as_asked_and_told() -> None:
     assert waits.seconds == [3.125]
     assert isinstance(deltas[0], Retrying)
     assert "asks to slow down: Rate limit reached (HTTP 429)" in deltas[0].reason
-    assert (words(deltas), answer.text) == ("ok", "ok")
+    assert (text_of(deltas), answer.text) == ("ok", "ok")
 
 
-async def test_a_rate_limit_that_asks_for_more_than_a_minute_is_raised_at_once() -> None:
+async def test_a_rate_limit_of_more_than_a_minute_is_raised_at_once() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(failing(429, "Rate limit reached", headers={"Retry-After": "3600"}))
         error, deltas, _ = await failure_of(model)
@@ -227,7 +228,7 @@ async def test_a_rate_limit_that_asks_for_more_than_a_minute_is_raised_at_once()
     assert (error.retry_after_s, deltas) == (3600.0, [])
 
 
-async def test_no_credit_is_not_asked_again() -> None:
+async def test_missing_credit_is_not_retried() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(failing(429, "You exceeded your current quota", code="insufficient_quota"))
         error, _, _ = await failure_of(model)
@@ -235,7 +236,7 @@ async def test_no_credit_is_not_asked_again() -> None:
     assert isinstance(error, QuotaExceeded)
 
 
-async def test_a_server_in_trouble_is_asked_four_times_with_growing_waits() -> None:
+async def test_a_failing_server_is_asked_four_times_with_growing_waits() -> None:
     waits = Waits()
     async with FakeEndpoint(otherwise=failing(503, "busy")) as endpoint, asking(endpoint, waits=waits) as model:
         error, deltas, _ = await failure_of(model)
@@ -245,7 +246,7 @@ async def test_a_server_in_trouble_is_asked_four_times_with_growing_waits() -> N
     assert [delta.wait_s for delta in deltas if isinstance(delta, Retrying)] == [0.5, 1.0, 2.0]
 
 
-async def test_an_html_error_is_its_title() -> None:
+async def test_an_html_error_is_reduced_to_its_title() -> None:
     page = b"<!DOCTYPE html><html><head><title>502 Bad\n Gateway</title></head><body>" + b"x" * 5000 + b"</body></html>"
     async with (
         FakeEndpoint(otherwise=body(page, content_type="text/html", status=502)) as endpoint,
@@ -256,7 +257,7 @@ async def test_an_html_error_is_its_title() -> None:
     assert str(error) == f"{endpoint.base_url} has trouble: 502 Bad Gateway (HTTP 502)."
 
 
-async def test_an_error_in_the_stream_after_text_is_raised_and_the_text_kept() -> None:
+async def test_an_error_in_the_stream_after_text_keeps_the_text() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), {"error": {"code": 502, "message": "gone"}}),)))
         error, deltas, partial = await failure_of(model)
@@ -266,14 +267,14 @@ async def test_an_error_in_the_stream_after_text_is_raised_and_the_text_kept() -
     assert partial == Answer(text="Half", finish="interrupted")
 
 
-async def test_an_error_in_the_stream_before_text_is_asked_again() -> None:
+async def test_an_error_in_the_stream_before_text_is_retried() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse({"error": {"message": "overloaded"}}, done=False),)), text("ok"))
         deltas, _ = await ask(model)
     assert [type(delta) for delta in deltas] == [Retrying, TextDelta]
 
 
-async def test_a_plain_completion_instead_of_a_stream_is_used() -> None:
+async def test_a_completion_that_is_not_streamed_is_accepted() -> None:
     whole = {
         "object": "chat.completion",
         "choices": [
@@ -301,14 +302,16 @@ async def test_a_plain_completion_instead_of_a_stream_is_used() -> None:
     ("content", "expected"),
     [
         (b"<html><title>Log in</title></html>", 'a web page ("Log in") instead of a chat completion'),
-        (b"", "answered with nothing at all"),
+        (b"", "sent an empty response"),
         (b"data: [DONE]\n\n", "sent an empty answer"),
         (b'{"status": "ok"}', "broke off"),
-        (b"It works!", "something else than a chat completion: It works!"),
-        (b'{"choices": [{"message": {"content"', "something else than a chat completion"),
+        (b"It works!", "something other than a chat completion: It works!"),
+        (b'{"choices": [{"message": {"content"', "something other than a chat completion"),
     ],
 )
-async def test_a_successful_body_that_is_no_answer_is_named_after_one_retry(content: bytes, expected: str) -> None:
+async def test_a_successful_body_that_is_not_an_answer_is_described_after_one_retry(
+    content: bytes, expected: str
+) -> None:
     async with (
         FakeEndpoint(otherwise=body(content, content_type="text/html")) as endpoint,
         asking(endpoint) as model,
@@ -319,7 +322,7 @@ async def test_a_successful_body_that_is_no_answer_is_named_after_one_retry(cont
     assert expected in str(error)
 
 
-async def test_an_error_with_status_200_is_that_error() -> None:
+async def test_an_error_with_status_200_is_raised() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(body(b'{"error": {"message": "Invalid API key", "code": 401}}'))
         error, _, _ = await failure_of(model)
@@ -337,11 +340,11 @@ async def test_a_connection_cut_after_text_keeps_the_text() -> None:
             with pytest.raises(NetworkError, match="broke"):
                 await anext(deltas)
             assert stream.partial() == Answer(text="Half", finish="interrupted")
-            with pytest.raises(RuntimeError, match="not whole"):
+            with pytest.raises(RuntimeError, match="not complete"):
                 _ = stream.answer
 
 
-async def test_a_connection_cut_before_text_is_made_again() -> None:
+async def test_a_connection_cut_before_text_is_retried() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"role": "assistant"}), done=False), CUT)), text("ok"))
         deltas, answer = await ask(model)
@@ -355,7 +358,7 @@ async def test_a_cut_after_the_finish_reason_loses_nothing() -> None:
         assert (await ask(model))[1] == Answer(text="All")
 
 
-async def test_a_stream_that_just_ends_is_incomplete() -> None:
+async def test_a_stream_without_finish_reason_is_incomplete() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False),)))
         error, _, partial = await failure_of(model)
@@ -364,18 +367,18 @@ async def test_a_stream_that_just_ends_is_incomplete() -> None:
     assert partial.text == "Half"
 
 
-async def test_a_stall_after_text_is_given_up() -> None:
+async def test_a_stall_after_text_times_out() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=QUICK) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half"}), done=False), HANG)))
         error, deltas, _ = await failure_of(model)
         await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
         assert endpoint.asked[0].left.is_set()
     assert isinstance(error, ModelTimeout)
-    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s; the answer was given up."
+    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s, so the answer was given up."
     assert deltas == [TextDelta(text="Half")]
 
 
-async def test_a_stall_before_the_first_event_is_tried_once_more() -> None:
+async def test_a_stall_before_the_first_event_is_retried_once() -> None:
     async with (
         FakeEndpoint(otherwise=Reply(steps=(HANG,))) as endpoint,
         asking(endpoint, timeouts=QUICK) as model,
@@ -385,7 +388,7 @@ async def test_a_stall_before_the_first_event_is_tried_once_more() -> None:
     assert isinstance(error, ModelTimeout)
 
 
-async def test_keep_alives_are_life() -> None:
+async def test_keep_alives_prevent_a_timeout() -> None:
     pings: tuple[bytes | float, ...] = (b": ping\n\n", 0.1) * 4
     async with FakeEndpoint() as endpoint, asking(endpoint, timeouts=QUICK) as model:
         endpoint.script(Reply(steps=(*pings, sse(chunk({"content": "ok"}), chunk(finish="stop")))))
@@ -411,27 +414,27 @@ async def test_chunks_that_arrived_together_are_one_delta() -> None:
         chunks = tuple(sse(chunk({"content": piece}), done=False) for piece in pieces)
         endpoint.script(Reply(steps=(chunks, sse(chunk(finish="stop")))))
         deltas, answer = await ask(model)
-    assert words(deltas) == answer.text == "".join(pieces)
+    assert text_of(deltas) == answer.text == "".join(pieces)
     assert len(deltas) <= 100
 
 
-async def test_a_stream_that_breaks_after_text_gives_out_what_was_held_back() -> None:
+async def test_a_broken_stream_releases_held_text() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "Half of a <"}), done=False), CUT)))
         error, deltas, partial = await failure_of(model)
     assert isinstance(error, NetworkError)
-    assert words(deltas) == partial.text == "Half of a <"
+    assert text_of(deltas) == partial.text == "Half of a <"
 
 
-async def test_a_stream_that_breaks_while_all_of_it_is_held_back_is_asked_again() -> None:
+async def test_a_stream_that_breaks_while_all_text_is_held_is_retried() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(Reply(steps=(sse(chunk({"content": "<tool_call>"}), done=False), CUT)), text("ok"))
         deltas, answer = await ask(model)
     assert [type(delta) for delta in deltas] == [Retrying, TextDelta]
-    assert answer.text == words(deltas) == "ok"
+    assert answer.text == text_of(deltas) == "ok"
 
 
-async def test_an_answer_without_end_is_stopped_and_not_asked_again() -> None:
+async def test_an_endless_answer_is_stopped_and_not_retried() -> None:
     piece = sse(chunk({"content": "twigs " * 10_000}), done=False)
     async with (
         FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
@@ -442,12 +445,12 @@ async def test_an_answer_without_end_is_stopped_and_not_asked_again() -> None:
         assert (len(endpoint.asked), endpoint.asked[0].left.is_set()) == (1, True)
     assert isinstance(error, AnswerTooLong)
     assert str(error).startswith(f"The answer of {endpoint.base_url} was stopped at 4,000,000 characters")
-    assert words(deltas) == partial.text
-    assert len(partial.text) == MOST_CHARS
+    assert text_of(deltas) == partial.text
+    assert len(partial.text) == MAX_CHARS
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 100_000, b": ping\n\n" * 10_000], ids=["a line", "comments"])
-async def test_a_body_without_any_event_is_stopped_and_not_asked_again(piece: bytes) -> None:
+async def test_an_endless_body_without_events_is_stopped_and_not_retried(piece: bytes) -> None:
     async with (
         FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
         asking(endpoint) as model,
@@ -458,8 +461,8 @@ async def test_a_body_without_any_event_is_stopped_and_not_asked_again(piece: by
     assert "more than 8,388,608 bytes" in str(error)
 
 
-async def test_events_that_say_nothing_are_stopped_after_a_billion_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MOST_BYTES", 1_000_000)
+async def test_endless_empty_events_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MAX_BYTES", 1_000_000)
     piece = sse(chunk({}), done=False)
     async with (
         FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
@@ -534,7 +537,7 @@ async def test_a_refused_parameter_is_left_out_and_remembered(
     assert memory.facts == {"refused": [refused], "listed": {}}
 
 
-async def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole_answer_at_once() -> None:
+async def test_an_endpoint_that_cannot_stream_is_asked_for_the_whole_answer() -> None:
     memory = Memory()
     whole = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Whole."}, "finish_reason": "stop"}]}
     async with (
@@ -547,7 +550,7 @@ async def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole_answer_at
     assert memory.facts["refused"] == ["stream"]
 
 
-async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint_takes() -> None:
+async def test_an_output_limit_that_is_too_large_is_lowered() -> None:
     memory = Memory()
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
         endpoint.script(
@@ -559,7 +562,7 @@ async def test_an_output_limit_that_is_too_large_is_lowered_to_what_the_endpoint
     assert memory.facts == {"max_output_tokens": 64, "listed": {}}
 
 
-async def test_a_refusal_of_everything_ends_with_the_words() -> None:
+async def test_a_refusal_without_a_removable_part_is_raised() -> None:
     async with FakeEndpoint(otherwise=failing(400, "temperature must be 1")) as endpoint, asking(endpoint) as model:
         error, _, _ = await failure_of(model)
         assert len(endpoint.asked) == 1
@@ -567,7 +570,7 @@ async def test_a_refusal_of_everything_ends_with_the_words() -> None:
     assert "temperature must be 1" in str(error)
 
 
-async def test_an_overflow_says_its_numbers_and_changes_nothing_that_is_known() -> None:
+async def test_an_overflow_reports_its_numbers_and_stores_nothing() -> None:
     memory = Memory()
     words = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens."
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
@@ -601,7 +604,7 @@ async def test_a_configured_window_wins_over_a_listed_one() -> None:
         assert (model.info.context_window, model.info.is_window_configured) == (128_000, True)
 
 
-async def test_nobody_listening_is_a_network_error_that_asks_for_the_server() -> None:
+async def test_a_refused_connection_asks_whether_the_server_is_running() -> None:
     async with FakeEndpoint() as endpoint:
         base_url = endpoint.base_url
     gone = FakeEndpoint()
@@ -614,14 +617,14 @@ async def test_nobody_listening_is_a_network_error_that_asks_for_the_server() ->
     assert str(error).endswith("Is the server running?")
 
 
-async def test_the_names_that_an_endpoint_offers_are_listed() -> None:
+async def test_offered_models_are_listed() -> None:
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.models = ["b", "a"]
         assert [offered.name for offered in await model.models()] == ["b", "a"]
         assert not any("stainless" in name.lower() for name in endpoint.requests[-1].headers)
 
 
-def test_a_remote_endpoint_without_a_key_says_how_to_give_one() -> None:
+def test_a_remote_endpoint_without_a_key_says_how_to_set_one() -> None:
     model = ChatCompletions(Endpoint(base_url="https://api.example.com/v1", model="m"))
     with pytest.raises(AuthError, match="OPENAI_API_KEY"):
         model.check()
@@ -632,5 +635,5 @@ def test_a_local_endpoint_needs_no_key() -> None:
         ChatCompletions(Endpoint(base_url=base_url, model="m")).check()
 
 
-def test_a_key_is_not_in_the_representation_of_its_endpoint() -> None:
+def test_the_repr_of_an_endpoint_has_no_key() -> None:
     assert "sk-1" not in repr(Endpoint(base_url="http://localhost/v1", model="m", api_key="sk-1"))

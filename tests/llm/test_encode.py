@@ -1,4 +1,4 @@
-"""Requests as bytes."""
+"""Tests of how requests are encoded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sent(*messages: Message, dialect: Dialect | None = None) -> list[Any]:
     return decoded
 
 
-def test_each_part_of_a_prompt_is_said_in_its_place() -> None:
+def test_the_parts_of_a_prompt_keep_their_order() -> None:
     link = Link(uri="file:///w/a.py", name="a.py")
     resource = Resource(uri="file:///w/b.py", text="x = 1")
     message = UserMessage(
@@ -56,7 +56,7 @@ def test_each_part_of_a_prompt_is_said_in_its_place() -> None:
     ]
 
 
-def test_images_are_parts_of_their_own() -> None:
+def test_images_are_separate_parts() -> None:
     message = UserMessage(parts=(Text(text="What is "), PNG, Text(text="this?")))
     assert sent(message) == [
         {
@@ -70,12 +70,12 @@ def test_images_are_parts_of_their_own() -> None:
     ]
 
 
-def test_a_model_without_eyes_is_told_of_the_image() -> None:
+def test_an_image_is_described_to_a_model_that_takes_none() -> None:
     (message,) = sent(UserMessage(parts=(Text(text="What?"), PNG)), dialect=Dialect(takes_images=False))
     assert message["content"] == "What?\n[An image (image/png, 1 KB) was left out: this model takes no images.]"
 
 
-def test_calls_and_results() -> None:
+def test_calls_and_results_are_encoded() -> None:
     assistant = AssistantMessage(text="", calls=(CALL,), endpoint=HERE)
     assert sent(assistant, ToolMessage(call_id="c1", text="")) == [
         {
@@ -90,12 +90,12 @@ def test_calls_and_results() -> None:
 
 
 @pytest.mark.parametrize(("empty", "expected"), [("omitted", {}), ("blank", {"content": " "})])
-def test_empty_content_beside_calls_is_said_as_the_endpoint_takes_it(empty: Any, expected: dict[str, str]) -> None:
+def test_empty_content_beside_calls_follows_the_dialect(empty: Any, expected: dict[str, str]) -> None:
     (message,) = sent(AssistantMessage(text="", calls=(CALL,)), dialect=Dialect(empty_content=empty))
     assert {key: message[key] for key in message if key == "content"} == expected
 
 
-def test_images_of_results_follow_their_block_and_a_prompt_is_kept_apart() -> None:
+def test_images_of_results_follow_their_block_and_stay_apart_from_the_prompt() -> None:
     first, second = ToolMessage(call_id="c1", text="a", images=(PNG,)), ToolMessage(call_id="c2", text="b")
     roles = [message["role"] for message in sent(first, second, user("Next"))]
     assert roles == ["tool", "tool", "user", "assistant", "user"]
@@ -104,7 +104,7 @@ def test_images_of_results_follow_their_block_and_a_prompt_is_kept_apart() -> No
     assert "takes no images" in blind[0]["content"]
 
 
-def test_reasoning_goes_back_under_its_own_field_and_only_to_who_said_it() -> None:
+def test_reasoning_goes_back_in_its_field_to_its_own_endpoint_only() -> None:
     here = AssistantMessage(
         text="A",
         thought="T",
@@ -120,19 +120,17 @@ def test_reasoning_goes_back_under_its_own_field_and_only_to_who_said_it() -> No
     assert sent(here, dialect=Dialect(reasoning="none", opaque=False)) == [{"role": "assistant", "content": "A"}]
 
 
-def test_reasoning_that_an_endpoint_insists_on_is_sent_even_if_empty() -> None:
+def test_required_reasoning_is_sent_even_if_empty() -> None:
     (message,) = sent(AssistantMessage(text="A", endpoint=HERE), dialect=Dialect(reasoning="always"))
     assert message == {"role": "assistant", "content": "A", "reasoning_content": ""}
 
 
-def test_inline_reasoning_goes_back_only_where_the_dialect_says_so() -> None:
+def test_reasoning_from_the_content_does_not_go_back() -> None:
     message = AssistantMessage(text="A", thought="T", reasoning_field="content", endpoint=HERE)
     assert sent(message) == [{"role": "assistant", "content": "A"}]
-    (inline,) = sent(message, dialect=Dialect(reasoning="inline"))
-    assert inline == {"role": "assistant", "content": "<think>\nT\n</think>\n\nA"}
 
 
-def test_unknown_keys_of_a_call_go_back_to_who_sent_them() -> None:
+def test_unknown_keys_of_a_call_go_back_to_their_own_endpoint_only() -> None:
     extra = {"extra_content": {"google": {"thought_signature": "s"}}, "function": {"note": 1, "name": "evil"}}
     call = ToolCall(id="c1", name="read_file", arguments="{}", extra=extra)
     here, there = sent(
@@ -150,7 +148,7 @@ def test_unknown_keys_of_a_call_go_back_to_who_sent_them() -> None:
     assert there["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
 
 
-def test_a_system_message_that_an_endpoint_refuses_becomes_a_word_of_the_user() -> None:
+def test_a_refused_system_message_is_sent_as_a_user_message() -> None:
     assert sent(SYSTEM, user("Hi"), dialect=Dialect(system_role="user")) == [
         {"role": "user", "content": "Be brief."},
         {"role": "assistant", "content": "Understood."},
@@ -158,7 +156,7 @@ def test_a_system_message_that_an_endpoint_refuses_becomes_a_word_of_the_user() 
     ]
 
 
-def test_lone_surrogates_do_not_reach_the_wire() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert sent(user("a\ud83d\ude00b\ud83dc")) == [{"role": "user", "content": "a😀b�c"}]
 
 
@@ -166,14 +164,14 @@ def body(request: Request, dialect: Dialect, *, limit: int | None = None) -> Any
     return json.loads(Encoder().body(request, model="m", endpoint=HERE, dialect=dialect, limit=limit))
 
 
-def test_what_a_dialect_leaves_out_is_not_in_the_body() -> None:
+def test_the_body_contains_only_what_the_dialect_allows() -> None:
     tool = ToolSpec(name="t", description="d", input_schema={"type": "object"})
     request = Request(messages=(SYSTEM,), tools=(tool,), tool_choice="none", cache_key="k")
     messages = [{"role": "system", "content": "Be brief."}]
     tools = [{"type": "function", "function": {"name": "t", "description": "d", "parameters": {"type": "object"}}}]
     bare = Dialect(limit_field=None, usage_option=False, tool_choice=False)
     assert body(request, bare, limit=5) == {"model": "m", "stream": True, "tools": tools, "messages": messages}
-    rich = Dialect(limit_field="max_completion_tokens", cache_key=True, parallel_calls=False)
+    rich = Dialect(limit_field="max_completion_tokens", cache="key", parallel_calls=False)
     assert body(request, rich, limit=5) == {
         "model": "m",
         "stream": True,
@@ -192,7 +190,7 @@ TURN = st.tuples(st.text(max_size=5), st.integers(0, 3), st.booleans(), st.text(
 
 @given(turns=st.lists(TURN, max_size=6), takes_images=st.booleans(), system_role=st.sampled_from(["system", "user"]))
 @settings(max_examples=150, deadline=None)
-def test_the_messages_of_a_request_are_a_prefix_of_those_of_the_next(
+def test_the_messages_of_one_request_are_a_prefix_of_the_next(
     turns: list[tuple[str, int, bool, str]], takes_images: bool, system_role: Any
 ) -> None:
     dialect = Dialect(takes_images=takes_images, system_role=system_role)
@@ -217,16 +215,16 @@ def test_the_messages_of_a_request_are_a_prefix_of_those_of_the_next(
             ask()
 
 
-def test_messages_that_are_equal_are_not_encoded_again() -> None:
+def test_equal_messages_are_not_encoded_again() -> None:
     encoder = Encoder()
     first = encoder.messages((SYSTEM, user("a")), endpoint=HERE, dialect=Dialect())
     second = encoder.messages((SystemMessage(text="Be brief."), user("a"), user("b")), endpoint=HERE, dialect=Dialect())
     assert [a is b for a, b in zip(first, second, strict=False)] == [True, True]
 
 
-def test_calls_made_at_once_stand_alone_where_the_endpoint_takes_only_one() -> None:
+def test_parallel_calls_are_split_for_an_endpoint_that_accepts_only_one() -> None:
     calls = tuple(ToolCall(id=name, name="read_file", arguments="{}") for name in "abc")
-    messages = (
+    messages: tuple[Message, ...] = (
         UserMessage(parts=(Text(text="go"),)),
         AssistantMessage(text="I look.", calls=calls),
         *(ToolMessage(call_id=call.id, text=f"result {call.id}") for call in calls),

@@ -1,4 +1,4 @@
-"""The fake endpoint in a thread of its own, as tests that drive a process use it."""
+"""Tests of the fake endpoint in a thread of its own, as tests that drive a process use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in model: what it does on plain requests, and that it is a model like any other."""
+"""Tests of the built-in model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def called(answer: Answer) -> tuple[str, Any] | None:
     ("prompt", "name", "arguments"),
     [
         ("read README.md", "read_file", {"path": "README.md"}),
-        ("Please read the file src/a.py from line 12.", "read_file", {"path": "src/a.py", "line": 12}),
+        ("Please read the file `src/a.py`.", "read_file", {"path": "src/a.py"}),
         ("write notes.txt: some text", "write_file", {"path": "notes.txt", "content": "some text\n"}),
         ("write a.txt: now then some", "write_file", {"path": "a.txt", "content": "now then some\n"}),
         ("edit a.py: x = 1 -> x = 2", "edit_file", {"path": "a.py", "old_text": "x = 1", "new_text": "x = 2"}),
@@ -54,11 +54,6 @@ def called(answer: Answer) -> tuple[str, Any] | None:
         ("run `git status`", "shell", {"command": "git status"}),
         ("list files", "list_files", {}),
         ("list files in src", "list_files", {"path": "src"}),
-        ("search foo bar", "grep", {"pattern": "foo bar"}),
-        ("search for foo in src", "grep", {"pattern": "foo", "path": "src"}),
-        ("recall tea", "recall", {"query": "tea"}),
-        ("recall entry 12", "recall", {"entry": 12}),
-        ('call srv_echo {"a": 1}', "srv_echo", {"a": 1}),
         (
             "plan: a; b",
             "update_plan",
@@ -69,16 +64,17 @@ def called(answer: Answer) -> tuple[str, Any] | None:
                 ]
             },
         ),
+        ('call srv_echo {"a": 1}', "srv_echo", {"a": 1}),
     ],
 )
-async def test_a_plain_request_is_one_call(prompt: str, name: str, arguments: dict[str, object]) -> None:
+async def test_a_plain_request_becomes_one_call(prompt: str, name: str, arguments: dict[str, object]) -> None:
     deltas, answer = await reply(user(prompt, "<reminder>\nThe date changed.\n</reminder>"))
     assert called(answer) == (name, arguments)
     assert answer.finish == "tool_calls"
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == answer.text != ""
 
 
-async def test_what_the_tool_said_is_told() -> None:
+async def test_a_reply_after_a_call_repeats_the_result() -> None:
     _, first = await reply(user("read README.md"))
     history = (
         user("read README.md"),
@@ -86,13 +82,13 @@ async def test_what_the_tool_said_is_told() -> None:
         ToolMessage(call_id=first.calls[0].id, text="# Tea timer\n\nTimes tea."),
     )
     deltas, answer = await reply(*history)
-    assert (answer.text, answer.calls) == ("The tool said:\n\n# Tea timer\n\nTimes tea.", ())
+    assert (answer.text, answer.calls) == ("The tool returned:\n\n# Tea timer\n\nTimes tea.", ())
     assert len(deltas) > 3
     again = await reply(*history)
     assert (deltas, answer) == again
 
 
-async def test_steps_joined_by_then_run_one_after_the_other() -> None:
+async def test_steps_joined_by_then_run_in_order() -> None:
     history: list[Message] = [user("write a.txt: hello then read a.txt then say done")]
     seen: list[Any] = []
     answer = Answer()
@@ -105,7 +101,7 @@ async def test_steps_joined_by_then_run_one_after_the_other() -> None:
         history.append(ToolMessage(call_id=answer.calls[0].id, text="fine"))
         history.append(user("<reminder>\nMode changed.\n</reminder>"))
     assert seen == [("write_file", {"path": "a.txt", "content": "hello\n"}), ("read_file", {"path": "a.txt"})]
-    assert answer.text == "The tool said:\n\nfine\n\ndone"
+    assert answer.text == "The tool returned:\n\nfine\n\ndone"
     assert len({call.id for message in history if isinstance(message, AssistantMessage) for call in message.calls}) == 2
 
 
@@ -115,18 +111,18 @@ async def test_only_offered_tools_are_called() -> None:
         async for _ in stream:
             pass
         assert stream.answer.calls == ()
-        assert "the tool shell is not offered" in stream.answer.text
+        assert "The tool shell is not offered" in stream.answer.text
     _, answer = await reply(user("run ls"), tool_choice="none")
     assert answer.calls == ()
 
 
-async def test_it_says_that_it_is_no_language_model() -> None:
+async def test_an_unknown_request_is_answered_with_the_list_of_rules() -> None:
     _, answer = await reply(user("What is the meaning of life?"))
     assert 'I have no rule for "What is the meaning of life?"' in answer.text
-    assert "am no language model" in answer.text
+    assert "am not a language model" in answer.text
 
 
-async def test_counting_streams_every_number_and_can_be_cut_off() -> None:
+async def test_a_count_streams_each_number_and_stops_at_the_output_limit() -> None:
     deltas, answer = await reply(user("count to 30"))
     assert len(deltas) == 30
     assert answer.text.split() == [str(number) for number in range(1, 31)]
@@ -134,7 +130,7 @@ async def test_counting_streams_every_number_and_can_be_cut_off() -> None:
     assert (cut.text.split(), cut.finish) == (["1", "2", "3"], "length")
 
 
-async def test_a_count_can_be_cancelled_and_leaves_what_was_said() -> None:
+async def test_a_cancelled_count_keeps_its_partial_text() -> None:
     waited = anyio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -160,7 +156,7 @@ async def test_a_count_can_be_cancelled_and_leaves_what_was_said() -> None:
     assert partial == [Answer(text="1\n", finish="interrupted")]
 
 
-async def test_thinking_is_told_apart_from_text() -> None:
+async def test_a_thought_is_streamed_apart_from_the_text() -> None:
     deltas, answer = await reply(user("think about tea"))
     assert "".join(delta.text for delta in deltas if isinstance(delta, ThoughtDelta)) == answer.thought
     assert (answer.thought, answer.text) == ("A rule says: think about tea.", "I have thought about it.")
@@ -178,7 +174,7 @@ def worked(count: int) -> list[Message]:
     return history
 
 
-async def test_a_compaction_gets_a_summary_under_the_headings_without_calls() -> None:
+async def test_a_compaction_gets_a_summary_under_headings_and_no_calls() -> None:
     _, answer = await reply(*worked(3), user(INSTRUCTION.format(300)), tool_choice="none")
     assert answer.calls == ()
     assert answer.text == (
@@ -187,13 +183,11 @@ async def test_a_compaction_gets_a_summary_under_the_headings_without_calls() ->
         'read_file {"path": "file0.py"}: content 0\n'
         'read_file {"path": "file1.py"}: content 1\n'
         'read_file {"path": "file2.py"}: content 2\n'
-        "## In progress\nread file2.py\n"
-        "## Next\nAnswer the newest request: read file2.py\n"
-        "## Facts\n- file0.py\n- file1.py\n- file2.py"
+        "## Next\nAnswer the newest request: read file2.py"
     )
 
 
-async def test_a_summary_stays_within_its_words_and_carries_the_earlier_one() -> None:
+async def test_a_summary_stays_within_its_word_limit_and_keeps_the_earlier_goal() -> None:
     earlier = user("[The conversation up to here was compacted.]\n## Goal\nmake tea\n## Facts\n- tea.py\n[Files]\n- x")
     _, answer = await reply(earlier, *worked(40), user(INSTRUCTION.format(60)), tool_choice="none")
     assert len(answer.text.split()) <= 60
@@ -201,13 +195,14 @@ async def test_a_summary_stays_within_its_words_and_carries_the_earlier_one() ->
     assert "file39.py" in answer.text
 
 
-async def test_a_recap_names_what_was_asked_and_done() -> None:
+async def test_a_summary_for_the_user_lists_requests_and_calls() -> None:
     _, answer = await reply(*worked(1), user("summarise"))
-    assert "- you asked: read file0.py" in answer.text
-    assert '- done: read_file {"path": "file0.py"}: content 0' in answer.text
+    assert answer.text.startswith('## Goal\nread file0.py\n## Done\nread_file {"path": "file0.py"}: content 0')
+    _, answer = await reply(user("summarise"))
+    assert answer.text == "Nothing has happened in this session yet."
 
 
-async def test_usage_grows_with_what_is_sent() -> None:
+async def test_usage_grows_with_the_request_and_the_answer() -> None:
     _, small = await reply(user("say a"))
     _, large = await reply(user("say " + "word " * 500))
     assert small.usage is not None

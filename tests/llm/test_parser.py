@@ -1,4 +1,4 @@
-"""The parser and the decoder over every fixture, whole and in any split."""
+"""Tests of the parser and the decoder over every fixture, whole and in any split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crow.domain.errors import AnswerTooLong
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.parser import MOST_CHARS, StreamParser
+from crow.llm.parser import MAX_CHARS, StreamParser
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.tool_calls import new_call_id
 from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of
@@ -27,12 +27,12 @@ KEYS = (
 )
 
 
-def plain(outcome: Outcome) -> tuple[Answer | None, type[Exception] | None, str, str, str]:
+def plain(outcome: Outcome) -> tuple[Answer | None, type[object], str, str, str]:
     return outcome.answer, type(outcome.error), str(outcome.error), outcome.text, outcome.thought
 
 
-def told(call: ToolCall, expected: dict[str, Any]) -> dict[str, Any]:
-    """What a call is, as far as the fixture speaks of it."""
+def described(call: ToolCall, expected: dict[str, Any]) -> dict[str, Any]:
+    """The members of a call that the fixture mentions."""
     fault = expected.get("fault")
     said = call.fault if fault is None or call.fault is None or fault not in call.fault else fault
     is_exact = call.fault is None or call.raw is not None
@@ -47,7 +47,7 @@ def told(call: ToolCall, expected: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_a_stream_means_what_its_fixture_says(fixture: Fixture) -> None:
+def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
     outcome = outcome_of(fixture, [fixture.stream])
     expect = fixture.expect
     if "error" in expect:
@@ -58,7 +58,7 @@ def test_a_stream_means_what_its_fixture_says(fixture: Fixture) -> None:
     assert outcome.error is None
     answer = outcome.answer
     assert answer is not None
-    calls = [told(call, wanted) for call, wanted in zip(answer.calls, expect.get("calls", []), strict=False)]
+    calls = [described(call, wanted) for call, wanted in zip(answer.calls, expect.get("calls", []), strict=False)]
     assert (calls, len(answer.calls)) == (expect.get("calls", []), len(calls))
     wanted = {key: value for key, value in expect.items() if key not in {"calls", "usage"}}
     usage = Usage(**expect["usage"]) if "usage" in expect else None
@@ -66,7 +66,7 @@ def test_a_stream_means_what_its_fixture_says(fixture: Fixture) -> None:
 
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_any_split_of_a_stream_means_the_same(fixture: Fixture) -> None:
+def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
     stream = fixture.stream
     whole = plain(outcome_of(fixture, [stream]))
     if len(stream) < 20_000:
@@ -99,7 +99,7 @@ def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, o
 
 @given(data=st.text(max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_arguments_in_any_split_are_the_same_object(data: str) -> None:
+def test_any_split_of_arguments_gives_the_same_object(data: str) -> None:
     wanted = {"path": data, "content": data[::-1]}
     text = json.dumps(wanted, ensure_ascii=bool(len(data) % 2))
     parser = StreamParser(tuple(TOOLS.values()))
@@ -112,7 +112,7 @@ def test_arguments_in_any_split_are_the_same_object(data: str) -> None:
     assert (json.loads(call.arguments), call.fault) == (json.loads(json.dumps(wanted)), None)
 
 
-def test_the_first_piece_is_given_out_at_once() -> None:
+def test_the_first_piece_is_shown_at_once() -> None:
     parser = StreamParser()
     assert parser.feed(['{"choices":[{"delta":{"content":"Hi"}}]}']) == [TextDelta(text="Hi")]
     assert parser.feed(['{"choices":[{"delta":{"content":"<think>"}}]}']) == [TextDelta(text="<think>")]
@@ -143,7 +143,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("delta", ENDLESS.values(), ids=ENDLESS)
-def test_of_an_answer_without_end_so_much_is_taken_and_no_more(delta: dict[str, Any]) -> None:
+def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
     parser = StreamParser(tuple(TOOLS.values()))
     parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
     event = json.dumps({"choices": [{"delta": delta}]})
@@ -152,12 +152,12 @@ def test_of_an_answer_without_end_so_much_is_taken_and_no_more(delta: dict[str, 
     parser.flush()
     shown = parser.partial()
     assert shown.text.startswith("Now. ")
-    assert len(shown.text) + len(shown.thought) <= MOST_CHARS
+    assert len(shown.text) + len(shown.thought) <= MAX_CHARS
     with pytest.raises(AnswerTooLong):
         parser.finish()
 
 
-def test_fragments_that_each_have_another_id_are_one_call_of_any_size() -> None:
+def test_fragments_with_a_new_id_each_are_one_call() -> None:
     parser = StreamParser(tuple(TOOLS.values()))
     text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * 16_000})
     fragments = [
@@ -171,17 +171,17 @@ def test_fragments_that_each_have_another_id_are_one_call_of_any_size() -> None:
     assert json.loads(call.arguments) == json.loads(text)
 
 
-def test_details_of_reasoning_in_many_pieces_are_put_together_in_linear_time() -> None:
+def test_reasoning_details_in_many_pieces_are_joined_in_linear_time() -> None:
     parser = StreamParser()
     event = {"choices": [{"delta": {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "twigs "}]}}]}
     for _ in range(50_000):
         parser.feed([json.dumps(event)])
     parser.feed(['{"choices":[{"delta":{"content":"A"},"finish_reason":"stop"}]}'])
-    (item,) = parser.finish().opaque["reasoning_details"]
-    assert item == {"type": "reasoning.text", "index": 0, "text": "twigs " * 50_000}
+    joined = {"type": "reasoning.text", "index": 0, "text": "twigs " * 50_000}
+    assert parser.finish().opaque == {"reasoning_details": [joined]}
 
 
-def test_minted_ids_are_nine_letters_or_digits() -> None:
+def test_new_call_ids_are_nine_letters_or_digits() -> None:
     ids = {new_call_id() for _ in range(200)}
     assert len(ids) == 200
     assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in ids)
@@ -202,7 +202,7 @@ def test_minted_ids_are_nine_letters_or_digits() -> None:
     )
 )
 @settings(max_examples=400, deadline=None)
-def test_no_chunk_of_any_shape_raises_anything_but_a_model_error(chunk: object) -> None:
+def test_a_chunk_of_any_shape_raises_nothing_but_a_model_error(chunk: object) -> None:
     fixture = Fixture(
         name="",
         stream=f"data: {json.dumps({'choices': [{'delta': chunk, 'message': chunk}], 'usage': chunk})}\n\n"
@@ -221,8 +221,8 @@ def test_no_chunk_of_any_shape_raises_anything_but_a_model_error(chunk: object) 
 @pytest.mark.parametrize(
     "filler", [" ", "\n", "<tool_call>", "<function=shell>", "[TOOL_CALLS]a", "<arg_key>", "```\n"]
 )
-def test_an_answer_of_nothing_but_one_thing_is_read_in_linear_time(filler: str) -> None:
-    """What is searched again from each of its characters would take minutes here."""
+def test_a_repetitive_answer_is_read_in_linear_time(filler: str) -> None:
+    """Quadratic time would take minutes here."""
     text = "wait " + filler * (100_000 // len(filler)) + "."
     chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
     parser = StreamParser(tuple(TOOLS.values()))

@@ -10,6 +10,7 @@ import pytest
 
 from crow.adapters import endpoint_of
 from crow.domain.errors import AuthError, ConfigError
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
 from crow.settings.endpoints import PRESETS, Preset, preset_at, run_key_command
@@ -81,7 +82,7 @@ def test_a_provider_and_a_named_model_make_one_endpoint(tmp_path: Path) -> None:
         key_hint="Set providers.work.api_key_env or providers.work.api_key_command",
         context_window=64000,
         max_output_tokens=4000,
-        takes_images=False,
+        dialect=Dialect(takes_images=False),
         input_price=1.0,
         output_price=4.0,
         timeouts=EndpointTimeouts(connect_s=5.0),
@@ -99,7 +100,7 @@ def test_a_preset_fills_in_the_url_and_the_variable_of_the_key(tmp_path: Path) -
         "anthropic/claude-x",
         "sk-or-1",
     )
-    assert (made.thinking, made.cache, made.headers) == ("reasoning", "marker", (("X-Title", "crow"),))
+    assert (made.dialect.thinking, made.dialect.cache, made.headers) == ("reasoning", "marker", (("X-Title", "crow"),))
     assert made.timeouts == EndpointTimeouts(idle_s=20.0)
     cheap = endpoint(tmp_path, "cheap")
     assert (cheap.base_url, cheap.model) == ("https://openrouter.ai/api/v1", "some/model")

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "CUT",
@@ -191,7 +191,7 @@ class FakeEndpoint:
         """The chat completions that were asked for."""
         return [request for request in self.requests if request.path.endswith("/chat/completions")]
 
-    async def __aenter__(self) -> FakeEndpoint:
+    async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self._accept), "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]

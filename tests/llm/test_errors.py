@@ -1,4 +1,4 @@
-"""What endpoints complain of, and what crow makes of it."""
+"""Tests of how endpoint failures are read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from crow.domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from crow.llm.dialect import Dialect, dialect_of, most_output_tokens, refused_part
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
-from crow.llm.errors import ErrorBody, Origin, complaint_in, complaint_of_response, failure, retry_after_s
+from crow.llm.errors import (
+    ErrorBody,
+    Origin,
+    find_error,
+    max_output_tokens,
+    model_error,
+    parse_error_response,
+    refused_part,
+    retry_after_s,
+)
 from crow.settings import Settings, target_of
 
 HERE = Origin(endpoint="http://here/v1", model="m")
 
 
-def made_of(status: int, body: object) -> ModelError:
+def error_of(status: int, body: object) -> ModelError:
     content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-    return failure(complaint_of_response(status, content), HERE)
+    return model_error(parse_error_response(status, content), HERE)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def made_of(status: int, body: object) -> ModelError:
         ("Input is too long for requested model.", None, None),
         ("prompt tokens (9000) exceed model maximum (8000)", 8000, 9000),
         ("输入长度超过模型限制", None, None),
-        # Not in the list of wordings: what speaks of a window, of the request and of too much.
+        # Not in the list of wordings; the general rule finds these.
         ("Context window of 128k tokens exceeded: your request has 131k tokens", 128_000, 131_000),
         ("This model's maximum context length is 128_000 tokens, but 131_072 were requested", 128_000, 131_072),
         ("Your input of 210,332 tokens exceeds the context limit of 200,000 tokens.", 200_000, 210_332),
@@ -91,15 +100,15 @@ def made_of(status: int, body: object) -> ModelError:
         ("conversation is too long, please start a new one", None, None),
     ],
 )
-def test_every_known_wording_of_an_overflow_is_one(words: str, limit: int | None, size: int | None) -> None:
-    error = made_of(400, {"error": {"message": words}})
+def test_every_known_overflow_wording_is_recognised(words: str, limit: int | None, size: int | None) -> None:
+    error = error_of(400, {"error": {"message": words}})
     assert isinstance(error, ContextOverflow)
     assert (error.limit, error.size) == (limit, size)
 
 
-def test_the_numbers_of_llama_cpp_are_found_beside_its_words() -> None:
+def test_the_numbers_of_llama_cpp_are_found_in_the_metadata() -> None:
     body = {"error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096}}
-    error = made_of(400, body)
+    error = error_of(400, body)
     assert isinstance(error, ContextOverflow)
     assert (error.limit, error.size) == (4096, 9000)
 
@@ -145,8 +154,8 @@ def test_the_numbers_of_llama_cpp_are_found_beside_its_words() -> None:
         (408, b"", Overloaded),
     ],
 )
-def test_an_http_error_is_the_kind_that_it_says(status: int, body: object, kind: type[ModelError]) -> None:
-    error = made_of(status, body)
+def test_an_http_error_becomes_the_right_kind(status: int, body: object, kind: type[ModelError]) -> None:
+    error = error_of(status, body)
     assert type(error) is kind
     assert f"HTTP {status}" in str(error)
 
@@ -168,17 +177,17 @@ def test_an_http_error_is_the_kind_that_it_says(status: int, body: object, kind:
     ],
 )
 def test_an_error_is_found_in_every_known_shape(body: object, message: str) -> None:
-    complaint = complaint_in(body)
-    assert complaint is not None
-    assert complaint.message == message
+    error = find_error(body)
+    assert error is not None
+    assert error.message == message
 
 
 @pytest.mark.parametrize(
     "body",
     [{}, {"choices": []}, {"type": "ping"}, {"error": None}, {"error": ""}, {"message": "hello"}, [], None, 7, "error"],
 )
-def test_what_is_no_error_is_none(body: object) -> None:
-    assert complaint_in(body) is None
+def test_other_bodies_are_not_errors(body: object) -> None:
+    assert find_error(body) is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ def test_what_is_no_error_is_none(body: object) -> None:
         ({"x-ratelimit-reset": "1700000000000"}, 1699999000.0),
     ],
 )
-def test_the_wait_that_headers_ask_for(headers: dict[str, str], seconds: float | None) -> None:
+def test_the_wait_in_headers_is_read(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_s(headers, now_s=1000.0) == seconds
 
 
@@ -215,13 +224,13 @@ def test_the_wait_that_headers_ask_for(headers: dict[str, str], seconds: float |
         ("wait " + "1" * 5_000 + "x", None),
     ],
 )
-def test_the_wait_that_words_ask_for(words: str, seconds: float | None) -> None:
-    error = made_of(429, {"error": {"message": f"Rate limit reached. {words}"}})
+def test_the_wait_in_an_error_message_is_read(words: str, seconds: float | None) -> None:
+    error = error_of(429, {"error": {"message": f"Rate limit reached. {words}"}})
     assert isinstance(error, RateLimited)
     assert error.retry_after_s == seconds
 
 
-def complaint(words: str, status: int = 400) -> ErrorBody:
+def refusal(words: str, status: int = 400) -> ErrorBody:
     return ErrorBody(message=words, status=status)
 
 
@@ -252,28 +261,28 @@ def complaint(words: str, status: int = 400) -> ErrorBody:
         ("The upstream stream was invalid", None),
     ],
 )
-def test_a_refused_part_is_found_where_leaving_it_out_would_help(words: str, part: str | None) -> None:
-    assert refused_part(complaint(words), Dialect()) == part
+def test_a_refused_part_is_found_if_leaving_it_out_would_help(words: str, part: str | None) -> None:
+    assert refused_part(refusal(words), Dialect()) == part
 
 
-def test_a_part_that_was_left_out_already_is_not_refused_again() -> None:
+def test_a_part_that_is_already_left_out_is_not_found_again() -> None:
     dialect = Dialect().refusing("stream_options")
-    assert refused_part(complaint("unknown field stream_options"), dialect) is None
+    assert refused_part(refusal("unknown field stream_options"), dialect) is None
 
 
-def test_both_names_of_the_limit_refused_leave_none() -> None:
+def test_after_both_limit_names_are_refused_none_is_sent() -> None:
     dialect = Dialect().refusing_all(["max_tokens", "max_completion_tokens", "nonsense"])
     assert (dialect.limit_field, dialect.refused) == (None, ("max_tokens", "max_completion_tokens"))
 
 
-def test_a_server_error_teaches_nothing_about_parameters() -> None:
-    assert refused_part(complaint("stream_options", status=503), Dialect()) is None
+def test_a_server_error_refuses_no_part() -> None:
+    assert refused_part(refusal("stream_options", status=503), Dialect()) is None
 
 
-def test_openai_itself_is_asked_in_its_own_words() -> None:
-    dialect = dialect_of(endpoint_of(target_of("gpt-5.2", Settings())))
-    assert (dialect.limit_field, dialect.cache_key) == ("max_completion_tokens", True)
-    assert dialect_of(Endpoint(base_url="http://localhost:11434/v1", model="m")) == Dialect()
+def test_the_dialect_of_openai_comes_from_its_preset() -> None:
+    dialect = endpoint_of(target_of("gpt-5.2", Settings())).dialect
+    assert (dialect.limit_field, dialect.cache) == ("max_completion_tokens", "key")
+    assert Endpoint(base_url="http://localhost:11434/v1", model="m").dialect == Dialect()
 
 
 @pytest.mark.parametrize(
@@ -285,8 +294,8 @@ def test_openai_itself_is_asked_in_its_own_words() -> None:
         ("max_tokens is wrong", None),
     ],
 )
-def test_the_largest_output_that_an_endpoint_takes(words: str, most: int | None) -> None:
-    assert most_output_tokens(complaint(words)) == most
+def test_the_largest_accepted_output_is_read(words: str, most: int | None) -> None:
+    assert max_output_tokens(refusal(words)) == most
 
 
 @pytest.mark.parametrize(
@@ -299,15 +308,15 @@ def test_the_largest_output_that_an_endpoint_takes(words: str, most: int | None)
         "max_tokens is too large: 100000. This model supports at most 16384 completion tokens.",
     ],
 )
-def test_a_number_that_is_too_large_is_not_always_the_request(words: str) -> None:
-    assert type(made_of(400, {"error": {"message": words}})) is BadRequest
+def test_other_limits_are_not_an_overflow(words: str) -> None:
+    assert type(error_of(400, {"error": {"message": words}})) is BadRequest
 
 
-def test_a_limit_of_a_day_or_month_is_a_quota_and_no_overflow() -> None:
+def test_a_daily_or_monthly_limit_is_a_quota() -> None:
     for words in ("Your account has exceeded its monthly token limit", "You have exceeded the token limit for today"):
-        assert type(made_of(400, {"error": {"message": words}})) is QuotaExceeded
+        assert type(error_of(400, {"error": {"message": words}})) is QuotaExceeded
 
 
-def test_a_model_without_tools_is_named_as_what_cannot_be_used() -> None:
-    error = made_of(400, {"error": {"message": "registry/gemma:2b does not support tools"}})
+def test_a_model_without_tools_gets_a_hint() -> None:
+    error = error_of(400, {"error": {"message": "registry/gemma:2b does not support tools"}})
     assert "Crow needs a model that can call tools" in str(error)

@@ -1,4 +1,4 @@
-"""Tool calls written as text: what is held back while it is undecided, and for how long."""
+"""Tests of how tool calls in text are held back, and for how long."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORDS = json.dumps([{"id": number, "name": "Ann", "type": "user", "tag": "a"} 
 
 
 def detector() -> CallDetector:
-    return CallDetector(TOOLS, mint=lambda: "minted")
+    return CallDetector(TOOLS, new_id=lambda: "minted")
 
 
 def of_project(path: str) -> str:
@@ -67,7 +67,7 @@ BRACKETS = {"lists and links": LISTS, "HTML": HTML * 20, "XML": XML * 20, "TOML"
 
 
 def delays(pieces: list[str]) -> list[int]:
-    """How many pieces later than it came each character was given out, of those that were delayed."""
+    """For each delayed character, how many pieces later than it came it was shown."""
     watched, came, late = detector(), [], []
     given = 0
     for number, piece in enumerate(pieces):
@@ -81,7 +81,7 @@ def delays(pieces: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("cut", [list, TOKEN.findall], ids=["characters", "tokens"])
-def test_ordinary_answers_are_practically_not_delayed(name: str, cut: object) -> None:
+def test_ordinary_answers_are_hardly_delayed(name: str, cut: object) -> None:
     assert callable(cut)
     text = ANSWERS[name]
     late = delays(cut(text))
@@ -90,7 +90,7 @@ def test_ordinary_answers_are_practically_not_delayed(name: str, cut: object) ->
 
 
 @pytest.mark.parametrize("name", BRACKETS)
-def test_of_text_full_of_brackets_only_what_begins_like_a_marker_waits_for_the_next_piece(name: str) -> None:
+def test_text_full_of_brackets_waits_at_most_a_few_pieces(name: str) -> None:
     text = BRACKETS[name]
     brackets = text.count("<") + text.count("[")
     for late in (delays(list(text)), delays(TOKEN.findall(text))):
@@ -137,14 +137,14 @@ def test_of_text_full_of_brackets_only_what_begins_like_a_marker_waits_for_the_n
         ("to=functions.read_file<|channel|>commentary", "to=functions.read_file<|channel|>commentary"),
     ],
 )  # fmt: skip
-def test_only_what_may_become_a_call_is_held_back(text: str, held: str) -> None:
+def test_only_text_that_may_become_a_call_is_held(text: str, held: str) -> None:
     for pieces in ([text], list(text)):
         watched = detector()
         given = "".join(map(watched.feed, pieces))
         assert (given, watched.held) == (text.removesuffix(held), held)
 
 
-def test_an_example_that_the_answer_goes_on_after_is_given_out_long_before_its_end() -> None:
+def test_an_example_call_is_shown_once_the_answer_goes_on() -> None:
     call = json.dumps({"name": "write_file", "arguments": {"path": "x", "content": "twigs " * 1000}})
     example = f"<tool_call>{call}</tool_call>\n"
     watched, given = detector(), ""
@@ -154,7 +154,7 @@ def test_an_example_that_the_answer_goes_on_after_is_given_out_long_before_its_e
     assert watched.held == ""
 
 
-def test_after_twenty_places_that_were_no_call_nothing_is_held_back() -> None:
+def test_after_twenty_false_starts_nothing_is_held() -> None:
     watched = detector()
     given = "".join(watched.feed(f"<tool_call> no {number}\n") for number in range(20))
     assert watched.feed("<tool_call>{") == "<tool_call>{"
@@ -172,7 +172,7 @@ def test_after_twenty_places_that_were_no_call_nothing_is_held_back() -> None:
         ('{"na', '{"na'),
     ],
 )
-def test_of_a_broken_stream_half_a_call_is_dropped_and_all_else_is_text(text: str, kept: str) -> None:
+def test_a_broken_stream_drops_half_a_call_and_keeps_other_text(text: str, kept: str) -> None:
     watched = detector()
     assert watched.feed(text) + watched.interrupt() == kept
     assert watched.held == ""
@@ -187,8 +187,8 @@ def test_of_a_broken_stream_half_a_call_is_dropped_and_all_else_is_text(text: st
     ],
     ids=["marked JSON", "bare JSON", "tags"],
 )
-def test_a_call_of_900_kilobytes_in_small_pieces_is_whole(before: str, after: str) -> None:
-    """What is examined again with each piece would take minutes here."""
+def test_a_call_of_900_kilobytes_in_small_pieces_is_found(before: str, after: str) -> None:
+    """Quadratic time would take minutes here."""
     content = "The nest is built of twigs. " * (900_000 // 28)
     watched = detector()
     shown = watched.feed(before)

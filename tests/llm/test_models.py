@@ -1,4 +1,4 @@
-"""What an endpoint tells and teaches, against a real server on the loopback."""
+"""Tests of what endpoints say about their models, against a real server on the loopback."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from crow.domain.errors import BadRequest, ConfigError
 from crow.domain.messages import Answer
 from crow.llm import Retrying
 from crow.llm.chat_completions import ChatCompletions
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
+from crow.llm.models import Offered, read_listing
 from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
 
 
 class Listing(FakeEndpoint):
-    """An endpoint that says more of its models than their names."""
+    """An endpoint that lists its models with sizes and prices."""
 
     def __init__(self, *items: dict[str, Any], gate: Gate | None = None) -> None:
         super().__init__()
@@ -32,11 +34,11 @@ class Listing(FakeEndpoint):
         return super()._reply(request)
 
     @property
-    def looks(self) -> int:
+    def listings(self) -> int:
         return sum(request.path.endswith("/models") for request in self.requests)
 
 
-async def test_a_window_that_the_endpoint_lists_is_read_after_the_first_answer_and_kept() -> None:
+async def test_a_listed_window_is_read_after_the_first_answer_and_stored() -> None:
     memory = Memory()
     async with Listing({"id": "fake-model", "max_model_len": 16384}) as endpoint:
         async with asking(endpoint, memory=memory) as model:
@@ -49,44 +51,44 @@ async def test_a_window_that_the_endpoint_lists_is_read_after_the_first_answer_a
         async with asking(endpoint, memory=learned) as model:
             await ask(model)
             assert model.info.context_window == 16384
-        assert endpoint.looks == 1
+        assert endpoint.listings == 1
     assert memory.facts == {"listed": {"context_window": 16384}}
 
 
-async def test_a_listed_window_is_read_again_when_it_fills_up_but_not_with_every_answer() -> None:
+async def test_a_listed_window_is_read_again_when_it_fills_up() -> None:
     full = Reply(steps=(sse(chunk({"content": "ok"}), chunk(finish="stop"), usage(9_000)),))
     memory = Memory({"listed": {"context_window": 16_384}})
     listing = Listing({"id": "fake-model", "max_model_len": 65_536})
     async with listing as endpoint, asking(endpoint, memory=memory) as model:
         await ask(model)
-        assert (model.info.context_window, endpoint.looks) == (16_384, 0)
+        assert (model.info.context_window, endpoint.listings) == (16_384, 0)
         endpoint.script(full)
         await ask(model)
-        assert (model.info.context_window, endpoint.looks) == (65_536, 1)
+        assert (model.info.context_window, endpoint.listings) == (65_536, 1)
         endpoint.items = ({"id": "fake-model", "max_model_len": 10_000},)
         endpoint.script(
             *[replace(full, steps=(sse(chunk({"content": "ok"}), chunk(finish="stop"), usage(60_000)),))] * 51
         )
         for _ in range(50):
             await ask(model)
-        assert (model.info.context_window, endpoint.looks) == (10_000, 2)
+        assert (model.info.context_window, endpoint.listings) == (10_000, 2)
     assert memory.facts["listed"] == {"context_window": 10_000}
 
 
-async def test_what_memory_knows_is_known_before_the_first_request() -> None:
+async def test_stored_facts_are_known_before_the_first_request() -> None:
     endpoint = Endpoint(base_url="http://localhost:1/v1", model="m")
-    facts = {"listed": {"context_window": 9000, "takes_images": False}}
+    facts = {"listed": {"context_window": 9000, "input_price": 0.0, "output_price": 2.5}}
     info = ChatCompletions(endpoint, learned=facts).info
-    assert (info.context_window, info.takes_images) == (9000, False)
+    assert (info.context_window, info.input_price, info.output_price) == (9000, 0.0, 2.5)
     info = ChatCompletions(replace(endpoint, context_window=16000), learned=facts).info
     assert info.context_window == 16000
 
 
-async def test_a_configured_window_needs_no_listing_and_a_listing_that_fails_harms_nothing() -> None:
+async def test_a_configured_window_needs_no_listing_and_a_failed_listing_is_harmless() -> None:
     async with Listing({"id": "fake-model"}) as endpoint:
         async with asking(endpoint, window=9000) as model:
             assert (await ask(model))[1].text == "Hello there."
-        assert endpoint.looks == 0
+        assert endpoint.listings == 0
     async with FakeEndpoint() as endpoint:
         endpoint.models = []
         async with asking(endpoint) as model:
@@ -95,7 +97,7 @@ async def test_a_configured_window_needs_no_listing_and_a_listing_that_fails_har
             assert model.info.context_window is None
 
 
-async def test_prices_that_the_endpoint_lists_are_used_where_none_are_configured() -> None:
+async def test_listed_prices_are_used_if_none_are_configured() -> None:
     priced = {"id": "fake-model", "pricing": {"prompt": "0.000001", "completion": "0.000002"}}
     async with Listing(priced) as endpoint, asking(endpoint) as model:
         await ask(model)
@@ -116,7 +118,7 @@ async def test_a_parameter_refused_within_a_successful_response_is_left_out_and_
     assert memory.facts["refused"] == ["stream_options"]
 
 
-async def test_a_part_refused_in_every_form_is_named_and_asked_no_more_than_needed() -> None:
+async def test_a_part_that_is_refused_again_after_leaving_it_out_is_reported() -> None:
     refusal = {"error": {"message": "Unknown parameter: 'stream_options'", "code": 400}}
     async with FakeEndpoint(otherwise=Reply(steps=(sse(refusal),))) as endpoint, asking(endpoint) as model:
         error, _, partial = await failure_of(model)
@@ -126,7 +128,7 @@ async def test_a_part_refused_in_every_form_is_named_and_asked_no_more_than_need
     assert partial == Answer(finish="interrupted")
 
 
-async def test_further_members_of_a_request_replace_those_of_crow_but_never_the_conversation() -> None:
+async def test_extra_members_replace_all_but_the_conversation() -> None:
     async with FakeEndpoint() as endpoint:
         wanted = {"temperature": 0.2, "max_tokens": 7, "messages": [], "stream": False}
         model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model", extra_body=wanted))
@@ -150,11 +152,13 @@ async def test_further_members_of_a_request_replace_those_of_crow_but_never_the_
         ("enable_thinking", "off", {"enable_thinking": False}),
     ],
 )
-async def test_a_thought_level_goes_where_the_vendor_reads_it_and_is_dropped_where_it_is_refused(
+async def test_a_thought_level_is_sent_where_the_vendor_reads_it_and_dropped_when_refused(
     thinking: Any, level: Any, sent: dict[str, object]
 ) -> None:
     async with FakeEndpoint() as endpoint:
-        named = Endpoint(base_url=endpoint.base_url, model="fake-model", thinking=thinking, thought_level="medium")
+        named = Endpoint(
+            base_url=endpoint.base_url, model="fake-model", dialect=Dialect(thinking=thinking), thought_level="medium"
+        )
         model = ChatCompletions(named)
         words = f"Unsupported parameter: '{next(iter(sent))}' is not supported with this model."
         endpoint.script(text("ok"), body(json.dumps({"error": {"message": words}}).encode(), status=400))
@@ -168,18 +172,18 @@ async def test_a_thought_level_goes_where_the_vendor_reads_it_and_is_dropped_whe
     assert [key for key in keys if key in last] == []
 
 
-async def test_models_that_cache_on_request_only_are_asked_to() -> None:
+async def test_models_that_cache_on_request_get_a_marker() -> None:
     async with FakeEndpoint() as endpoint:
         marked: list[object] = []
         for name in ("anthropic/claude-x", "other/m"):
-            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, cache="marker"))
+            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
             await ask(model)
             await model.close()
             marked.append(endpoint.asked[-1].body.get("cache_control"))
     assert marked == [{"type": "ephemeral"}, None]
 
 
-async def test_a_proxy_is_gone_through_and_a_missing_file_of_authorities_is_named(tmp_path: Any) -> None:
+async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) -> None:
     async with FakeEndpoint() as endpoint:
         proxy = endpoint.base_url.removesuffix("/v1")
         model = ChatCompletions(Endpoint(base_url="http://models.invalid/v1", model="m", api_key="k", proxy=proxy))
@@ -193,7 +197,7 @@ async def test_a_proxy_is_gone_through_and_a_missing_file_of_authorities_is_name
         await ask(model)
 
 
-async def test_no_answer_waits_for_the_list_of_models() -> None:
+async def test_an_answer_does_not_wait_for_the_list_of_models() -> None:
     gate = Gate()
     async with Listing({"id": "fake-model", "max_model_len": 16384}, gate=gate) as endpoint, asking(endpoint) as model:
         async with model.stream(ASK) as stream:
@@ -205,3 +209,46 @@ async def test_no_answer_waits_for_the_list_of_models() -> None:
         gate.open()
         await model.settled()
         assert model.info.context_window == 16384
+
+
+@pytest.mark.parametrize(
+    ("item", "offered"),
+    [
+        ({"id": "m", "object": "model"}, Offered(name="m")),
+        ("m", Offered(name="m")),
+        ({"id": "m", "max_model_len": 32768}, Offered(name="m", context_window=32768)),
+        ({"id": "m", "meta": {"n_ctx": 8192, "n_ctx_train": 131072}}, Offered(name="m", context_window=8192)),
+        ({"id": "m", "meta": {"n_ctx_train": 131072}}, Offered(name="m")),
+        (
+            {"id": "m", "max_context_length": 131072, "loaded_context_length": 4096},
+            Offered(name="m", context_window=4096),
+        ),
+        ({"id": "m", "context_window": 131072, "max_completion_tokens": 65536},
+         Offered(name="m", context_window=131072, max_output_tokens=65536)),
+        (
+            {
+                "id": "a/m",
+                "context_length": 200000,
+                "top_provider": {"context_length": 128000, "max_completion_tokens": None},
+                "pricing": {"prompt": "0.0000025", "completion": "0.00001", "input_cache_read": "0.00000125"},
+            },
+            Offered(
+                name="a/m",
+                context_window=128000,
+                input_price=2.5,
+                cached_price=1.25,
+                output_price=10.0,
+            ),
+        ),
+        ({"id": "m", "context_length": "big", "pricing": {"prompt": "-1"}, "meta": 3}, Offered(name="m")),
+        ({"name": "m", "context_length": True}, Offered(name="m")),
+    ],
+)  # fmt: skip
+def test_sizes_and_prices_are_read_from_every_known_place(item: object, offered: Offered) -> None:
+    for listing in ({"data": [item]}, {"models": [item, {"id": 3}, None]}, [item]):
+        assert read_listing(listing) == (offered,)
+
+
+@pytest.mark.parametrize("listing", [None, 3, "m", {}, {"data": None}, {"error": {"message": "no"}}])
+def test_other_bodies_are_not_listings(listing: object) -> None:
+    assert read_listing(listing) is None
