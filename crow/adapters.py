@@ -19,7 +19,7 @@ from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.offline import OfflineModel
 from crow.settings import OFFLINE, Loaded, McpServerSettings, Settings, Target, expand_variables
 from crow.settings.endpoints import preset_at, run_key_command
-from crow.store.sqlite.store import SqliteStore
+from crow.store.sqlite.store import SqliteStore as SqliteStore  # for those who maintain it
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.workspace import DiskWorkspace
@@ -27,21 +27,6 @@ from crow.tools.workspace import DiskWorkspace
 if TYPE_CHECKING:
     from crow.llm.models import Offered
     from crow.tools.mcp.client import McpToolbox
-
-__all__ = [
-    "EndpointModel",
-    "SqliteStore",
-    "configured_servers",
-    "endpoint_of",
-    "hidden_keys",
-    "import_prompt_adapters",
-    "mcp_server",
-    "offline_model",
-    "open_model",
-    "open_store",
-    "open_toolbox",
-    "open_workspace",
-]
 
 
 class EndpointModel(Model, Protocol):

@@ -47,7 +47,6 @@ from crow.tools import Workspace
 if TYPE_CHECKING:
     from crow.trace.record import Recorder
 
-__all__ = ["Wiring", "find_hooks", "serve"]
 
 logger = logging.getLogger(__name__)
 

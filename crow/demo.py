@@ -19,8 +19,6 @@ from rich.text import Text
 
 from crow.domain.errors import CrowError
 
-__all__ = ["DemoFailed", "run_demo"]
-
 Json: TypeAlias = dict[str, Any]
 
 _ANSWER_TIMEOUT_S = 60.0

@@ -44,8 +44,6 @@ from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import McpServer, Ports
 
-__all__ = ["Finding", "Report", "State", "check_everything", "list_models", "repair_database"]
-
 State = Literal["ok", "warning", "failed", "skipped"]
 
 _ANSWER_TIMEOUT_S = 180.0

@@ -16,8 +16,6 @@ from crow.llm import Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
 from crow.settings.write import save_model_settings
 
-__all__ = ["log_in"]
-
 _MODELS_SHOWN = 20
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import anyio
 import anyio.abc
 
-__all__ = ["AfterDelay", "BackgroundTask"]
-
 
 class BackgroundTask:
     """Runs `work` in a task group and keeps its exception for `wait`."""

@@ -16,8 +16,6 @@ from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, 
 from crow.domain.messages import Part, Text
 from crow.store import SessionChanges, Store, Tail
 
-__all__ = ["Branch"]
-
 logger = logging.getLogger(__name__)
 
 END_S = 5.0

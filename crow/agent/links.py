@@ -16,8 +16,6 @@ from crow.domain.errors import CrowError
 from crow.domain.messages import Link, Part, Resource
 from crow.tools import Workspace
 
-__all__ = ["path_of", "with_contents"]
-
 MAX_BYTES = 32 * 1024
 READ_S = 3.0
 DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")

@@ -20,26 +20,6 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.tools import PlannedCall
 
-__all__ = [
-    "MODES",
-    "Allow",
-    "Ask",
-    "Decision",
-    "Mode",
-    "Refuse",
-    "Rule",
-    "decide",
-    "mentions",
-    "rule_for",
-    "rule_from",
-    "rule_text",
-    "rule_words",
-    "rules_in",
-    "simple_words",
-    "typed_rule",
-    "user_rules",
-]
-
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 

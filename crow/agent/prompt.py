@@ -25,8 +25,6 @@ from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
-__all__ = ["Briefing", "build_prompt", "changes", "facts_now", "facts_told", "read_instructions"]
-
 INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
 GIT_FILE_BYTES = 4_096

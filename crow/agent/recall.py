@@ -29,8 +29,6 @@ from crow.domain.entries import (
 from crow.domain.rendering import parts_text
 from crow.store import Store
 
-__all__ = ["BranchLog", "text_of"]
-
 RECALL_TOOLS = frozenset({"recall"})
 CONTEXT_CHARS = 300
 

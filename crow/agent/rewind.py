@@ -34,8 +34,6 @@ from crow.domain.entries import (
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools import PlannedCall, Workspace
 
-__all__ = ["RestorableFile", "RestoreResult", "find_restorable_files", "restore_files"]
-
 TOOL_NAME = "put_back_files"
 ABSENT = ""
 CANCEL_S = 2.0

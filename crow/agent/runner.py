@@ -29,8 +29,6 @@ from crow.domain.events import CommandsChanged, NoticeShown
 from crow.llm import Model
 from crow.tools import Ports, ServerPrompt, ServerStatus
 
-__all__ = ["Toolset", "TurnRunner"]
-
 SERVER_GRACE_S = 1.0
 
 

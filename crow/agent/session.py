@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # cycles
     from crow.agent.runner import TurnRunner
     from crow.agent.turn import Turn
 
-__all__ = ["PendingPrompt", "Session"]
 
 logger = logging.getLogger(__name__)
 

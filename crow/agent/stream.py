@@ -18,8 +18,6 @@ from crow.domain.events import NoticeShown, TextShown, ThoughtShown
 from crow.domain.messages import Answer
 from crow.llm import Delta, Retrying, Stream, TextDelta, ThoughtDelta
 
-__all__ = ["AnswerDraft", "Overlap", "without_overlap"]
-
 PIECE_WAIT_S = 0.015
 SAVE_EVERY_S = 0.8
 LATE_SAVE_S = 0.2

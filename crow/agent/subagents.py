@@ -25,8 +25,6 @@ from crow.llm import Model
 from crow.store import NewSession, SessionChanges
 from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox
 
-__all__ = ["SubAgents"]
-
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 PROGRESS_EVERY_S = 0.1
 PROGRESS_CHARS = 2_000

@@ -18,8 +18,6 @@ from crow.domain.messages import Part, Text
 from crow.tools import ServerPrompt, ServerPrompts
 from crow.tools.front_matter import front_matter
 
-__all__ = ["CalledPrompt", "Template", "called", "filled", "hint_of", "read_templates"]
-
 MAX_BYTES = 256 * 1024
 MAX_TEMPLATES = 100
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -22,8 +22,6 @@ from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
 from crow.tools import Outcome, PlannedCall, Toolbox
 
-__all__ = ["Calls", "Permissions"]
-
 CUT_CHARS = 48_000
 """The model sees at most this much of a result."""
 SOON_S = 0.05

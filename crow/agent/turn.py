@@ -42,8 +42,6 @@ from crow.domain.messages import Answer, ToolCall
 from crow.llm import Request, ThoughtLevel, cost_of
 from crow.tools import PlannedCall, Toolbox
 
-__all__ = ["GIVE_UP", "POINT_OUT", "Repetition", "Turn"]
-
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 PLAN_S = 0.05

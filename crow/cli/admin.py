@@ -18,8 +18,6 @@ from crow.domain.errors import ArgumentError
 from crow.store import SessionChanges
 from crow.store.sqlite.transfer import ImportDefaults
 
-__all__ = ["NewFile", "archive", "back_up", "delete", "export", "import_file", "prune", "unarchive", "vacuum"]
-
 _MEGABYTE = 1024 * 1024
 
 

@@ -15,8 +15,6 @@ from crow.domain.errors import ArgumentError
 from crow.settings import Loaded
 from crow.tools import StdioServer
 
-__all__ = ["print_models", "run_doctor"]
-
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 

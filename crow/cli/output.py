@@ -18,18 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = [
-    "Column",
-    "count",
-    "in_terminal",
-    "on_one_line",
-    "print_json",
-    "print_table",
-    "safe",
-    "time_text",
-    "unique_prefixes",
-]
-
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SHORTEST_PREFIX = 8
 

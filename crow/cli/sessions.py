@@ -24,22 +24,6 @@ from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.search import GROUPS, Group, UsageTotal
 
-__all__ = [
-    "LISTED",
-    "Command",
-    "SessionsContext",
-    "all_sessions",
-    "list_sessions",
-    "parse_age",
-    "parse_day",
-    "print_sessions",
-    "run_command",
-    "search",
-    "show_session",
-    "show_time",
-    "stats",
-]
-
 LISTED = 20
 _PAGE = 200
 

@@ -35,8 +35,6 @@ from crow.domain.entries import (
 from crow.domain.rendering import interrupted_text, parts_text
 from crow.store import SessionRow
 
-__all__ = ["Transcript", "print_markdown"]
-
 _RESULT_LINES = 12
 _RESULT_CHARS = 2_000
 

@@ -57,8 +57,6 @@ from crow.domain.rendering import (
 )
 from crow.domain.tokens import estimate_message, estimate_tools
 
-__all__ = ["Context", "Projection", "for_model"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:

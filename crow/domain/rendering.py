@@ -14,25 +14,6 @@ from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Remi
 from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
 from crow.domain.tokens import head_and_tail
 
-__all__ = [
-    "EFFECTS_UNKNOWN",
-    "INTERRUPTED",
-    "NOT_RUN",
-    "NO_ANSWER",
-    "NO_QUESTION",
-    "added_part",
-    "assistant_message",
-    "checkpoint_message",
-    "code",
-    "elided_message",
-    "in_title",
-    "interrupted_text",
-    "is_maskable",
-    "parts_text",
-    "tool_message",
-    "user_parts",
-]
-
 INTERRUPTED = "[This answer was interrupted here.]"
 NOT_RUN = "[This call was not run.]"
 EFFECTS_UNKNOWN = "[This call was interrupted while it ran. Its effects are unknown: check before you repeat it.]"

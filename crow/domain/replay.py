@@ -29,8 +29,6 @@ from crow.domain.events import CallAnnounced, CallEnded, EntryStored, Event, Tex
 from crow.domain.messages import ToolCall
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text
 
-__all__ = ["Replay"]
-
 
 @dataclass(slots=True)
 class WaitingCall:

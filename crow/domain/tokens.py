@@ -26,16 +26,6 @@ from crow.domain.messages import (
     UserMessage,
 )
 
-__all__ = [
-    "IMAGE_TOKENS",
-    "MESSAGE_TOKENS",
-    "estimate_message",
-    "estimate_text",
-    "estimate_tools",
-    "fit",
-    "head_and_tail",
-]
-
 IMAGE_TOKENS = 1_500
 """Flat cost of a picture: the large providers charge this for about a megapixel."""
 

@@ -31,8 +31,6 @@ from crow.frontend.params import (
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 
-__all__ = ["AcpAgent"]
-
 logger = logging.getLogger(__name__)
 
 METHOD_NOT_FOUND = -32601

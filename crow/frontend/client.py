@@ -40,20 +40,6 @@ from crow.frontend.tool_calls import (
 )
 from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
 
-__all__ = [
-    "ClientConnection",
-    "EditorTimeouts",
-    "PermissionAnswer",
-    "RequestParams",
-    "SendRequest",
-    "SessionClient",
-    "elicitation_answer",
-    "elicitation_params",
-    "permission_answer",
-    "permission_params",
-    "refusal_text",
-]
-
 logger = logging.getLogger(__name__)
 
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]

@@ -15,8 +15,6 @@ from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.frontend.frames import describe
 from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
-__all__ = ["blocks", "parts_from", "without_repeated_prompts"]
-
 URI_BYTES = 20_000
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})

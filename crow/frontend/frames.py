@@ -9,22 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = [
-    "INTERNAL_ERROR",
-    "INVALID_PARAMS",
-    "INVALID_REQUEST",
-    "MAX_DEPTH",
-    "MAX_LINE_BYTES",
-    "FrameError",
-    "LineSplitter",
-    "Message",
-    "RequestId",
-    "describe",
-    "encode",
-    "line_too_long",
-    "parse",
-]
-
 Message: TypeAlias = dict[str, Any]
 RequestId: TypeAlias = int | str | None
 

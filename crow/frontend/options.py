@@ -9,8 +9,6 @@ from crow.agent.permissions import MODES, Mode
 from crow.domain.errors import ArgumentError
 from crow.frontend.frames import describe
 
-__all__ = ["config_options", "mode_named", "mode_state", "option_value"]
-
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
     "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),

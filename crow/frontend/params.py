@@ -15,18 +15,6 @@ from crow.domain.messages import JsonObject
 from crow.frontend.frames import describe
 from crow.tools import HttpServer, McpServer, StdioServer
 
-__all__ = [
-    "ClientCapabilities",
-    "OpenRequest",
-    "client_capabilities",
-    "client_name",
-    "fork_entry",
-    "mcp_servers_from",
-    "open_request_from",
-    "session_alias",
-    "wants_archived",
-]
-
 MAX_DIRECTORIES = 100
 MAX_NAME_CHARS = 200
 

@@ -9,10 +9,8 @@ from contextlib import suppress
 import anyio
 
 from crow.frontend.agent import AcpAgent
-from crow.frontend.client import ClientConnection, EditorTimeouts, Transport
+from crow.frontend.client import ClientConnection, Transport
 from crow.frontend.sessions import ServerDependencies
-
-__all__ = ["EditorTimeouts", "ServerDependencies", "serve"]
 
 CLOSE_S = 0.8
 

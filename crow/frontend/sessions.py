@@ -29,8 +29,6 @@ from crow.frontend.workspace import EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.tools import McpServer, StdioServer, Workspace
 
-__all__ = ["IdleTimer", "OpenSession", "OpenSessions", "ServerDependencies", "session_info"]
-
 logger = logging.getLogger(__name__)
 
 IDLE_S = 3.0

@@ -14,8 +14,6 @@ from acp import RequestError
 from crow.frontend.client import SendRequest, refusal_text
 from crow.tools import OnOutput
 
-__all__ = ["EditorTerminals", "exit_code"]
-
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
 REAP_S = 3.0

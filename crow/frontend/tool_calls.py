@@ -17,30 +17,6 @@ from typing import Any, TypeAlias
 from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
 from crow.domain.rendering import in_title
 
-__all__ = [
-    "LINE_BYTES",
-    "OUTPUT_BYTES",
-    "PART_BYTES",
-    "PIECE_BYTES",
-    "DiffHunk",
-    "Fields",
-    "announcement_from",
-    "call_fields",
-    "changed_regions",
-    "console_block",
-    "diff_contents",
-    "fenced",
-    "json_bytes",
-    "limit_json",
-    "limit_text",
-    "output_text",
-    "raw_input",
-    "raw_output",
-    "result_contents",
-    "split_text",
-    "text_content",
-]
-
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000

@@ -27,8 +27,6 @@ from crow.frontend.frames import (
     parse,
 )
 
-__all__ = ["Observer", "StdioTransport", "claim_stdio"]
-
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 """Called with every line of either direction, without its newline, before it is handled. Must not raise."""
 

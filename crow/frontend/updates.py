@@ -28,8 +28,6 @@ from crow.frontend.tool_calls import (
     text_content,
 )
 
-__all__ = ["LiveUpdates", "ReplayUpdates", "Update", "plan_updates", "usage_update"]
-
 Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000

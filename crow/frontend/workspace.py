@@ -18,8 +18,6 @@ from crow.frontend.terminal import EditorTerminals
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import BackgroundCommand, FileStat, OnOutput, Protection, Workspace
 
-__all__ = ["EditorWorkspace"]
-
 SILENCE_S = 2.0
 """How often a write that the editor has not answered is looked for on disk: some editors write and never answer."""
 

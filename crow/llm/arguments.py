@@ -15,8 +15,6 @@ from itertools import pairwise
 from crow.domain.messages import JsonObject
 from crow.llm.surrogates import replace_lone
 
-__all__ = ["InvalidArguments", "begins_object", "fits", "is_whole", "json_text", "read_arguments"]
-
 # Control characters inside strings are common and have one meaning.
 _DECODER = json.JSONDecoder(strict=False)
 _MARKUP = r"<[|｜][^|｜<>]{1,40}[|｜]>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z_]{3,20}\]"

@@ -54,8 +54,6 @@ from crow.llm.errors import (
 from crow.llm.models import EndpointFacts, Offered, read_listing
 from crow.llm.stream import MAX_ADAPTATIONS, ChatStream, RetryTiming
 
-__all__ = ["ChatCompletions"]
-
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
 _MODELS_TIMEOUT_S = 3.0

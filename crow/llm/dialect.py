@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Dialect", "LimitField", "Thinking"]
-
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
 """Where an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type` (alone or with an

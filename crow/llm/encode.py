@@ -31,8 +31,6 @@ from crow.llm import Request, ThoughtLevel
 from crow.llm.dialect import Dialect, Thinking
 from crow.llm.surrogates import replace_lone
 
-__all__ = ["Encoder"]
-
 _EMPTY_TEXT = "(empty message)"
 _FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
 _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})

@@ -11,8 +11,6 @@ from crow.domain.errors import AuthError, ConfigError
 from crow.llm import ModelInfo, ThoughtLevel
 from crow.llm.dialect import Dialect
 
-__all__ = ["Endpoint", "EndpointTimeouts", "is_local"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTimeouts:

@@ -43,18 +43,6 @@ from crow.domain.errors import (
 )
 from crow.llm.dialect import Dialect
 
-__all__ = [
-    "ErrorBody",
-    "Origin",
-    "find_error",
-    "max_output_tokens",
-    "model_error",
-    "page_title",
-    "parse_error_response",
-    "refused_part",
-    "retry_after_s",
-]
-
 _SHOWN_CHARS = 1000
 _SEARCHED_CHARS = 20_000
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})

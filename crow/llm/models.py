@@ -12,8 +12,6 @@ from crow.domain.messages import Usage
 from crow.llm import EndpointMemory, ModelInfo
 from crow.llm.endpoint import Endpoint
 
-__all__ = ["EndpointFacts", "Offered", "read_listing"]
-
 logger = logging.getLogger(__name__)
 
 # The smallest stated window counts: a single request may not exceed it. The window that a model was trained with

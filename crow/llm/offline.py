@@ -31,8 +31,6 @@ from crow.domain.messages import (
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
-__all__ = ["OfflineModel"]
-
 ABOUT = (
     "I am crow's offline model. I follow fixed rules and am not a language model. I understand: read FILE, write FILE: "
     "TEXT, edit FILE: OLD -> NEW, run COMMAND, list files, plan: A; B; C, count to N, think about WORDS, say WORDS, "

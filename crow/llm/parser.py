@@ -24,8 +24,6 @@ from crow.llm.surrogates import SurrogateJoiner, replace_lone, replace_lone_in
 from crow.llm.text_tool_calls import CallDetector
 from crow.llm.tool_calls import CallAssembler, new_call_id
 
-__all__ = ["MAX_CHARS", "Piece", "StreamParser"]
-
 MAX_CHARS = 4_000_000
 """Limit of one answer: text, reasoning and tool arguments together."""
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-__all__ = ["ReasoningDetails", "ThinkSplitter", "content_pieces", "details_text", "thought_of"]
-
 # Reasoning in a field of its own.
 
 _FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought")

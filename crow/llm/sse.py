@@ -11,8 +11,6 @@ import re
 
 from crow.domain.errors import AnswerTooLong
 
-__all__ = ["MAX_EVENT_BYTES", "EventTooLarge", "SseDecoder", "chunks_in", "is_end", "is_keep_alive"]
-
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 """Twice the characters that are accepted of one answer."""
 _BOM = b"\xef\xbb\xbf"

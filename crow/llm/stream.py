@@ -30,8 +30,6 @@ from crow.llm.errors import ErrorBody, Origin
 from crow.llm.parser import Piece, StreamParser
 from crow.llm.sse import MAX_EVENT_BYTES, EventTooLarge, SseDecoder
 
-__all__ = ["MAX_ADAPTATIONS", "MAX_BYTES", "ChatStream", "ResponseBody", "RetryTiming", "Transport"]
-
 MAX_ADAPTATIONS = 8
 MAX_BYTES = 1_000_000_000
 """Limit of the bytes read for one answer: a server may send empty events for ever."""

@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 
-__all__ = ["SurrogateJoiner", "replace_lone", "replace_lone_in"]
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

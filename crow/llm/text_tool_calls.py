@@ -20,8 +20,6 @@ from crow.domain.messages import JsonObject, ToolCall, ToolSpec
 from crow.llm.arguments import InvalidArguments, fits, json_text, read_arguments
 from crow.llm.tool_calls import tool_name
 
-__all__ = ["CallDetector"]
-
 _Tools: TypeAlias = Mapping[str, ToolSpec]
 _Found: TypeAlias = list[tuple[str, str]]
 """Names and arguments (JSON text) as written, in order."""

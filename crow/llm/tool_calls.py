@@ -18,8 +18,6 @@ from crow.domain.messages import ToolCall, ToolSpec
 from crow.llm.arguments import InvalidArguments, begins_object, is_whole, json_text, read_arguments
 from crow.llm.surrogates import replace_lone, replace_lone_in
 
-__all__ = ["CallAssembler", "new_call_id", "tool_name"]
-
 _ARGUMENTS_KEYS = ("arguments", "parameters", "input", "args")
 _KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", *_ARGUMENTS_KEYS})
 _PREFIX = re.compile(

@@ -18,8 +18,6 @@ from crow.settings.values import (
     dotted_key,
 )
 
-__all__ = ["PRESETS", "Preset", "Target", "names_offered", "preset_at", "run_key_command", "target_of"]
-
 _KEY_COMMAND_TIMEOUT_S = 30.0
 
 

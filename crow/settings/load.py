@@ -33,8 +33,6 @@ from crow.settings.values import (
     show_value,
 )
 
-__all__ = ["EndpointKeys", "Loaded", "Paths", "find_paths", "load_settings", "setting_keys"]
-
 _FROM_ENVIRONMENT = {"model.name": "CROW_MODEL", "model.base_url": "OPENAI_BASE_URL", "log.level": "CROW_LOG"}
 _FLAGS = {
     "model.name": "--model",

@@ -15,26 +15,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-__all__ = [
-    "OFFLINE",
-    "CompactionSettings",
-    "EditorSettings",
-    "LimitSettings",
-    "LogSettings",
-    "McpServerSettings",
-    "ModelOptions",
-    "ModelSettings",
-    "NamedModel",
-    "PermissionSettings",
-    "ProviderSettings",
-    "Section",
-    "Settings",
-    "dotted_key",
-    "expand_variables",
-    "expectation",
-    "show_value",
-]
-
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
 

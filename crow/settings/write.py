@@ -11,8 +11,6 @@ from tomlkit.exceptions import TOMLKitError
 
 from crow.domain.errors import ConfigError
 
-__all__ = ["save_model_settings", "set_model_keys"]
-
 
 def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
     """Set keys of `[model]` in `file`; None removes a key. Comments and order stay. A new file has mode 0600.

@@ -22,30 +22,6 @@ from crow.domain import entries
 from crow.domain.entries import Body
 from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
-__all__ = [
-    "KINDS",
-    "SPILL_BYTES",
-    "Blobs",
-    "Encoded",
-    "Field",
-    "Load",
-    "Record",
-    "Unreadable",
-    "decode",
-    "decode_parts",
-    "decode_value",
-    "dump",
-    "encode",
-    "encode_parts",
-    "expect",
-    "from_json",
-    "mend",
-    "optional",
-    "record",
-    "show",
-    "to_json",
-]
-
 SPILL_BYTES = 32 * 1024
 """A body whose JSON is longer than this becomes a blob."""
 

@@ -24,26 +24,6 @@ from crow.domain.messages import JsonObject, Usage
 from crow.store import codec
 from crow.store.codec import Blobs, Load, Unreadable, decode_value, dump, expect, show
 
-__all__ = [
-    "FORMAT",
-    "RECORDS",
-    "BlobRecord",
-    "Block",
-    "ConversationRecord",
-    "End",
-    "EntryRecord",
-    "ExportFile",
-    "Header",
-    "MoveRecord",
-    "Record",
-    "SessionRecord",
-    "blob_data",
-    "blob_record",
-    "line_of",
-    "parse_line",
-    "renumbered",
-]
-
 FORMAT = 1
 """The version of the format; a reader refuses a greater one."""
 

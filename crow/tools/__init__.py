@@ -124,11 +124,15 @@ class Toolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """A resolved path. `size` in bytes; `head` has the first bytes of a file if they were requested."""
+    """A resolved path. `size` in bytes; `head` has the first bytes of a file if they were requested.
+
+    Two equal ones of a file mean that it was not written in between, as far as `mtime_ns` can tell.
+    """
 
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
+    mtime_ns: int = 0
     head: bytes = field(default=b"", repr=False)
 
 

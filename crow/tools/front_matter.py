@@ -11,8 +11,6 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any
 
-__all__ = ["front_matter"]
-
 MAX_CHARS = 16 * 1024
 """Longer front matter is ignored."""
 

@@ -17,8 +17,6 @@ from encodings import normalize_encoding
 from encodings.aliases import aliases
 from html import unescape
 
-__all__ = ["CODECS", "codec_of", "document_text", "page_text"]
-
 HTML = ("text/html", "application/xhtml+xml")
 META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 MAX_GROWTH = 16

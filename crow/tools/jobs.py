@@ -10,8 +10,6 @@ from crow.domain.errors import ArgumentError
 from crow.tools import BackgroundCommand, Workspace
 from crow.tools.truncate import OutputBuffer
 
-__all__ = ["END_S", "Job", "Jobs"]
-
 MAX_RUNNING = 16
 UNREAD_CHARS = 1_000_000
 END_S = 2.0

@@ -19,8 +19,6 @@ from typing import TypeAlias
 import anyio
 import anyio.to_thread
 
-__all__ = ["HiddenKeys", "KeySource", "Process", "child_environment", "found_program", "start"]
-
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
 KILL_S = 0.3  # for the event loop to notice a killed child; only an unkillable one takes longer
 POLL_S = 0.01

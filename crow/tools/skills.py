@@ -18,8 +18,6 @@ from crow.tools import SkillInfo
 from crow.tools.front_matter import front_matter
 from crow.tools.workspace import read_file
 
-__all__ = ["FoundSkill", "SkillText", "find_skills", "read_skill"]
-
 WORKSPACE_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 FILE = "SKILL.md"
 FILE_BYTES = 256 * 1024

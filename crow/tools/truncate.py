@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 
-__all__ = ["OutputBuffer"]
-
 
 class OutputBuffer:
     """The first and last characters of a text that arrives in pieces, `limit_chars` in all, kept in linear time."""

@@ -18,8 +18,6 @@ import httpx2
 
 from crow.domain.errors import ArgumentError
 
-__all__ = ["MAX_BYTES", "Document", "get", "is_public", "is_same_place", "normalize_url"]
-
 URL_CHARS = 8_192
 MAX_BYTES = 5_000_000
 TIMEOUT_S = 30.0

@@ -26,8 +26,6 @@ from crow.tools import FileStat, OnOutput, Protection
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
 from crow.tools.truncate import OutputBuffer
 
-__all__ = ["DiskWorkspace", "SeenFiles", "file_stat", "is_protected", "read_file", "replace_file"]
-
 PATH_CHARS = 16_384
 """More than any system takes. Resolving a path reads every directory on the way."""
 
@@ -246,7 +244,7 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
     if not modes.S_ISREG(found.st_mode):
         return FileStat(path=path, kind="directory" if modes.S_ISDIR(found.st_mode) else "other")
     start = read_file(path, 0, head) if head else b""
-    return FileStat(path=path, kind="file", size=found.st_size, head=start)
+    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns, head=start)
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:

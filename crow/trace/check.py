@@ -9,8 +9,6 @@ from typing import Any
 from crow.trace.record import Recorded
 from crow.trace.schema import SchemaChecker, Side, Violation, violation
 
-__all__ = ["CheckResult", "OrderChecker", "check"]
-
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")
 TURN_UPDATES = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")

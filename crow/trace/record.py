@@ -16,8 +16,6 @@ from crow.domain.errors import ArgumentError
 from crow.domain.rendering import MASK, SecretMask
 from crow.trace.schema import Side, served_by
 
-__all__ = ["Recorded", "Recorder", "read_recording"]
-
 logger = logging.getLogger(__name__)
 
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")

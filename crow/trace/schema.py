@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias
 
 from jsonschema import Draft202012Validator
 
-__all__ = ["SchemaChecker", "Side", "Violation", "check_update", "served_by", "validate", "violation"]
-
 Side: TypeAlias = Literal["agent", "client"]
 
 STABLE, UNSTABLE = "schema.json", "schema.unstable.json"

@@ -10,8 +10,6 @@ from typing import Any
 from crow.trace.record import Recorded
 from crow.trace.schema import Side
 
-__all__ = ["shown"]
-
 WIDTH = 160
 
 

@@ -23,10 +23,6 @@ from crow.domain.messages import Text
 from crow.llm import cost_of
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
-__all__ = [
-    "Place", "clear", "find_place", "history", "label", "new", "redo", "retry", "rewind", "tree", "undo",
-]  # fmt: skip
-
 MOVES = ("undo", "rewind", "retry", "new", "clear")
 UNSEEN = "The model no longer sees it, although it is still shown above."
 LABEL_CHARS = 60

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, Typed, branches, inspect, sessions
 from crow.domain.errors import ArgumentError
 
-__all__ = ["HANDLERS", "answer"]
-
 SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
 
 

@@ -25,8 +25,6 @@ from crow.domain.messages import (
 )
 from crow.tools import ServerStatus
 
-__all__ = ["breakdown", "compact", "export", "mcp", "picture", "search", "show_context", "usage"]
-
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
 KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
 KIND_OF: Mapping[type[Message], Kind] = {

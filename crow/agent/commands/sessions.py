@@ -13,8 +13,6 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.store import SessionChanges
 
-__all__ = ["fork", "mode", "model", "permissions", "title"]
-
 TITLE_CHARS = 200
 MAX_CHOICES = 40
 USAGE = (

@@ -22,8 +22,6 @@ from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
-__all__ = ["CompactionPolicy", "Gauge", "Limits", "Measure", "gauge_on", "limits_for", "measure", "recalibrated"]
-
 ASSUMED_FIXED = 6_000
 """Tokens assumed for system message and tools before the first prompt entry; at most a sixth of the window."""
 

@@ -14,8 +14,6 @@ from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, File, Kep
 from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
-__all__ = ["files_touched", "masking_order", "select_pins", "select_skills"]
-
 READ_TOOL = "read_file"
 WRITE_TOOLS = frozenset({"write_file", "edit_file"})
 REWRITE_TOOL = "write_file"

@@ -37,8 +37,6 @@ from crow.domain.tokens import estimate_text
 from crow.llm import Model, cost_of
 from crow.store import SessionChanges
 
-__all__ = ["CompactionResult", "Compactor", "Helpers"]
-
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 120.0

@@ -21,8 +21,6 @@ import anyio
 
 from crow.agent.compaction import Advice, Done, Proposal
 
-__all__ = ["Hooks", "NamedHook"]
-
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0

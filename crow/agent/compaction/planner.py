@@ -20,8 +20,6 @@ from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
 from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
-__all__ = ["CheckpointDraft", "Decision", "MaskOutputs", "Noop", "Summarise", "TooSmall", "fits", "plan", "with_bodies"]
-
 MIN_HEAD = 400
 """On command, fewer estimated tokens than these are not worth a summary."""
 

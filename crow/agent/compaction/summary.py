@@ -29,8 +29,6 @@ from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
 from crow.domain.tokens import estimate_text
 from crow.llm import Model, ModelInfo, Request, TextDelta
 
-__all__ = ["Summary", "SummaryJob", "notes", "summarise"]
-
 NOTES_HEADING = "## Notes taken without a model (oldest first)"
 
 SYSTEM = (

@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from crow.domain.errors import ContextOverflow, StoreError
 from crow.llm import EndpointMemory, ModelInfo
 
-__all__ = ["DEFAULT_WINDOW", "MIN_ROOM", "ContextWindow", "LearnedWindow", "learned_in"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 128_000

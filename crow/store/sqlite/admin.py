@@ -26,8 +26,6 @@ from crow.store.sqlite.sessions import hide_session
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import ImportDefaults, Importer, Lines, abandon, choose, family, next_entries, show
 
-__all__ = ["Backup", "Imported", "SessionAdmin", "UnusedSession"]
-
 _EXPORT_BATCH = 4_096
 _NAMED_IN_ERROR = 5
 

@@ -23,8 +23,6 @@ from crow.store.sqlite.lease import dead_twin, is_alive, readable
 from crow.store.sqlite.paths import PathMethods, checksum, load_tail, session_row
 from crow.store.sqlite.sessions import change_session
 
-__all__ = ["SessionState", "TurnMethods"]
-
 logger = logging.getLogger(__name__)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters

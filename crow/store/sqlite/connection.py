@@ -23,22 +23,6 @@ import anyio
 from crow.domain.errors import StoreUnavailable
 from crow.store.codec import mend
 
-__all__ = [
-    "FAILURES",
-    "REPAIR",
-    "FairWakeup",
-    "FileGone",
-    "FileId",
-    "FileLock",
-    "LockTimeout",
-    "SqliteConnection",
-    "WriteJob",
-    "explain",
-    "file_id",
-    "make_directory",
-    "run_jobs",
-]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

@@ -45,8 +45,6 @@ from crow.store.sqlite.connection import (
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.rescue import rescue
 
-__all__ = ["Database", "JournalMode", "UsesDatabase", "now_ms", "snapshot", "transaction"]
-
 P = ParamSpec("P")
 S = TypeVar("S", bound="UsesDatabase")
 T = TypeVar("T")

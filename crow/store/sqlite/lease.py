@@ -14,8 +14,6 @@ import socket
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-__all__ = ["LEASE_MS", "Owner", "dead_twin", "enlist", "is_alive", "readable", "retire"]
-
 LEASE_MS = 60_000
 """How long an owner whose process cannot be looked up counts as alive after its last sign of life."""
 

@@ -19,8 +19,6 @@ from crow.store.sqlite.lease import is_alive
 from crow.store.sqlite.paths import marks
 from crow.store.sqlite.sessions import set_title
 
-__all__ = ["MaintenanceMethods", "Removal"]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _ENTRIES_PER_REMOVAL = 50

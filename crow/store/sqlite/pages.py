@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-__all__ = ["PageRow", "Pages", "Value"]
-
 Value: TypeAlias = int | float | str | bytes | None
 
 _MAGIC = b"SQLite format 3\0"

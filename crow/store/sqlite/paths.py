@@ -40,26 +40,6 @@ from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.lease import readable
 
-__all__ = [
-    "ENTRY_COLUMNS",
-    "ENTRY_SOURCE",
-    "SESSION_COLUMNS",
-    "PathMethods",
-    "body_of",
-    "checksum",
-    "damage",
-    "entries_of",
-    "has_user",
-    "is_on_path",
-    "load_tail",
-    "loader",
-    "marks",
-    "missing_entry",
-    "path_ids",
-    "session_of",
-    "session_row",
-]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
@@ -79,7 +59,7 @@ ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 _LARGEST_ID = 2**63 - 1
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
-_HISTORY_BATCH = 4_096
+_HISTORY_BATCH = 1_024
 
 _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200

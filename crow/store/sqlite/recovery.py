@@ -24,8 +24,6 @@ from crow.store.sqlite.migrations import migrate
 from crow.store.sqlite.pages import PageRow, Pages, Value
 from crow.store.sqlite.paths import checksum
 
-__all__ = ["index_words", "recover"]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _TITLE_CHARS = 80

@@ -23,8 +23,6 @@ from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_dama
 from crow.store.sqlite.paths import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, loader
 from crow.store.sqlite.recovery import index_words, recover
 
-__all__ = ["Repaired", "damaged_entries", "problems", "repair"]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _MAX_PROBLEMS = 20

@@ -15,8 +15,6 @@ from crow.domain.errors import StoreUnavailable
 from crow.store.sqlite.connection import FileId, file_id, make_directory
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION
 
-__all__ = ["Rescue", "rescue"]
-
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10

@@ -20,8 +20,6 @@ from crow.store import Hit, Scan, Scope
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import damage, entries_of, is_on_path, marks, path_ids, session_row
 
-__all__ = ["GROUPS", "Group", "SearchMethods", "UsageMethods", "UsageTotal"]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 Group: TypeAlias = Literal["session", "model", "day"]

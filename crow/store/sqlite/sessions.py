@@ -13,8 +13,6 @@ from crow.store.codec import to_json
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.paths import SESSION_COLUMNS, has_user, session_of, session_row
 
-__all__ = ["SessionMethods", "change_session", "hide_session", "set_title"]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")

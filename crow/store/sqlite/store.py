@@ -15,8 +15,6 @@ from crow.store.sqlite.maintenance import MaintenanceMethods
 from crow.store.sqlite.search import SearchMethods
 from crow.store.sqlite.sessions import SessionMethods
 
-__all__ = ["SqliteStore"]
-
 
 class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods, Store):
     """A :class:`~crow.store.Store` in one file. The opener closes it."""

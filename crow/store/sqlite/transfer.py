@@ -34,19 +34,6 @@ from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
 from crow.store.sqlite.sessions import set_title
 
-__all__ = [
-    "ExportSelection",
-    "ImportDefaults",
-    "Importer",
-    "Lines",
-    "Piece",
-    "abandon",
-    "choose",
-    "family",
-    "next_entries",
-    "show",
-]
-
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 

@@ -18,8 +18,6 @@ from crow.domain.messages import Image
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 
-__all__ = ["ask_user", "count_bytes", "describe_error", "outcome_of", "report_progress"]
-
 ERROR_CHARS = 300
 PROGRESS_LINES = 100
 PROGRESS_EVERY_S = 0.1

@@ -39,8 +39,6 @@ from crow.tools.mcp.listing import ExternalTool, find_tools, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import FoundSkill, find_skills
 
-__all__ = ["McpToolbox", "ToolSettings", "open_toolbox"]
-
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)

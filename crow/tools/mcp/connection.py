@@ -41,8 +41,6 @@ from crow.tools.mcp.prompts import fill_prompt, list_prompts
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
 
-__all__ = ["OnChange", "ServerConnection"]
-
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[], Awaitable[None]]

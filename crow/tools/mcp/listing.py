@@ -22,18 +22,6 @@ from pydantic import ValidationError
 from crow.domain.messages import ToolSpec
 from crow.tools import ServerOptions
 
-__all__ = [
-    "MAX_PAGES",
-    "ExternalTool",
-    "filter_invalid_tools",
-    "find_tools",
-    "list_tools",
-    "prefixes",
-    "schema_fault",
-    "tool_fault",
-    "unique_names",
-]
-
 logger = logging.getLogger(__name__)
 
 MAX_PAGES = 50

@@ -17,8 +17,6 @@ from crow.tools import PromptArgument, ServerPrompt
 from crow.tools.mcp.calls import count_bytes, describe_error
 from crow.tools.mcp.listing import MAX_PAGES, unique_names
 
-__all__ = ["fill_prompt", "list_prompts"]
-
 logger = logging.getLogger(__name__)
 
 LIST_S = 10.0

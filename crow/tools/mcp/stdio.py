@@ -17,8 +17,6 @@ from mcp.shared.message import SessionMessage
 from crow.tools import StdioServer
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 
-__all__ = ["ServerProcess"]
-
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 0.1
