@@ -11,26 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from crow.domain.entries import (
-    Assistant,
-    CallRef,
-    Checkpoint,
-    Command,
-    Entry,
-    File,
-    Mask,
-    Note,
-    PlanItem,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
+from crow.domain import entries as kinds
+from crow.domain import rendering
+from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, Mask, PlanItem, Prompt, Restore, ToolResult
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -41,19 +24,6 @@ from crow.domain.messages import (
     ToolMessage,
     ToolSpec,
     UserMessage,
-)
-from crow.domain.rendering import (
-    EFFECTS_UNKNOWN,
-    NO_ANSWER,
-    NO_QUESTION,
-    NOT_RUN,
-    added_part,
-    assistant_message,
-    checkpoint_message,
-    elided_message,
-    is_maskable,
-    tool_message,
-    user_parts,
 )
 from crow.domain.tokens import estimate_message, estimate_tools
 
@@ -160,7 +130,7 @@ class Projection:
         self._rows = Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
             self._drop_covered(first_kept(self.checkpoint))
-            self._rows.push(checkpoint_message(self.checkpoint.body), self.checkpoint.id)
+            self._rows.push(rendering.checkpoint_message(self.checkpoint.body), self.checkpoint.id)
         for entry in self._entries:
             self._fold(entry)
 
@@ -187,35 +157,35 @@ class Projection:
     def _fold(self, entry: Entry) -> None:
         body = entry.body
         match body:
-            case Prompt():
+            case kinds.Prompt():
                 self._set_prompt(body)
-            case User():
+            case kinds.User():
                 self._settle()
-                self._rows.say(user_parts(body, entry.id), entry.id, entry.turn, "user")
-            case Assistant():
+                self._rows.say(rendering.user_parts(body, entry.id), entry.id, entry.turn, "user")
+            case kinds.Assistant():
                 self._settle()
                 self._fold_assistant(entry, body)
-            case Started(call=call):
+            case kinds.Started(call=call):
                 if self._step is not None and self._step.holds(call):
                     self._step.started.add(call.index)
                     self._settled_rows = None
-            case ToolResult():
+            case kinds.ToolResult():
                 self._fold_result(entry, body)
-            case Reminder() | Skill():
+            case kinds.Reminder() | kinds.Skill():
                 if self._step is None:
-                    self._rows.say((added_part(body),), entry.id, entry.turn, "crow")
+                    self._rows.say((rendering.added_part(body),), entry.id, entry.turn, "crow")
                 else:
-                    self._step.reminders.append((added_part(body), entry.id, entry.turn))
+                    self._step.reminders.append((rendering.added_part(body), entry.id, entry.turn))
                     self._settled_rows = None
-            case TurnEnd():
+            case kinds.TurnEnd():
                 self._settle()
                 self._rows.close()
-            case Note(about="mode", value=mode):
+            case kinds.Note(about="mode", value=mode):
                 self.mode = mode
-            case Checkpoint():
+            case kinds.Checkpoint():
                 if entry is self.checkpoint:
                     self.plan, self.mode = body.plan, body.mode
-            case Note() | File() | Remark() | Command() | Mask() | Restore():
+            case kinds.Note() | kinds.File() | kinds.Remark() | kinds.Command() | kinds.Mask() | kinds.Restore():
                 pass
             case _ as never:
                 assert_never(never)
@@ -228,7 +198,7 @@ class Projection:
 
     def _fold_assistant(self, entry: Entry, body: Assistant) -> None:
         calls = self._unique_calls(entry.id, body.calls)
-        message = assistant_message(body, calls)
+        message = rendering.assistant_message(body, calls)
         if message is None:
             self._rows.close()  # a request was made here, and later text is not part of it
             return
@@ -243,7 +213,8 @@ class Projection:
         if step is None or not step.holds(body.call) or body.call.index in step.results:
             return  # its call is unknown, already answered, or was given up before a later request
         call_id = step.calls[body.call.index].id
-        render = elided_message if is_maskable(body) and self._is_masked(entry.id) else tool_message
+        is_hidden = rendering.is_maskable(body) and self._is_masked(entry.id)
+        render = rendering.elided_message if is_hidden else rendering.tool_message
         step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
         self._settled_rows = None
 
@@ -314,9 +285,9 @@ class Rows:
         """Add a message, with a fixed line before it if the roles would not alternate."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
-            self._append(AssistantMessage(text=NO_ANSWER), origin)
+            self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)
         elif isinstance(message, AssistantMessage) and isinstance(last, (SystemMessage, AssistantMessage)):
-            self._append(UserMessage(parts=(Text(text=NO_QUESTION),)), origin)
+            self._append(UserMessage(parts=(Text(text=rendering.NO_QUESTION),)), origin)
         self._append(message, origin)
         self.openness = "closed"
 
@@ -361,7 +332,7 @@ class OpenStep:
             if index in self.results:
                 origin, message = self.results[index]
             else:
-                text = EFFECTS_UNKNOWN if index in self.started else NOT_RUN
+                text = rendering.EFFECTS_UNKNOWN if index in self.started else rendering.NOT_RUN
                 origin, message = self.entry, ToolMessage(call_id=call.id, text=text)
             rows.push(message, origin)
         for part, origin, turn in self.reminders:

@@ -129,24 +129,10 @@ class CommandsChanged:
     """The list of slash commands changed; the frontend sends the complete list."""
 
 
-Event: TypeAlias = (
-    EntryStored
-    | TextShown
-    | ThoughtShown
-    | CallAnnounced
-    | CallProgressed
-    | CallEnded
-    | ContextMeasured
-    | CompactionChanged
-    | SummaryShown
-    | NoticeShown
-    | PlanChanged
-    | TitleChanged
-    | ModeChanged
-    | OptionsChanged
-    | CommandsChanged
-)
-
+TurnEvent: TypeAlias = EntryStored | TextShown | ThoughtShown | CallAnnounced | CallProgressed | CallEnded
+ContextEvent: TypeAlias = ContextMeasured | CompactionChanged | SummaryShown
+SessionEvent: TypeAlias = NoticeShown | PlanChanged | TitleChanged | ModeChanged | OptionsChanged | CommandsChanged
+Event: TypeAlias = TurnEvent | ContextEvent | SessionEvent
 
 ElicitationKind: TypeAlias = Literal["form", "url"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import assert_never
 
 from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
 from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
@@ -62,31 +61,26 @@ def fair_share(sizes: Sequence[int], total: int) -> int:
 
 def parts_text(parts: Sequence[Part]) -> str:
     """A message of the user as plain text."""
-    texts: list[str] = []
-    for part in parts:
-        match part:
-            case Text(text=text):
-                texts.append(text)
-            case Resource(uri=uri, text=text):
-                texts.append(f"[{uri}]\n{text}")
-            case Link(uri=uri, name=name):
-                texts.append(f"[{name}: {uri}]")
-            case Image():
-                texts.append(IMAGE_LEFT_OUT)
-            case _ as never:
-                assert_never(never)
-    return "\n".join(texts)
+    return "\n".join(map(part_text, parts))
+
+
+def part_text(part: Part) -> str:
+    match part:
+        case Text(text=text):
+            return text
+        case Resource(uri=uri, text=text):
+            return f"[{uri}]\n{text}"
+        case Link(uri=uri, name=name):
+            return f"[{name}: {uri}]"
+        case Image():
+            return IMAGE_LEFT_OUT
 
 
 def added_part(body: Reminder | Skill) -> Text:
     """Text from crow as a part of a message in the user role."""
-    match body:
-        case Reminder(text=text):
-            return Text(text=text)
-        case Skill(name=name, text=text):
-            return Text(text=f'<skill name="{name}">\n{text}\n</skill>')
-        case _ as never:
-            assert_never(never)
+    if isinstance(body, Skill):
+        return Text(text=f'<skill name="{body.name}">\n{body.text}\n</skill>')
+    return Text(text=body.text)
 
 
 def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
@@ -126,10 +120,8 @@ def is_maskable(body: ToolResult) -> bool:
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     """The line that replaces a masked output."""
-    return ToolMessage(
-        call_id=call_id,
-        text=f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]",
-    )
+    text = f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]"
+    return ToolMessage(call_id=call_id, text=text)
 
 
 def checkpoint_message(body: Checkpoint) -> UserMessage:
