@@ -1,4 +1,4 @@
-"""The text of one entry for the model, and of one call for a title.
+"""The text of one entry for the model, of one call for a title, and of anything for a terminal.
 
 Each rendering uses only the stored body and the constants here, so an entry always gives the same message.
 """
@@ -218,3 +218,21 @@ class SecretMask:
         for secret in self._secrets:
             text = text.replace(secret, MASK)
         return _LOOKS_SECRET.sub(MASK, text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def safe(text: str) -> str:
+    """`text` with a picture for each control character but line ends and tabs."""
+    return _CONTROL.sub(_picture, text)
+
+
+def on_one_line(text: str) -> str:
+    """`text` without line ends, tabs and control characters."""
+    return safe(" ".join(text.split()))
+
+
+def _picture(control: re.Match[str]) -> str:
+    code_point = ord(control[0])
+    return chr(0x2400 + code_point) if code_point < 0x20 else "␡" if code_point == 0x7F else "\ufffd"

@@ -15,11 +15,12 @@ from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.permissions import Rule
+from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
-__all__ = ["COMMANDS", "CommandContext", "CommandSpec", "FollowUp", "Handler", "Typed", "parse", "quoted"]
+__all__ = ["COMMANDS", "CommandContext", "CommandSpec", "FollowUp", "Handler", "parse", "quoted"]
 
 PLACE_HINT = "prompt number | label | #entry"
 OPTIONS_HINT = "files | keep, summary"
@@ -80,20 +81,12 @@ COMMANDS = (
 NAMES = frozenset(spec.name for spec in COMMANDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A command as the user typed it."""
-
-    name: str
-    argument: str
-
-
-def parse(text: str) -> Typed | None:
+def parse(text: str) -> ParsedCommand | None:
     """The command in `text`; None for an ordinary prompt."""
     name, *rest = text[1:].split(maxsplit=1) or [""]
     if name not in NAMES or not text.startswith(f"/{name}"):
         return None
-    return Typed(name=name, argument=rest[0].strip() if rest else "")
+    return ParsedCommand(name=name, argument=rest[0].strip() if rest else "")
 
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]

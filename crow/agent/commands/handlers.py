@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, Typed, branches, inspect, sessions
+from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, branches, inspect, sessions
+from crow.agent.templates import ParsedCommand
 from crow.domain.errors import ArgumentError
 
 SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
 
 
-async def answer(context: CommandContext, typed: Typed) -> str:
+async def answer(context: CommandContext, typed: ParsedCommand) -> str:
     """Run the command; the answer for the user."""
     spec, argument = SPECS[typed.name], typed.argument
     if spec.is_literal and argument not in ("", spec.hint):
