@@ -359,3 +359,6 @@ async def summarise_left(context: CommandContext, leaf: int | None, to: int | No
             NewEntry(body=remark),
         ]
     )
+
+
+HANDLERS = (undo, redo, rewind, retry, new, clear, history, tree, label)

@@ -36,26 +36,8 @@ async def show_help(_: CommandContext, argument: str) -> str:
     return f"`/{spec.name}{f' {spec.hint}' if spec.hint else ''}`: {spec.description}"
 
 
-HANDLERS: Mapping[str, Handler] = {
-    "undo": branches.undo,
-    "redo": branches.redo,
-    "rewind": branches.rewind,
-    "retry": branches.retry,
-    "new": branches.new,
-    "clear": branches.clear,
-    "history": branches.history,
-    "tree": branches.tree,
-    "label": branches.label,
-    "fork": sessions.fork,
-    "title": sessions.title,
-    "compact": inspect.compact,
+NAMED_LIKE_THEIR_COMMANDS: tuple[Handler, ...] = (*branches.HANDLERS, *sessions.HANDLERS, *inspect.HANDLERS)
+HANDLERS: Mapping[str, Handler] = {handler.__name__: handler for handler in NAMED_LIKE_THEIR_COMMANDS} | {
     "context": inspect.show_context,
-    "mcp": inspect.mcp,
-    "model": sessions.model,
-    "mode": sessions.mode,
-    "permissions": sessions.permissions,
-    "search": inspect.search,
-    "usage": inspect.usage,
-    "export": inspect.export,
     "help": show_help,
 }

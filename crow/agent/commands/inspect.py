@@ -142,3 +142,6 @@ async def export(context: CommandContext, argument: str) -> str:
     except OSError as error:
         raise ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}") from error
     return f"Written to {path}."
+
+
+HANDLERS = (compact, mcp, search, usage, export)

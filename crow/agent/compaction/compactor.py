@@ -18,16 +18,7 @@ import anyio
 from crow.agent.compaction import Advice, Done, Proposal, Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.hooks import Hooks
-from crow.agent.compaction.planner import (
-    CheckpointDraft,
-    MaskOutputs,
-    Noop,
-    Summarise,
-    TooSmall,
-    fits,
-    plan,
-    with_bodies,
-)
+from crow.agent.compaction.planner import CheckpointDraft, MaskOutputs, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import Summary, SummaryJob, notes, summarise
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
@@ -143,20 +134,18 @@ class Compactor:
         measured = self.gauge.measured()
         limits = self.gauge.limits(measured.fixed, window=window)
         going = Pass(reason=reason, focus=focus, measured=measured, limits=limits)
-        match plan(self._branch.projection, limits, measured, reason):
-            case Noop(why=why):
-                return CompactionResult(outcome="noop", words=why)
-            case TooSmall():
-                return too_small(self.model.info.name, limits, measured)
-            case MaskOutputs() | Summarise() as decision:
-                pass
+        decision = plan(self._branch.projection, limits, measured, reason)
+        if isinstance(decision, Noop):
+            return CompactionResult(outcome="noop", words=decision.why)
+        if not decision:
+            return too_small(self.model.info.name, limits, measured)
         advice = await self._call_before_hooks(going, "mask" if isinstance(decision, MaskOutputs) else "summary")
         if advice.veto:
             return CompactionResult(outcome="noop", words=f"A hook prevented the compaction: {advice.veto}")
         if isinstance(decision, MaskOutputs):
             result = await self._mask(decision, measured)
         else:
-            result = await self._summarise(decision.drafts, replace(going, advice=advice))
+            result = await self._summarise(decision, replace(going, advice=advice))
         if result.entry is not None:
             await self.gauge.tell()
             await self._call_after_hooks(result.entry, reason)

@@ -58,19 +58,9 @@ class CheckpointDraft:
     max_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summarise:
-    """Summarise what comes before `drafts[0].start`. The later drafts keep less, in case the first does not fit."""
-
-    drafts: tuple[CheckpointDraft, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooSmall:
-    """No compaction makes the request fit, or any shorter."""
-
-
-Decision: TypeAlias = Noop | MaskOutputs | Summarise | TooSmall
+Decision: TypeAlias = Noop | MaskOutputs | tuple[CheckpointDraft, ...]
+"""Drafts: summarise what comes before `drafts[0].start`; the later ones keep less, in case the first does not fit. No
+drafts: the window is too small, since no compaction makes the request fit, or any shorter."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
@@ -81,14 +71,11 @@ def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reas
     if reason == "command" and not cuts.has_news():
         return Noop(why="Nothing is new since the last compaction.")
     if limits.is_configured and limits.is_tiny:
-        return TooSmall()
+        return ()
     if reason != "command" and (mask := cuts.mask()) is not None:
         return mask
-    if drafts := cuts.drafts():
-        return Summarise(drafts=drafts)
-    if reason == "command":
-        return Noop(why="The conversation is too short to compact.")
-    return TooSmall()
+    drafts = cuts.drafts()
+    return Noop(why="The conversation is too short to compact.") if reason == "command" and not drafts else drafts
 
 
 def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:

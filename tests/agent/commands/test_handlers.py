@@ -35,7 +35,7 @@ def test_known_name_at_the_start_is_a_command_and_anything_else_a_prompt(
 
 
 def test_every_command_has_a_handler_and_a_description() -> None:
-    assert [spec.name for spec in COMMANDS] == list(HANDLERS)
+    assert {spec.name for spec in COMMANDS} == set(HANDLERS)
     assert all(spec.name.islower() and spec.description for spec in COMMANDS)
 
 
