@@ -82,6 +82,11 @@ class Projection:
         """The entries that count, oldest first: the newest prompt entry, and all from the first kept one on."""
         return self._entries
 
+    @property
+    def checkpoint_body(self) -> Checkpoint | None:
+        body = self.checkpoint.body if self.checkpoint else None
+        return body if isinstance(body, Checkpoint) else None
+
     def add(self, entry: Entry) -> None:
         """Add a new leaf to the path."""
         self._context = None
@@ -158,7 +163,11 @@ class Projection:
         body = entry.body
         match body:
             case kinds.Prompt():
-                self._set_prompt(body)
+                self.prompt = body
+                self._tools_estimate = estimate_tools(body.tools)
+                system = SystemMessage(text=body.system)
+                self._rows.messages[0], self._rows.estimates[0] = system, estimate_message(system)
+                self._settled_rows = None
             case kinds.User():
                 self._settle()
                 self._rows.say(rendering.user_parts(body, entry.id), entry.id, entry.turn, "user")
@@ -179,7 +188,7 @@ class Projection:
                     self._settled_rows = None
             case kinds.TurnEnd():
                 self._settle()
-                self._rows.close()
+                self._rows.openness = "closed"
             case kinds.Note(about="mode", value=mode):
                 self.mode = mode
             case kinds.Checkpoint():
@@ -190,17 +199,11 @@ class Projection:
             case _ as never:
                 assert_never(never)
 
-    def _set_prompt(self, body: Prompt) -> None:
-        self.prompt = body
-        self._tools_estimate = estimate_tools(body.tools)
-        self._rows.set_system(SystemMessage(text=body.system))
-        self._settled_rows = None
-
     def _fold_assistant(self, entry: Entry, body: Assistant) -> None:
         calls = self._unique_calls(entry.id, body.calls)
         message = rendering.assistant_message(body, calls)
         if message is None:
-            self._rows.close()  # a request was made here, and later text is not part of it
+            self._rows.openness = "closed"  # a request was made here, and later text is not part of it
             return
         self._rows.push(message, entry.id)
         if calls:
@@ -278,9 +281,6 @@ class Rows:
     def copy(self) -> Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
-    def set_system(self, system: SystemMessage) -> None:
-        self.messages[0], self.estimates[0] = system, estimate_message(system)
-
     def push(self, message: Message, origin: int) -> None:
         """Add a message, with a fixed line before it if the roles would not alternate."""
         last = self.messages[-1]
@@ -302,10 +302,6 @@ class Rows:
         else:
             self.push(UserMessage(parts=parts), origin)
         self.openness, self.turn = kind, turn
-
-    def close(self) -> None:
-        """Let nothing join the last message."""
-        self.openness = "closed"
 
     def _append(self, message: Message, origin: int) -> None:
         self.messages.append(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from crow.domain import entries
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, Event, TextShown, ThoughtShown
@@ -24,8 +25,7 @@ class Replay:
     """Feed a path oldest first, then call `end`. Memory is bounded by one step."""
 
     def __init__(self) -> None:
-        self._assistant = 0
-        self._waiting: dict[int, WaitingCall] = {}
+        self._waiting: dict[entries.CallRef, WaitingCall] = {}
 
     def feed(self, entry: entries.Entry) -> tuple[Event, ...]:
         """The events that `entry` adds. Results come in call order."""
@@ -36,69 +36,57 @@ class Replay:
             case entries.Assistant():
                 events = (*self.end(), *answer_events(body))
                 announcements = dict(enumerate(body.announcements))
-                self._assistant = entry.id
-                self._waiting = {
-                    index: WaitingCall(call, announcements.get(index)) for index, call in enumerate(body.calls)
-                }
+                for index, call in enumerate(body.calls):
+                    ref = entries.CallRef(assistant=entry.id, index=index)
+                    self._waiting[ref] = WaitingCall(call, announcements.get(index))
                 return events
-            case entries.Started(call=call, announcement=announcement):
-                waiting = self._find(call)
-                if waiting is not None:
-                    waiting.is_started = True
-                    waiting.announcement = announcement or waiting.announcement
+            case entries.Started(call=ref, announcement=announcement):
+                if ref in self._waiting:
+                    self._waiting[ref].is_started = True
+                    self._waiting[ref].announcement = announcement or self._waiting[ref].announcement
                 return ()
             case entries.ToolResult():
                 return self._add_result(entry, body)
             case entries.Checkpoint() | entries.Mask() | entries.Remark() | entries.Command():
                 return (EntryStored(entry=entry),)
-            case (
-                entries.Prompt()
-                | entries.File()
-                | entries.Restore()
-                | entries.Skill()
-                | entries.Reminder()
-                | entries.Note()
-            ):
+            case entries.Prompt() | entries.File() | entries.Restore():
                 return ()
+            case entries.Skill() | entries.Reminder() | entries.Note():
+                return ()
+            case _ as never:
+                assert_never(never)
 
     def pause(self) -> tuple[Event, ...]:
         """The results that wait for an earlier call. For a turn that goes on live: its other calls are not over."""
-        events: list[Event] = []
-        for waiting in self._waiting.values():
-            if waiting.result is not None:
-                events += result_events(waiting.call, waiting.result)
-        return tuple(events)
+        results = ((waiting.call, waiting.result) for waiting in self._waiting.values())
+        return tuple(event for call, result in results if result is not None for event in result_events(call, result))
 
     def end(self) -> tuple[Event, ...]:
         """The results that wait for an earlier call, and an end for each call without a result."""
         events: list[Event] = []
-        for index, waiting in self._waiting.items():
+        for ref, waiting in self._waiting.items():
             if waiting.result is not None:
                 events += result_events(waiting.call, waiting.result)
             else:
-                ref = entries.CallRef(assistant=self._assistant, index=index)
                 announcement = waiting.announcement or entries.Announcement(title=waiting.call.name)
                 text = EFFECTS_UNKNOWN if waiting.is_started else NOT_RUN
                 events += [announced(ref, waiting.call, announcement), CallEnded(call=ref, text=text)]
         self._waiting = {}
         return tuple(events)
 
-    def _find(self, ref: entries.CallRef) -> WaitingCall | None:
-        return self._waiting.get(ref.index) if ref.assistant == self._assistant else None
-
     def _add_result(self, entry: entries.Entry, body: entries.ToolResult) -> tuple[Event, ...]:
-        waiting = self._find(body.call)
+        waiting = self._waiting.get(body.call)
         if waiting is None:  # its call has ended, or is not on this path: announced again, so the result is shown
             return result_events(ToolCall(id="", name=body.name, arguments="{}"), entry)
         if waiting.result is not None:
             return ()
         waiting.result = entry
         events: list[Event] = []
-        for index, earliest in list(self._waiting.items()):
+        for ref, earliest in list(self._waiting.items()):
             if earliest.result is None:
                 break
             events += result_events(earliest.call, earliest.result)
-            del self._waiting[index]
+            del self._waiting[ref]
         return tuple(events)
 
 

@@ -116,16 +116,11 @@ async def new(context: CommandContext, _: str) -> str:
     row = context.branch.row
     if row.alias is None:
         return await start_over(context, "new")
-    made = await context.store.create_session(
-        NewSession(
-            id=new_session_id(),
-            cwd=row.cwd,
-            model=row.model,
-            mode=row.mode,
-            additional_directories=row.additional_directories,
-            config=row.config,
-        )
+    roots, config = row.additional_directories, row.config
+    fresh = NewSession(
+        id=new_session_id(), cwd=row.cwd, additional_directories=roots, model=row.model, mode=row.mode, config=config
     )
+    made = await context.store.create_session(fresh)
     await context.store.move_alias(row.id, made.id)
     await context.branch.change(SessionChanges())  # loads the row without its alias
     return (

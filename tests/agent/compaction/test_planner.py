@@ -8,7 +8,7 @@ from dataclasses import replace
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
 from crow.agent.compaction.checkpoint import files_touched, masking_order, select_pins, select_skills
-from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, plan
+from crow.agent.compaction.planner import Decision, Noop, plan
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (
     Announcement,
@@ -63,14 +63,14 @@ def test_below_the_threshold_nothing_is_done() -> None:
 def test_old_outputs_are_masked_first_if_that_is_enough() -> None:
     bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END, user("next")]
     decision, projection = decide(*bodies)
-    assert isinstance(decision, MaskOutputs)
+    assert isinstance(decision, Mask)
     assert decision.before > 4
     assert decision.tokens_after < projection.context().estimate - 10_000
 
 
 def test_results_that_the_model_has_not_seen_are_never_masked() -> None:
     bodies: list[Body] = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
-    assert not isinstance(decide(*bodies)[0], MaskOutputs)
+    assert not isinstance(decide(*bodies)[0], Mask)
 
 
 def ran_calls(*calls: tuple[str, str, str]) -> PathBuilder:
@@ -134,7 +134,7 @@ def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
         path.add(body)
     decision, projection = decide(*[entry.body for entry in path.entries[1:]])
     *_, third, fourth, second_log, _ = outputs(path)
-    assert isinstance(decision, MaskOutputs)
+    assert isinstance(decision, Mask)
     assert (decision.before, decision.exceptions) == (second_log + 1, (third, fourth))
     limits = limits_for(16_000, None, projection.context().fixed_estimate, CompactionPolicy())
     assert decision.tokens_after <= limits.target < decision.tokens_after + 1_900
