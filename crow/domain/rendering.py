@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
 from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
@@ -74,6 +75,8 @@ def part_text(part: Part) -> str:
             return f"[{name}: {uri}]"
         case Image():
             return IMAGE_LEFT_OUT
+        case _ as never:
+            assert_never(never)
 
 
 def added_part(body: Reminder | Skill) -> Text:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import assert_never
 
 from crow.domain import messages
 from crow.domain.messages import Message, Part, ToolSpec
@@ -73,6 +74,8 @@ def estimate_message(message: Message) -> int:
             return MESSAGE_TOKENS + estimate_assistant(message)
         case messages.ToolMessage(text=text, images=images):
             return MESSAGE_TOKENS + CALL_TOKENS + estimate_text(text) + IMAGE_TOKENS * len(images)
+        case _ as never:
+            assert_never(never)
 
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
@@ -92,6 +95,8 @@ def estimate_part(part: Part) -> int:
             return IMAGE_TOKENS
         case messages.Resource(uri=uri, text=text) | messages.Link(uri=uri, name=text):
             return 2 * MESSAGE_TOKENS + estimate_text(uri) + estimate_text(text)
+        case _ as never:
+            assert_never(never)
 
 
 def estimate_assistant(message: messages.AssistantMessage) -> int:

@@ -313,10 +313,8 @@ async def settle(
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":
-        asks = options.files == "ask"
-        result = await restore_files(
-            context.branch, context.client, context.workspace, files, command=command, asks=asks
-        )
+        asks, workspace = options.files == "ask", context.workspace
+        result = await restore_files(context.branch, context.client, workspace, files, command=command, asks=asks)
     else:
         result = RestoreResult(left=tuple(file.name for file in files))
     if result.left:
