@@ -2,7 +2,7 @@
 
 A fold over the entries keeps the finished messages and, apart from them, the one step whose results still come in. Any
 path, however damaged, gives a valid request. Between two breaks (checkpoint, mask, restore) one request is a prefix of
-the next. An entry costs its own size, a break one fold of the entries that count.
+the next. Adding an entry costs its own size; a break costs a new fold of the entries that count.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Projection:
         self._entries: list[Entry] = list(entries)
         self.complete = True
         self._context: Context | None = None
-        self._stand()
+        self._rebuild()
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -92,7 +92,7 @@ class Projection:
         self._context = None
         self._entries.append(entry)
         if isinstance(entry.body, (Checkpoint, Mask, Restore)):
-            self._stand()
+            self._rebuild()
             if isinstance(entry.body, Restore):
                 self.complete = self._is_chain()
         else:
@@ -111,8 +111,8 @@ class Projection:
             )
         return self._context
 
-    def _stand(self) -> None:
-        """Start again: find the checkpoint and masks in force, drop covered entries, and fold the rest."""
+    def _rebuild(self) -> None:
+        """Find the checkpoint and masks in force, drop covered entries, and fold the rest."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         self._masks: list[tuple[int, frozenset[int]]] = []
@@ -170,7 +170,7 @@ class Projection:
                 self._settled_rows = None
             case kinds.User():
                 self._settle()
-                self._rows.say(rendering.user_parts(body, entry.id), entry.id, entry.turn, "user")
+                self._rows.add_user(rendering.user_parts(body, entry.id), entry.id, entry.turn, "user")
             case kinds.Assistant():
                 self._settle()
                 self._fold_assistant(entry, body)
@@ -182,7 +182,7 @@ class Projection:
                 self._fold_result(entry, body)
             case kinds.Reminder() | kinds.Skill():
                 if self._step is None:
-                    self._rows.say((rendering.added_part(body),), entry.id, entry.turn, "crow")
+                    self._rows.add_user((rendering.added_part(body),), entry.id, entry.turn, "crow")
                 else:
                     self._step.reminders.append((rendering.added_part(body), entry.id, entry.turn))
                     self._settled_rows = None
@@ -291,8 +291,8 @@ class Rows:
         self._append(message, origin)
         self.openness = "closed"
 
-    def say(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
-        """Add to the user role. Text of crow joins a prompt of its turn, and a prompt joins text of crow before it."""
+    def add_user(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
+        """Add a user message. Text of crow joins a prompt of its turn, and a prompt joins text of crow before it."""
         last = self.messages[-1]
         joins = self.openness == "crow" or (self.openness == "user" and kind == "crow" and turn == self.turn)
         if joins and isinstance(last, UserMessage):
@@ -332,4 +332,4 @@ class OpenStep:
                 origin, message = self.entry, ToolMessage(call_id=call.id, text=text)
             rows.push(message, origin)
         for part, origin, turn in self.reminders:
-            rows.say((part,), origin, turn, "crow")
+            rows.add_user((part,), origin, turn, "crow")

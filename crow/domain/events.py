@@ -1,7 +1,7 @@
 """Events of a session, for the client.
 
-`EntryStored` is durable: the entry is in the log already. All others are passing. The frontend makes protocol updates
-of them; replay makes the same updates of stored entries.
+`EntryStored` is durable: the entry is in the log already. No other event is stored. The frontend turns events into
+protocol updates; a replay gives the same updates.
 """
 
 from __future__ import annotations
