@@ -14,24 +14,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from crow.cli.output import in_terminal, on_one_line, safe, time_text
-from crow.domain.entries import (
-    Assistant,
-    Checkpoint,
-    Command,
-    Entry,
-    File,
-    Mask,
-    Note,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
+from crow.domain import entries
 from crow.domain.rendering import interrupted_text, parts_text
 from crow.store import SessionRow
 
@@ -47,54 +30,49 @@ class Transcript:
 
     def head(self, row: SessionRow) -> str:
         """The title, and a list of facts."""
-        facts = (
-            ("session", row.id),
-            ("directory", row.cwd),
-            ("created", time_text(row.created_ms)),
-            ("changed", time_text(row.updated_ms)),
-        )
-        title = on_one_line(row.title or "Untitled session")
-        return f"# {title}\n\n" + "".join(f"- {name}: {on_one_line(value)}\n" for name, value in facts) + "\n"
+        created, changed = time_text(row.created_ms), time_text(row.updated_ms)
+        head = f"# {on_one_line(row.title or 'Untitled session')}\n\n- session: {on_one_line(row.id)}\n"
+        return f"{head}- directory: {on_one_line(row.cwd)}\n- created: {created}\n- changed: {changed}\n\n"
 
-    def feed(self, entry: Entry) -> str:
+    def feed(self, entry: entries.Entry) -> str:
         """The Markdown of one entry; empty if a person does not need it."""
         body = entry.body
         match body:
-            case User(parts=parts):
+            case entries.User(parts=parts):
                 return _section(f"## You, {time_text(entry.created_ms)}", parts_text(parts))
-            case Assistant():
+            case entries.Assistant():
                 return self._answer(body, entry.model)
-            case ToolResult():
+            case entries.ToolResult():
                 return self._result(body)
-            case Command(text=text, answer=answer):
+            case entries.Command(text=text, answer=answer):
                 return _section(f"## You, {time_text(entry.created_ms)}", text) + _section("", answer)
-            case Remark(text=text):
+            case entries.Remark(text=text):
                 return _quoted(text)
-            case Checkpoint(summary=summary):
+            case entries.Checkpoint(summary=summary):
                 return _quoted(
                     f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"
                 )
-            case Mask():
+            case entries.Mask():
                 return _quoted("From here on, older tool results are hidden from the model.")
-            case Restore():
+            case entries.Restore():
                 return _quoted("The last compaction was undone.")
-            case Skill(name=name):
+            case entries.Skill(name=name):
                 return _quoted(f"Skill: {name}")
-            case TurnEnd(stop=stop, detail=detail):
+            case entries.TurnEnd(stop=stop, detail=detail):
                 return "" if stop == "end_turn" else _quoted(f"The turn ended: {stop}. {detail}".strip())
-            case Prompt() | Started() | File() | Reminder() | Note():
+            case entries.Prompt() | entries.Started() | entries.File() | entries.Reminder() | entries.Note():
                 return ""
             case _ as never:
                 assert_never(never)
 
-    def _answer(self, body: Assistant, model: str) -> str:
+    def _answer(self, body: entries.Assistant, model: str) -> str:
         text = interrupted_text(body) if body.finish == "interrupted" else body.text
         thought = _quoted(body.thought) if self._is_full and body.thought else ""
         if not text.strip() and not thought:
             return ""
         return f"## {on_one_line(model) or 'The model'}\n\n{thought}{_section('', text)}"
 
-    def _result(self, body: ToolResult) -> str:
+    def _result(self, body: entries.ToolResult) -> str:
         mark = "failed" if body.is_error else "done"
         line = f"- **{on_one_line(body.announcement.title)}** ({mark}, {body.duration_ms / 1000:.1f} s)\n\n"
         parts = [line]

@@ -5,7 +5,6 @@ Each field says in `Expected` how an error about it ends, and in its docstring w
 second time at every start.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -344,20 +343,4 @@ def expectation(field: FieldInfo) -> str:
     return next(item.words for item in metadata if isinstance(item, Expected))
 
 
-def show_value(key: str, value: object) -> str:
-    """A value for an error message; `key` is the last part of the setting's name. Possible secrets are hidden."""
-    is_url = key in {"base_url", "proxy"}
-    if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
-        return "<hidden: it may be a secret>"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 120 else text[:119] + "…"
-
-
-def dotted_key(*parts: str) -> str:
-    """`part.part`, quoted where TOML needs it."""
-    return ".".join(part if _BARE_KEY.match(part) else json.dumps(part, ensure_ascii=False) for part in parts)
-
-
-_SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "url"})
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
