@@ -7,10 +7,11 @@ import gc
 import importlib.metadata
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,7 +33,6 @@ from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, names_offered, target_of
 from crow.store import Store
-from crow.tools import Workspace
 
 if TYPE_CHECKING:
     from crow.trace.record import Recorder
@@ -82,7 +82,7 @@ class Wiring:
             version=__version__,
             open_store=self._open_store,
             adapters=self.adapters,
-            workspace=self._open_workspace,
+            workspace=partial(adapters.open_workspace, lambda: self._loaded),
             check=lambda: self._check(self._default_model()),
             warm_up=self._imports.run,
             trim=trim,
@@ -106,7 +106,7 @@ class Wiring:
             load=self._imports.run,
             model=self._model,
             info=self._info,
-            open_toolbox=lambda *args, **kwargs: adapters.open_toolbox(lambda: self._loaded, *args, **kwargs),
+            open_toolbox=partial(adapters.open_toolbox, lambda: self._loaded),
             default_model=self._default_model,
             models=self._names,
             templates=self._templates,
@@ -160,9 +160,6 @@ class Wiring:
     async def _open_store(self) -> Store:
         self._store = await adapters.open_store(self._loaded)
         return self._store
-
-    def _open_workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
-        return adapters.open_workspace(lambda: self._loaded, cwd, directories)
 
     def _settings_of_sessions(self) -> SessionSettings:
         if self._session_settings is None:
