@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 import anyio.abc
 
-from crow.agent import WaitableToolbox, new_message_id
+from crow.agent import WaitableToolbox, new_message_id, new_remark
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -23,7 +23,7 @@ from crow.agent.subagents import SubAgents
 from crow.agent.templates import ParsedCommand, filled
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
-from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
+from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, ToolServerError
 from crow.domain.events import CommandsChanged, NoticeShown
 from crow.llm import Model
@@ -254,8 +254,7 @@ class Toolset:
         if session.client.takes_notices:
             await session.client.publish(NoticeShown(severity="warning", title=title, description=detail))
         else:
-            text = f"{title}: {detail}"
-            await session.branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+            await session.branch.record([new_remark(f"{title}: {detail}")])
 
     async def _on_change(self) -> None:
         self._changed.set()

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from calendar import monthrange
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -234,14 +235,9 @@ def parse_age(option: str, text: str, *, now: datetime) -> int:
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """The same day of an earlier month, or that month's last day."""
+    """The same day of an earlier month, or that month's last day. :raises ValueError: it is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
-    for day in range(now.day, now.day - 4, -1):
-        try:
-            return now.replace(year=year, month=month + 1, day=day)
-        except ValueError:
-            continue
-    raise ValueError("before the first year")
+    return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 
 
 async def _print_newest(context: SessionsContext, cwd: str) -> None:
