@@ -9,20 +9,6 @@ from typing import Literal, Protocol, TypeAlias
 
 from crow.domain.messages import Answer, Message, ToolSpec, Usage
 
-__all__ = [
-    "Delta",
-    "EndpointMemory",
-    "Model",
-    "ModelInfo",
-    "Request",
-    "Retrying",
-    "Stream",
-    "TextDelta",
-    "ThoughtDelta",
-    "ThoughtLevel",
-    "cost_of",
-]
-
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
 """How much a model should think before it answers."""
 
