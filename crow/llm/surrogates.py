@@ -6,6 +6,7 @@ text enters, and again where requests leave.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Mapping
@@ -35,23 +36,15 @@ def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
 class SurrogateJoiner:
     """Cleans a text that arrives in pieces: a high half at the end of one piece waits for the next."""
 
-    __slots__ = ("_high",)
-
     def __init__(self) -> None:
-        self._high = ""
+        self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
 
     def feed(self, piece: str) -> str:
         """The text that can be shown now."""
-        if not self._high and piece.isascii():
+        if piece.isascii() and not self._decoder.getstate()[0]:
             return piece
-        piece = self._high + piece
-        self._high = ""
-        if piece and "\ud800" <= piece[-1] <= "\udbff":
-            self._high = piece[-1]
-            piece = piece[:-1]
-        return replace_lone(piece)
+        return self._decoder.decode(piece.encode("utf-16-le", "surrogatepass"))
 
     def finish(self) -> str:
         """The replacement of a half that still waits."""
-        high, self._high = self._high, ""
-        return replace_lone(high)
+        return self._decoder.decode(b"", final=True)
