@@ -12,10 +12,10 @@ import difflib
 import json
 import ssl
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -89,7 +89,8 @@ class ChatCompletions:
         self._timing = timing or RetryTiming()
         self._facts = EndpointFacts(endpoint, memory, learned or {})
         self._listing: asyncio.Task[None] | None = None
-        self._encoders: OrderedDict[str, Encoder] = OrderedDict()
+        # A session's encoder, by its cache key.
+        self._encoder = lru_cache(_MAX_ENCODERS)(lambda _cache_key: Encoder())
         self._client: _Client | None = None
         self._opening = anyio.Lock()
         self.timeouts = endpoint.timeouts
@@ -286,13 +287,6 @@ class ChatCompletions:
             names = tuple(each.name for each in await self.models())
         near = difflib.get_close_matches(self._endpoint.model, names, n=3, cutoff=0.4) or names[:5]
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
-
-    def _encoder(self, cache_key: str) -> Encoder:
-        encoder = self._encoders.pop(cache_key, None) or Encoder()
-        self._encoders[cache_key] = encoder
-        if len(self._encoders) > _MAX_ENCODERS:
-            self._encoders.popitem(last=False)
-        return encoder
 
 
 def _certificates(file: str) -> ssl.SSLContext:

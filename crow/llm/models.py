@@ -9,7 +9,7 @@ from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage
-from crow.llm import EndpointMemory, ModelInfo
+from crow.llm import EndpointMemory, ModelInfo, ModelLimits
 from crow.llm.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,10 @@ _LISTING_INTERVAL = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A model that an endpoint lists. Sizes in tokens, prices in USD per million tokens; None: not stated."""
+class Offered(ModelLimits):
+    """A model that an endpoint lists."""
 
     name: str
-    context_window: int | None = None
-    max_output_tokens: int | None = None
-    input_price: float | None = None
-    cached_price: float | None = None
-    output_price: float | None = None
 
 
 def read_listing(body: object) -> tuple[Offered, ...] | None:
@@ -112,14 +107,15 @@ class EndpointFacts:
         limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
         self._max_output = limit if isinstance(limit, int) and limit > 0 else None
         self.dialect = endpoint.dialect
-        if isinstance(refused, (list, tuple)):
-            self.dialect = self.dialect.refusing_all(part for part in refused if isinstance(part, str))
+        for part in refused if isinstance(refused, (list, tuple)) else ():
+            if isinstance(part, str):
+                self.dialect = self.dialect.refusing(part)
         if isinstance(listed, Mapping):
-            known = {each.name: listed.get(each.name) for each in fields(Offered)}
-            numbers: dict[str, Any] = {
+            known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
+            limits: dict[str, Any] = {
                 key: value for key, value in known.items() if isinstance(value, (int, float)) and value >= 0
             }
-            self._listed = Offered(**(numbers | {"name": endpoint.model}))
+            self._listed = Offered(name=endpoint.model, **limits)
 
     @property
     def is_listed(self) -> bool:

@@ -17,17 +17,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from crow.domain.messages import (
-    Answer,
-    AssistantMessage,
-    JsonObject,
-    Message,
-    Text,
-    ToolCall,
-    ToolMessage,
-    Usage,
-    UserMessage,
-)
+from crow.domain import messages as domain
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
@@ -60,7 +50,7 @@ class OfflineModel:
         slow_delay_s: float = 0.05,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name="offline",
             endpoint="offline offline",
             context_window=context_window or _DEFAULT_WINDOW,
@@ -69,11 +59,6 @@ class OfflineModel:
         self._piece_delay_s = piece_delay_s
         self._slow_delay_s = slow_delay_s
         self._sleep = sleep
-
-    @property
-    def info(self) -> ModelInfo:
-        """Never changes."""
-        return self._info
 
     def check(self) -> None:
         """Always succeeds."""
@@ -101,7 +86,7 @@ class OfflineStream:
         self._pause = pause
         self._text: list[str] = []
         self._thought: list[str] = []
-        self._answer: Answer | None = None
+        self._answer: domain.Answer | None = None
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         request = self._request
@@ -118,32 +103,32 @@ class OfflineStream:
             self._text.append(piece)
             yield TextDelta(text=piece)
             await self._pause(reply.is_slow)
-        calls: tuple[ToolCall, ...] = ()
+        calls: tuple[domain.ToolCall, ...] = ()
         if reply.call is not None and not is_cut:
             name, arguments = reply.call
             # Unique in the conversation, which has grown since any earlier call.
             call_id = f"off{len(request.messages):06d}"
-            calls = (ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
+            calls = (domain.ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
         sent = sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)
         made = estimate_text("".join(self._text)) + sum(estimate_text(call.arguments) for call in calls)
-        self._answer = Answer(
+        self._answer = domain.Answer(
             text="".join(self._text),
             thought=reply.thought,
             calls=calls,
             finish="length" if is_cut else "tool_calls" if calls else "stop",
-            usage=Usage(input_tokens=max(1, sent), output_tokens=max(1, made), cached_tokens=0),
+            usage=domain.Usage(input_tokens=max(1, sent), output_tokens=max(1, made), cached_tokens=0),
         )
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> domain.Answer:
         """The whole answer. :raises RuntimeError: before the iteration ended."""
         if self._answer is None:
             raise RuntimeError("the answer is not complete yet")
         return self._answer
 
-    def partial(self) -> Answer:
+    def partial(self) -> domain.Answer:
         """What was streamed so far."""
-        return Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
+        return domain.Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +140,7 @@ class _Step:
 
     text: str = ""
     thought: str = ""
-    call: tuple[str, JsonObject] | None = None
+    call: tuple[str, domain.JsonObject] | None = None
     is_slow: bool = False
 
 
@@ -179,7 +164,7 @@ _TEXT_RULE = re.compile(
 )
 
 
-def _reply_to(messages: Sequence[Message], offered: frozenset[str] | set[str]) -> _Step:
+def _reply_to(messages: Sequence[domain.Message], offered: frozenset[str] | set[str]) -> _Step:
     """The reply to the last prompt in `messages`. `offered`: names of the tools that may be called."""
     prompts = [at for at, message in enumerate(messages) if _prompt_text(message)]
     since = messages[prompts[-1] + 1 :] if prompts else ()
@@ -190,10 +175,10 @@ def _reply_to(messages: Sequence[Message], offered: frozenset[str] | set[str]) -
     if not steps:
         first_line = prompt.partition("\n")[0][:120]
         return _Step(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
-    calls_made = sum(len(message.calls) for message in since if isinstance(message, AssistantMessage))
+    calls_made = sum(len(message.calls) for message in since if isinstance(message, domain.AssistantMessage))
     while steps and calls_made > 0:
         calls_made -= steps.pop(0).call is not None
-    results = [message.text for message in since if isinstance(message, ToolMessage)]
+    results = [message.text for message in since if isinstance(message, domain.ToolMessage)]
     texts = [_describe_result(results[-1])] if results else []
     for done, step in enumerate(steps, start=1):
         name = step.call[0] if step.call is not None else None
@@ -209,15 +194,15 @@ def _reply_to(messages: Sequence[Message], offered: frozenset[str] | set[str]) -
     )
 
 
-def _prompt_text(message: Message) -> str:
+def _prompt_text(message: domain.Message) -> str:
     """The words of the user in a message, without what crow adds for the model; empty for any other message."""
-    if not isinstance(message, UserMessage):
+    if not isinstance(message, domain.UserMessage):
         return ""
-    texts = (part.text.strip() for part in message.parts if isinstance(part, Text))
+    texts = (part.text.strip() for part in message.parts if isinstance(part, domain.Text))
     return "\n".join(text for text in texts if text and not text.startswith(("<", "[The ", "[This ", "[No ")))
 
 
-def _steps(prompt: str, messages: Sequence[Message]) -> list[_Step]:
+def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_Step]:
     """The steps of a prompt. Words after a "then" that match no rule belong to the step before."""
     steps: list[_Step] = []
     pending = ""
@@ -234,7 +219,7 @@ def _steps(prompt: str, messages: Sequence[Message]) -> list[_Step]:
     return steps
 
 
-def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
+def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
     piece = re.sub(r"^please\s+", "", piece.strip(), flags=re.IGNORECASE)
     for pattern, tool, text in _TOOL_RULES:
         if match := pattern.fullmatch(piece):
@@ -285,14 +270,14 @@ def _is_summary_instruction(prompt: str) -> bool:
     return "## Goal" in prompt and "## Next" in prompt
 
 
-def _summarise(messages: Sequence[Message], instruction: str = "") -> str:
+def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
     """A summary under some of the fixed headings, within the words (or tokens) that the instruction allows."""
     limit = _MAX_SUMMARY_WORDS
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
     asked, done = _prompts(messages), _calls(messages)
-    first = next((message for message in messages if isinstance(message, UserMessage)), None)
-    texts = "\n".join(part.text for part in first.parts if isinstance(part, Text)) if first is not None else ""
+    first = next((message for message in messages if isinstance(message, domain.UserMessage)), None)
+    texts = "\n".join(part.text for part in first.parts if isinstance(part, domain.Text)) if first is not None else ""
     earlier = _EARLIER_GOAL.search(texts) if texts.startswith("[") else None
     goal = [earlier[1]] if earlier is not None else asked[:1]
     while True:
@@ -307,19 +292,19 @@ def _summarise(messages: Sequence[Message], instruction: str = "") -> str:
         del done[0]
 
 
-def _prompts(messages: Sequence[Message]) -> list[str]:
+def _prompts(messages: Sequence[domain.Message]) -> list[str]:
     """The user's prompts, one line each, oldest first."""
     texts = filter(None, map(_prompt_text, messages))
     return [_one_line(text) for text in texts if not text.startswith("[") and not _is_summary_instruction(text)]
 
 
-def _calls(messages: Sequence[Message]) -> list[str]:
+def _calls(messages: Sequence[domain.Message]) -> list[str]:
     """One line for each call: its name, its arguments, and the beginning of its result."""
-    results = {message.call_id: message.text for message in messages if isinstance(message, ToolMessage)}
+    results = {message.call_id: message.text for message in messages if isinstance(message, domain.ToolMessage)}
     return [
         _one_line(f"{call.name} {call.arguments}: {results.get(call.id, 'no result').strip()}")
         for message in messages
-        if isinstance(message, AssistantMessage)
+        if isinstance(message, domain.AssistantMessage)
         for call in message.calls
     ]
 

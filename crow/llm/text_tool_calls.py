@@ -111,7 +111,8 @@ class CallDetector:
         if self._held_chars < self._examine_at:
             return ""
         text = self.held
-        if self._is_start and _may_be_whole_answer(text, self._tools):
+        may_be_calls = _may_be_marked if text.startswith(_RECIPIENT[: len(text)]) else _may_be_bare
+        if self._is_start and may_be_calls(text, self._tools):
             return self._hold(text, 0)
         self._is_start = False
         for at in self._candidates(text):
@@ -288,13 +289,6 @@ def _names_a_tool(text: str, tools: _Tools) -> bool:
     return any(_tool(word, tools) is not None for word in _WORD.findall(text))
 
 
-def _may_be_whole_answer(text: str, tools: _Tools) -> bool:
-    """Whether an answer that begins with `text` can be nothing but calls."""
-    if _RECIPIENT.startswith(text) or text.startswith(_RECIPIENT):
-        return _may_be_marked(text, tools)
-    return _may_be_bare(text, tools)
-
-
 # Marked forms: a block is a row of calls with brackets (opening and closing tokens) between them, read from left to
 # right. The start of a call decides how it is read. JSON is read by a JSON decoder and not up to its closing tag, since
 # its strings may contain tags. What is not complete is not a call.
@@ -308,74 +302,55 @@ _NAME = re.compile(r"[\w.:=-]+\s*(?:[<(\[{]|\Z)")
 _ARGUMENTS_FIRST = re.compile(r"\[?\s*\{\s*\"(?:arguments|parameters)\"")
 _LIST_OF_CALLS = re.compile(r"\[\s*(?:[\w.]+\s*(?:\(|\Z)|\Z)")
 
-_JSON_FORMS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
-    (re.compile(opening), re.compile(closing))
-    for opening, closing in (
-        # DeepSeek
-        (
-            (
-                r"<｜tool[▁_]call[▁_]begin｜>(?:function<｜tool[▁_]sep｜>)?(?P<name>[^<\n]+?)"
-                r"(?:<｜tool[▁_]sep｜>|\n)\s*(?:```(?:json)?\s*)?(?=\{)"
-            ),
-            r"\s*+(?:```\s*+)?<｜tool[▁_]call[▁_]end｜>",
-        ),
-        # Kimi
-        (
-            r"<\|tool_call_begin\|>\s*(?P<name>[^<\s]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
-            r"\s*<\|tool_call_end\|>",
-        ),
-        # Harmony; the recipient stands before or after the channel.
-        (
-            (
-                r"(?:<\|start\|>assistant)?\s*+to=(?P<name>[\w.-]++)\s*+<\|channel\|>(?:commentary|analysis)\s*+"
-                r"(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
-            ),
-            "",
-        ),
-        (
-            (
-                r"(?:<\|start\|>assistant)?\s*+<\|channel\|>(?:commentary|analysis)\s*+to=(?P<name>[\w.-]++)\s*+"
-                r"(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
-            ),
-            "",
-        ),
-        # Mistral, and others that write the name before the object
-        (r"(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\w++\s*+)?(?:\[ARGS\]\s*+)?(?=\{)", ""),
-    )
-)
-"""What opens a call whose arguments are a JSON object, and what closes it."""
-
 _DSML = "(?:｜DSML｜|antml:|)"
-_TAGGED_FORMS: tuple[tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]], ...] = tuple(
+_DSML_KEY = r"[\"']?(?P<key>[^\"'>]{1,200}?)[\"']?(?:\s++string=\"(?:true|false)\")?"
+_GEMMA_VALUE = r"(?:<escape>(?P<string>.*?)<escape>\s*+|(?P<text>[^,<>]*?))"
+_DEEPSEEK_NAME = r"(?:function<｜tool[▁_]sep｜>)?(?P<name>[^<\n]+?)(?:<｜tool[▁_]sep｜>|\n)"
+_HARMONY_START = r"(?:<\|start\|>assistant)?\s*+"
+_HARMONY_CHANNEL = r"<\|channel\|>(?:commentary|analysis)\s*+"
+_HARMONY_TO = r"to=(?P<name>[\w.-]++)\s*+"
+_HARMONY_END = r"(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
+_FORMS = tuple(
     (re.compile(opening), re.compile(member, re.DOTALL), re.compile(closing))
     for opening, member, closing in (
         # Claude, DeepSeek
         (
-            rf"<{_DSML}invoke name=[\"']?([^\"'>]+)[\"']?>",
-            (
-                rf"\s*+<{_DSML}parameter name=[\"']?(?P<key>[^\"'>]{{1,200}}?)[\"']?(?:\s++string=\"(?:true|false)\")?>"
-                rf"(?P<text>.*?)</{_DSML}parameter>"
-            ),
+            rf"<{_DSML}invoke name=[\"']?(?P<name>[^\"'>]+)[\"']?>",
+            rf"\s*+<{_DSML}parameter name={_DSML_KEY}>(?P<text>.*?)</{_DSML}parameter>",
             rf"\s*+</{_DSML}invoke>(?=\s*(?:<|\Z))",
         ),
         # GLM
         (
-            r"([\w.:-]++)\s*+(?:<tool_sep>\s*+)?(?=<arg_key>|</tool_call>)",
+            r"(?P<name>[\w.:-]++)\s*+(?:<tool_sep>\s*+)?(?=<arg_key>|</tool_call>)",
             r"\s*+<arg_key>(?P<key>[^<]*+)</arg_key>\s*+<arg_value>(?P<text>.*?)</arg_value>",
             r"\s*+</tool_call>",
         ),
         # Gemma
         (
-            r"<start_function_call>call:([\w.-]+)\{",
-            (
-                r"\s*+(?P<key>\w++):(?:<escape>(?P<string>.*?)<escape>\s*+|(?P<text>[^,<>]*?))"
-                r"(?:,|(?=\}<end_function_call>))"
-            ),
+            r"<start_function_call>call:(?P<name>[\w.-]+)\{",
+            rf"\s*+(?P<key>\w++):{_GEMMA_VALUE}(?:,|(?=\}}<end_function_call>))",
             r"\s*+\}<end_function_call>",
         ),
+        # DeepSeek
+        (
+            rf"<｜tool[▁_]call[▁_]begin｜>{_DEEPSEEK_NAME}\s*(?:```(?:json)?\s*)?(?=\{{)",
+            "",
+            r"\s*+(?:```\s*+)?<｜tool[▁_]call[▁_]end｜>",
+        ),
+        # Kimi
+        (
+            r"<\|tool_call_begin\|>\s*(?P<name>[^<\s]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
+            "",
+            r"\s*<\|tool_call_end\|>",
+        ),
+        # Harmony; the recipient stands before or after the channel.
+        (_HARMONY_START + _HARMONY_TO + _HARMONY_CHANNEL + _HARMONY_END, "", ""),
+        (_HARMONY_START + _HARMONY_CHANNEL + _HARMONY_TO + _HARMONY_END, "", ""),
+        # Mistral, and others that write the name before the object
+        (r"(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\w++\s*+)?(?:\[ARGS\]\s*+)?(?=\{)", "", ""),
     )
 )
-"""What opens a call whose arguments are tagged, a member of them, and what closes the call."""
+"""What opens a call, a member of its arguments ("" if they are a JSON object), and what closes the call."""
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>(?=\s*(?:<|\Z))", re.DOTALL)
 _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed:)?tool_call>\s*)?\Z", re.DOTALL)
@@ -444,7 +419,7 @@ def _is_open_json(text: str, at: int) -> bool:
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated") or error.pos > len(text) - _JSON_MARGIN_CHARS
     except RecursionError:
-        return False
+        pass
     return False
 
 
@@ -458,20 +433,19 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
     read = _read_function(block, at, tools)
     if read is not None:
         return read
-    for opening, member, closing in _TAGGED_FORMS:
+    for opening, member, closing in _FORMS:
         if match := opening.match(block, at):
-            name = match[1].strip()
-            members, end = _members(member, block, match.end(), _schema_of(name, tools))
+            name = match["name"].strip()
+            arguments: object
+            if member.pattern:
+                arguments, end = _members(member, block, match.end(), _schema_of(name, tools))
+            else:
+                arguments, end = _json_at(block, match.end())
             after = closing.match(block, end)
-            if members is not None and after is not None:
-                return [(name, _dump(members))], after.end()
-    for opening, closing in _JSON_FORMS:
-        if match := opening.match(block, at):
-            arguments, end = _json_at(block, match.end())
-            after = closing.match(block, end)
-            if not isinstance(arguments, dict) or after is None:
+            if isinstance(arguments, dict) and after is not None:
+                return [(name, _dump(arguments))], after.end()
+            if not member.pattern:
                 return None
-            return [(match["name"].strip(), _dump(arguments))], after.end()
     end = min((found for token in ("<|", "</") if (found := block.find(token, at)) >= 0), default=len(block))
     calls = _read_python(block[at:end], is_listed=is_listed)
     return (calls, end) if calls else None
