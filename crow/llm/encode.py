@@ -16,7 +16,7 @@ from typing import assert_never
 from crow.domain import messages as domain
 from crow.llm import Request, ThoughtLevel
 from crow.llm.dialect import Dialect, Thinking
-from crow.llm.surrogates import replace_lone
+from crow.llm.sse import replace_lone
 
 _EMPTY_TEXT = "(empty message)"
 _FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})

@@ -485,11 +485,9 @@ _MIN_TIMESTAMP = 1e8
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
     """Seconds to wait by the headers (keys in lower case); `now_s` is Unix time, for headers that name a time."""
-    milliseconds = _number(headers.get("retry-after-ms", ""))
-    if milliseconds is not None:
+    if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return max(0.0, milliseconds / 1000)
-    asked = _wait(headers.get("retry-after", "").strip(), now_s)
-    if asked is not None:
+    if (asked := _wait(headers.get("retry-after", "").strip(), now_s)) is not None:
         return asked
     # Of several limits, the one that resets last may not be the one that was hit.
     resets = [_wait(value.strip(), now_s) for key, value in headers.items() if key.startswith("x-ratelimit-reset")]
@@ -506,8 +504,7 @@ def _number(text: str) -> float | None:
 
 def _wait(text: str, now_s: float) -> float | None:
     """Seconds until `text`: `1s`, `6m0s`, `120`, or a time (Unix s or ms, an HTTP date, ISO 8601)."""
-    number = _number(text)
-    if number is not None:
+    if (number := _number(text)) is not None:
         if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000
         return max(0.0, number - now_s if number > max(_MIN_TIMESTAMP, now_s / 2) else number)

@@ -130,9 +130,8 @@ class EndpointFacts:
         info = replace(info, context_window=window, max_output_tokens=self.output_limit(None))
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
-        return replace(
-            info, input_price=listed.input_price, cached_price=listed.cached_price, output_price=listed.output_price
-        )
+        prices = {key: getattr(listed, key) for key in ("input_price", "cached_price", "output_price")}
+        return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
         """The limit to send if `wanted` is asked for (None: the configured one); None to send none."""

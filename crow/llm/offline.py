@@ -171,8 +171,7 @@ def _reply_to(messages: Sequence[domain.Message], offered: frozenset[str] | set[
     prompt = _prompt_text(messages[prompts[-1]]) if prompts else ""
     if _is_summary_instruction(prompt):
         return _Step(text=_summarise(messages, prompt))
-    steps = _steps(prompt, messages)
-    if not steps:
+    if not (steps := _steps(prompt, messages)):
         first_line = prompt.partition("\n")[0][:120]
         return _Step(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
     calls_made = sum(len(message.calls) for message in since if isinstance(message, domain.AssistantMessage))
@@ -207,8 +206,7 @@ def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_Step]:
     steps: list[_Step] = []
     pending = ""
     for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
-        step = _step(piece, messages)
-        if step is not None:
+        if (step := _step(piece, messages)) is not None:
             pending = piece
             steps.append(step)
         elif pending:
@@ -229,15 +227,13 @@ def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
             if tool == "write_file":
                 arguments["content"] += "\n"
             if tool == "update_plan":
-                lines = [line.strip() for line in arguments["items"].split(";") if line.strip()]
-                statuses = ["in_progress", *["pending"] * len(lines)]
+                lines = list(filter(None, map(str.strip, arguments["items"].split(";"))))
                 arguments["items"] = [
-                    {"content": line, "status": status, "priority": "medium"}
-                    for line, status in zip(lines, statuses, strict=False)
+                    {"content": line, "status": "pending" if number else "in_progress", "priority": "medium"}
+                    for number, line in enumerate(lines)
                 ]
             return _Step(text=text.format_map(arguments), call=(tool, arguments))
-    match = _TEXT_RULE.fullmatch(piece)
-    if match is None:
+    if (match := _TEXT_RULE.fullmatch(piece)) is None:
         return None
     if match["last"]:
         return _Step(text="\n".join(map(str, range(1, min(int(match["last"]), _MAX_COUNT) + 1))), is_slow=True)
@@ -245,21 +241,17 @@ def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
         return _Step(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
     if match["summary"]:
         return _Step(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
-    return _Step(text=match["words"].strip()) if match["words"] else _tool_step(match["tool"], match["arguments"])
-
-
-def _tool_step(tool: str, text: str | None) -> _Step:
+    if match["words"]:
+        return _Step(text=match["words"].strip())
     try:
-        arguments = json.loads(text or "{}")
+        return _Step(text=f"I call {match['tool']}.", call=(match["tool"], json.loads(match["arguments"] or "{}")))
     except ValueError:
-        return _Step(text=f"{text} is not valid JSON.")
-    return _Step(text=f"I call {tool}.", call=(tool, arguments))
+        return _Step(text=f"{match['arguments']} is not valid JSON.")
 
 
 def _describe_result(result: str) -> str:
     """The beginning of a tool's result."""
-    lines = result.strip("\n").rstrip().splitlines()
-    if not lines:
+    if not (lines := result.strip("\n").rstrip().splitlines()):
         return "The tool returned nothing."
     more = f"\n... and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
     return "The tool returned:\n\n" + "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARS] + more
@@ -281,12 +273,8 @@ def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str
     earlier = _EARLIER_GOAL.search(texts) if texts.startswith("[") else None
     goal = [earlier[1]] if earlier is not None else asked[:1]
     while True:
-        sections = (
-            ("Goal", goal),
-            ("Done", done),
-            ("Next", [f"Answer the newest request: {asked[-1]}"] if asked else []),
-        )
-        text = "\n".join(line for heading, lines in sections if lines for line in (f"## {heading}", *lines))
+        sections = {"Goal": goal, "Done": done, "Next": [f"Answer the newest request: {asked[-1]}"] if asked else []}
+        text = "\n".join(line for heading, lines in sections.items() if lines for line in (f"## {heading}", *lines))
         if len(text.split()) <= limit or not done:
             return text
         del done[0]

@@ -20,8 +20,7 @@ from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_title
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
-from crow.llm.sse import chunks_in, is_end, is_keep_alive
-from crow.llm.surrogates import SurrogateJoiner, replace_lone, replace_lone_in
+from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone, replace_lone_in
 from crow.llm.text_tool_calls import CallDetector
 from crow.llm.tool_calls import CallAssembler, new_call_id
 
@@ -208,8 +207,7 @@ class StreamParser:
         self._usage = _merge_usage(self._usage, _read_usage(report))
 
     def _read_choice(self, choice: dict[str, object]) -> None:
-        word = choice.get("finish_reason")
-        if word is not None:
+        if (word := choice.get("finish_reason")) is not None:
             self._note_finish(word)
         if "usage" in choice:
             self._add_usage(choice["usage"])
@@ -244,8 +242,7 @@ class StreamParser:
     def _read_delta(self, delta: dict[str, object]) -> None:
         field, thought = thought_of(delta)
         self._reasoning_field = self._reasoning_field or field
-        details = delta.get("reasoning_details")
-        if details:
+        if details := delta.get("reasoning_details"):
             self._details.add(details)
             if not thought:
                 thought = details_text(details)
@@ -265,8 +262,7 @@ class StreamParser:
         if type(refusal) is str and refusal:
             self._is_refused = True
             self._content.append(refusal)
-        calls = delta.get("tool_calls")
-        if calls:
+        if calls := delta.get("tool_calls"):
             self._calls.add_all(calls)
         legacy = delta.get("function_call")
         if type(legacy) is dict:
@@ -430,15 +426,13 @@ def _read_usage(report: object) -> Usage | None:
     made = _first_count(report, "completion_tokens", "output_tokens")
     in_details = report.get("prompt_tokens_details") or report.get("input_tokens_details")
     out_details = report.get("completion_tokens_details") or report.get("output_tokens_details")
-    cached = _first_count(in_details, "cached_tokens")
-    if cached is None:
+    if (cached := _first_count(in_details, "cached_tokens")) is None:
         cached = _first_count(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
     if sent is not None and report.get("prompt_tokens") is None:
         # Anthropic's input does not include the tokens read from the cache or written to it.
         sent += _first_count(report, "cache_read_input_tokens") or 0
         sent += _first_count(report, "cache_creation_input_tokens") or 0
-    reasoning = _first_count(out_details, "reasoning_tokens")
-    if reasoning is None:
+    if (reasoning := _first_count(out_details, "reasoning_tokens")) is None:
         reasoning = _first_count(report, "reasoning_tokens")
     total = _first_count(report, "total_tokens")
     if reasoning and sent is not None and made is not None and total == sent + made + reasoning:

@@ -17,8 +17,7 @@ def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
     """`(field, piece)`: the first field that is not empty, else the first that is there with ''."""
     present: str | None = None
     for field in _FIELDS:
-        value = delta.get(field)
-        if value is None:
+        if (value := delta.get(field)) is None:
             continue
         if piece := _text_of(value):
             return field, piece

@@ -144,8 +144,7 @@ class ChatStream:
             head: bytearray | None = bytearray()  # the body before the first event
             received = 0
             while not parser.is_done:
-                data = await self._read(response, parser, is_first=head is not None)
-                if not data:
+                if not (data := await self._read(response, parser, is_first=head is not None)):
                     break
                 received += len(data)
                 if received > MAX_BYTES:

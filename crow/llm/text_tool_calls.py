@@ -123,22 +123,18 @@ class CallDetector:
     def finish(self, *, may_call: bool) -> tuple[str, tuple[ToolCall, ...]]:
         """The end of the text: what was held back, without the calls in it. `may_call`: calls count."""
         text, self._held = self.held, []
-        if may_call and self._is_start and text.startswith(_RECIPIENT):
-            calls = self._calls(_read_marked(text, self._tools))
-            if calls:
-                return "", calls
+        is_only_call = may_call and self._is_start and text.startswith(_RECIPIENT)
+        if is_only_call and (calls := self._calls(_read_marked(text, self._tools))):
+            return "", calls
         for at in self._candidates(text):
             if may_call and self._is_block(text, at):
-                calls = self._calls(_read_marked(text[at:], self._tools))
-                if calls:
+                if calls := self._calls(_read_marked(text[at:], self._tools)):
                     return text[:at] if self._has_given or text[:at].strip() else "", calls
                 self._starts_left -= 1
             if self.drop_end_tokens and (end := _END_OF_ANSWER.match(text, at)) and end.end() == len(text):
                 return text[:at], ()
-        if may_call and self._is_start:
-            calls = self._calls(_read_bare(text), is_bare=True)
-            if calls:
-                return "", calls
+        if may_call and self._is_start and (calls := self._calls(_read_bare(text), is_bare=True)):
+            return "", calls
         return text, ()
 
     def interrupt(self) -> str:
@@ -197,8 +193,7 @@ class CallDetector:
         calls: list[ToolCall] = []
         for written, text in found:
             name = written if is_bare else tool_name(written, self._tools)
-            tool = self._tools.get(name)
-            if tool is None:
+            if (tool := self._tools.get(name)) is None:
                 return ()
             try:
                 (arguments,) = read_arguments([text], tool.input_schema)
@@ -402,8 +397,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
             continue
         if is_partial and _is_open_json(block, at):
             break
-        read = _read_call(block, at, tools, is_listed=is_listed)
-        if read is None:
+        if (read := _read_call(block, at, tools, is_listed=is_listed)) is None:
             break
         calls, at = read
         found.extend(calls)
@@ -430,8 +424,7 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
         named = [_named(each) for each in (value if isinstance(value, list) else [value])]
         if named and all(named):
             return [each for each in named if each is not None], end
-    read = _read_function(block, at, tools)
-    if read is not None:
+    if (read := _read_function(block, at, tools)) is not None:
         return read
     for opening, member, closing in _FORMS:
         if match := opening.match(block, at):
@@ -454,8 +447,7 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
 def _read_function(block: str, at: int, tools: _Tools) -> tuple[_Found, int] | None:
     # Values may contain such tags themselves; then the last closing tag is the right one.
     for pattern in (_FUNCTION, _LAST_FUNCTION):
-        match = pattern.match(block, at)
-        if match is None:
+        if (match := pattern.match(block, at)) is None:
             continue
         name, body, end = match[1], match[2].strip("\n"), match.end()
         if body.lstrip().startswith("{"):
@@ -587,10 +579,9 @@ def _read_bare(text: str) -> _Found:
     fenced = _FENCED.fullmatch(text)
     label = fenced[2] if fenced is not None else None
     body = (fenced[3] if fenced is not None else text[_end_of(_BARE_START, text) :]).strip()
-    if label == "tool_code" or body.startswith("["):
-        calls = _read_python(body, is_listed=label == "tool_code")
-        if calls:
-            return calls
+    is_python = label == "tool_code"
+    if (is_python or body.startswith("[")) and (calls := _read_python(body, is_listed=is_python)):
+        return calls
     found: _Found = []
     at = 0
     while at < len(body):
@@ -610,8 +601,7 @@ def _may_be_bare(text: str, tools: _Tools) -> bool:
     text = text.strip()
     if any(opening.startswith(text) for opening in _BARE_OPENINGS):
         return True
-    fence = _FENCE.match(text)
-    if fence is None:
+    if (fence := _FENCE.match(text)) is None:
         return _may_be_bare_calls(text[_end_of(_BARE_START, text) :], tools)
     mark, label, line_end = fence.groups()
     if not line_end:
@@ -632,8 +622,7 @@ def _may_be_bare_calls(text: str, tools: _Tools, *, is_python: bool = False) -> 
             return any(f"{known}.call".startswith(head[1]) for known in tools)
     at = int(text.startswith("["))
     while (at := _end_of(_BARE_BRACKETS, text, at)) < len(text):
-        end = _end_of_bare_call(text, at, tools)
-        if end is None:
+        if (end := _end_of_bare_call(text, at, tools)) is None:
             return False
         at = end
     return True
