@@ -68,19 +68,16 @@ class Endpoint(ModelLimits):
         except ValueError:
             usable = False
         if not usable:
-            raise ConfigError(
-                f'The base URL "{self.base_url}" cannot be used; expected one such as http://localhost:11434/v1.'
-            )
+            problem = f'The base URL "{self.base_url}" cannot be used'
+            raise ConfigError(f"{problem}; expected one such as http://localhost:11434/v1.")
         if not self.api_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise AuthError(
-                f"The key for {self.base_url} has characters that no key can have. {self.key_hint}, without line "
-                "breaks."
-            )
+            problem = f"The key for {self.base_url} has characters that no key can have."
+            raise AuthError(f"{problem} {self.key_hint}, without line breaks.")
 
 
 def is_local(base_url: str) -> bool:

@@ -228,9 +228,8 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     is_refusal = status is None or status < 500
     # "Quota exceeded ... retry in 17 s" is a rate limit.
     if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
-        return errors.QuotaExceeded(
-            f"{who} has no credit left for this key: {words}. Waiting does not help; check the account."
-        )
+        advice = "Waiting does not help; check the account."
+        return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
     # A 413 that speaks of tokens per minute is one request larger than the limit of a minute: waiting does not help.
     is_throttled = status != 413 and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
@@ -242,17 +241,13 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if is_refusal and says("filtered") and status not in {401, 404}:
         return errors.ContentRefused(f"The content filter of {who} refused: {words}.")
     if status in {401, 403} or (is_refusal and says("bad key")):
-        return errors.AuthError(
-            f"{who} refused {'access' if status == 403 else 'the key'}: {words}. Set OPENAI_API_KEY (or the variable "
-            "that api_key_env names) to a key that it accepts."
-        )
+        advice = "Set OPENAI_API_KEY (or the variable that api_key_env names) to a key that it accepts."
+        return errors.AuthError(f"{who} refused {'access' if status == 403 else 'the key'}: {words}. {advice}")
     if is_refusal and says("no model"):
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
     if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
-        return errors.BadRequest(
-            f"{who} has no chat completions there: {words}. A base URL usually ends in /v1, such as "
-            "http://localhost:11434/v1."
-        )
+        advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
+        return errors.BadRequest(f"{who} has no chat completions there: {words}. {advice}")
     if status in _TRANSIENT_STATUS or not is_refusal:
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from crow.domain import messages as domain
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
@@ -27,13 +26,11 @@ ABOUT = (
     'call TOOL {JSON}, and summarise. Join several requests with "then". For real work, set OPENAI_BASE_URL, '
     "OPENAI_API_KEY and CROW_MODEL."
 )
-_DEFAULT_WINDOW = 32_768
 _PIECE = re.compile(r"\s*\S+\s?|\s+")
 _SHOWN_LINES = 12
 _SHOWN_CHARS = 800
 _LINE_CHARS = 160
 _MAX_COUNT = 1_000_000
-_MAX_SUMMARY_WORDS = 400
 _WORD_LIMIT = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
 _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
@@ -53,7 +50,7 @@ class OfflineModel:
         self.info = ModelInfo(
             name="offline",
             endpoint="offline offline",
-            context_window=context_window or _DEFAULT_WINDOW,
+            context_window=context_window or 32_768,
             is_window_configured=context_window is not None,
         )
         self._piece_delay_s = piece_delay_s
@@ -71,11 +68,7 @@ class OfflineModel:
         """Nothing to close."""
 
     async def _pause(self, is_slow: bool) -> None:
-        delay_s = self._slow_delay_s if is_slow else self._piece_delay_s
-        if delay_s > 0:
-            await self._sleep(delay_s)
-        else:
-            await anyio.lowlevel.checkpoint()
+        await self._sleep(self._slow_delay_s if is_slow else self._piece_delay_s)
 
 
 class OfflineStream:
@@ -91,7 +84,7 @@ class OfflineStream:
     async def __aiter__(self) -> AsyncIterator[Delta]:
         request = self._request
         may_call = request.tool_choice == "auto"
-        reply = _reply_to(request.messages, {tool.name for tool in request.tools} if may_call else frozenset())
+        reply = _reply_to(request.messages, {tool.name for tool in request.tools} if may_call else ())
         for piece in _PIECE.findall(reply.thought):
             self._thought.append(piece)
             yield ThoughtDelta(text=piece)
@@ -164,7 +157,7 @@ _TEXT_RULE = re.compile(
 )
 
 
-def _reply_to(messages: Sequence[domain.Message], offered: frozenset[str] | set[str]) -> _Step:
+def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _Step:
     """The reply to the last prompt in `messages`. `offered`: names of the tools that may be called."""
     prompts = [at for at, message in enumerate(messages) if _prompt_text(message)]
     since = messages[prompts[-1] + 1 :] if prompts else ()
@@ -264,7 +257,7 @@ def _is_summary_instruction(prompt: str) -> bool:
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
     """A summary under some of the fixed headings, within the words (or tokens) that the instruction allows."""
-    limit = _MAX_SUMMARY_WORDS
+    limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
     asked, done = _prompts(messages), _calls(messages)

@@ -138,8 +138,6 @@ class ThinkSplitter:
     the answer were dropped.
     """
 
-    __slots__ = ("_ends", "_has_words", "_state", "found", "held", "is_dressed")
-
     def __init__(self) -> None:
         self._state = "start"  # then "thought", "after" (a thought), "text"
         self._ends: tuple[str, ...] = ()

@@ -34,8 +34,6 @@ class SseDecoder:
     Events without data do not count. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
     """
 
-    __slots__ = ("_at_start", "_data", "_data_bytes", "_max_bytes", "_rest", "_skip_lf")
-
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
         self._at_start = True
