@@ -21,7 +21,7 @@ from crow.agent.session import Session
 from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
-from crow.frontend.client import ClientConnection, EditorTimeouts, SessionClient
+from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
@@ -40,14 +40,15 @@ class ServerDependencies:
     """What the composition root gives the front end.
 
     - `open_store` raises StoreError.
-    - `check` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
-    - `warm_up` imports what a prompt needs, outside the event loop.
+    - `check_model` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
+    - `import_rest` imports what a prompt needs, outside the event loop.
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; none if it fails.
-    - `renewed` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
     - `models` are the names to offer; `model` is the default, empty if none is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: run commands in the editor's terminals, without the variables of `hidden_variables`.
+    - `editor_timeout_s` and `user_timeout_s`: how long an answer of the editor itself and of its user may take.
     - `servers` are the user's own MCP servers, for every session.
     - `log_hint` is a sentence that says where the log is.
     """
@@ -56,18 +57,19 @@ class ServerDependencies:
     open_store: Callable[[], Awaitable[Store]]
     adapters: Callable[[Store], Adapters]
     workspace: Callable[[str, Sequence[str]], Workspace]
-    check: Callable[[], None]
-    warm_up: Callable[[], Awaitable[None]]
+    check_model: Callable[[], None]
+    import_rest: Callable[[], Awaitable[None]]
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
-    renewed: Callable[[], ServerDependencies | None]
+    reload: Callable[[], ServerDependencies | None]
     models: Sequence[str]
     model: str
     mode: str
     auto_compact: bool
     editor_terminals: bool
-    timeouts: EditorTimeouts
     log_hint: str
+    editor_timeout_s: float
+    user_timeout_s: float
     hidden_variables: Callable[[], Sequence[str]] = tuple
     servers: Sequence[McpServer] = ()
 
@@ -152,11 +154,7 @@ class OpenSessions:
         store = await self.store()
         async with self._lock(session_id):
             row = await store.fork_session(
-                session_id,
-                new_session_id(),
-                entry=entry,
-                cwd=request.cwd,
-                additional_directories=request.directories,
+                session_id, new_session_id(), entry=entry, cwd=request.cwd, additional_directories=request.directories
             )
         return self._start(await store.open_session(row.id), request)
 
@@ -228,7 +226,7 @@ class OpenSessions:
 
     async def warm(self) -> None:
         """Prepares the first prompt of every session, also of those that are opened later, and asks for more models."""
-        await self._dependencies.warm_up()
+        await self._dependencies.import_rest()
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
@@ -236,7 +234,7 @@ class OpenSessions:
 
     def reload_settings(self) -> None:
         """Applies changed settings to sessions that are opened from now on, and offers new models in all."""
-        dependencies = self._dependencies.renewed()
+        dependencies = self._dependencies.reload()
         if dependencies is not None:
             self._dependencies = dependencies
             self._set_models(tuple(dependencies.models))
@@ -273,7 +271,7 @@ class OpenSessions:
             cwd=row.cwd,
             options=lambda: self.options(session),
             commands=lambda: self._commands(session),
-            user_timeout_s=dependencies.timeouts.user_s,
+            user_timeout_s=dependencies.user_timeout_s,
         )
         workspace = dependencies.workspace(row.cwd, row.additional_directories)
         in_terminals = dependencies.editor_terminals and caps.terminals
@@ -283,9 +281,8 @@ class OpenSessions:
                 row.id,
                 self._connection.request,
                 caps,
-                answer_s=dependencies.timeouts.editor_s,
-                in_terminals=in_terminals,
-                hidden=dependencies.hidden_variables() if in_terminals else (),
+                answer_s=dependencies.editor_timeout_s,
+                hidden=dependencies.hidden_variables() if in_terminals else None,
             )
         servers = _merge_servers(dependencies.servers, request.servers)
         session = Session(self._adapters, client, workspace, servers, tail)

@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from crow.domain.errors import EditorError
-from crow.frontend.frames import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    MAX_LINE_BYTES,
-    FrameError,
-    LineSplitter,
-    Message,
-    encode,
-    parse,
-)
+from crow.frontend import frames
+from crow.frontend.frames import FrameError, LineSplitter, Message
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 """Called with every line of either direction, without its newline, before it is handled. Must not raise."""
@@ -97,7 +89,7 @@ class StdioTransport:
         source: int,
         sink: int,
         *,
-        max_line_bytes: int = MAX_LINE_BYTES,
+        max_line_bytes: int = frames.MAX_LINE_BYTES,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         observe: Observer | None = None,
     ) -> None:
@@ -185,14 +177,14 @@ class StdioTransport:
 
     def _write(self, message: Message) -> asyncio.Future[None] | None:
         try:
-            line = encode(message)
+            line = frames.encode(message)
         except (TypeError, RecursionError):
             if "method" in message or "id" not in message:
                 raise
             # Requests are always answered, even if our result has a bug.
             logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
-            error = FrameError(INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
-            line = encode(error.response())
+            error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
+            line = frames.encode(error.response())
         if self._observe is not None:
             self._observe("out", line[:-1])
         return self._sink.write(line, is_response="method" not in message)
@@ -205,7 +197,7 @@ class StdioTransport:
         else:
             if self._observe is not None:
                 self._observe("in", line)
-            message = parse(line)
+            message = frames.parse(line)
         if isinstance(message, dict) and "method" not in message:
             message = self._match_response(message)
         if isinstance(message, FrameError):
@@ -223,7 +215,7 @@ class StdioTransport:
                 return response | {"id": request_id}
         if "result" in response or "error" in response:
             return None
-        return FrameError(INVALID_REQUEST, "The object has no method.", given)
+        return FrameError(frames.INVALID_REQUEST, "The object has no method.", given)
 
 
 @dataclass(slots=True, eq=False)

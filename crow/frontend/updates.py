@@ -10,23 +10,10 @@ from typing import Any, Literal, TypeAlias, assert_never
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
+from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import (
-    OUTPUT_BYTES,
-    Fields,
-    announcement_from,
-    call_fields,
-    console_block,
-    diff_contents,
-    limit_json,
-    limit_text,
-    output_text,
-    raw_output,
-    result_contents,
-    split_text,
-    text_content,
-)
+from crow.frontend.tool_calls import Fields, call_fields, diff_contents, limit_text, split_text, text_content
 
 Update: TypeAlias = dict[str, Any]
 
@@ -197,7 +184,7 @@ class LiveUpdates:
             return ()
         update = _call_update(event.call, "in_progress")
         if opened.in_terminal is None:
-            opened.content = [text_content(console_block(event.text[-PROGRESS_CHARS:]))]
+            opened.content = [text_content(tool_calls.console_block(event.text[-PROGRESS_CHARS:]))]
             return (update | {"content": opened.content},)
         sent = opened.in_terminal
         if not event.text.startswith(sent):
@@ -214,9 +201,9 @@ class LiveUpdates:
         update |= _changed_fields(result.call, opened, result.announcement)
         if opened.in_terminal is not None:
             update["_meta"] = _terminal_end(result, opened.in_terminal)
-        elif (content := result_contents(result)) != opened.content:  # some clients would show it twice
+        elif (content := tool_calls.result_contents(result)) != opened.content:  # some clients would show it twice
             update["content"] = content
-        output = raw_output(result, with_text=opened.in_terminal is None)
+        output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
         return (update | output, *plan_updates(result.plan))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
@@ -301,7 +288,7 @@ class ReplayUpdates:
             return ()
         announcement = announced.announcement
         if announcement == Announcement(title=announced.name):  # stored by a version that kept only the call
-            announcement = announcement_from(announced.name, announced.arguments)
+            announcement = tool_calls.announcement_from(announced.name, announced.arguments)
         fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
         content = [*diff_contents(announcement.diffs), text_content(limit_text(event.text))]
         return (_update("tool_call", status="failed") | fields | {"content": content},)
@@ -327,7 +314,7 @@ def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
     if items is None:
         return ()
     plan = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
-    return (_update("plan", entries=limit_json(plan, OUTPUT_BYTES)),)
+    return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
 
 
 def usage_update(event: events.ContextMeasured) -> Update:
@@ -405,8 +392,8 @@ def _final_status(result: ToolResult) -> str:
 def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
     """A call that the client does not know yet, with its result."""
     fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-    update = _update("tool_call", status=_final_status(result)) | fields | {"content": result_contents(result)}
-    return (update | raw_output(result), *plan_updates(result.plan))
+    update = _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
+    return (update | tool_calls.raw_output(result), *plan_updates(result.plan))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
@@ -433,7 +420,7 @@ def _terminal_exit(call: CallRef, code: object) -> Fields:
 
 def _terminal_end(result: ToolResult, sent: str) -> Fields:
     """The exit and the output that the terminal does not have yet."""
-    output = output_text(result)
+    output = tool_calls.output_text(result)
     rest = output[len(sent) :] if output.startswith(sent) else f"\n{output}"
     meta: Fields = {"terminal_exit": _terminal_exit(result.call, result.raw_output.get("exit_code"))}
     if rest.strip():

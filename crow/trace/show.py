@@ -13,7 +13,7 @@ from crow.trace.schema import Side
 WIDTH = 160
 
 
-def shown(recording: Iterable[Recorded]) -> Iterator[str]:
+def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
     """The lines to print. Chunks of one message that follow each other share a line."""
     start: float | None = None
     requests: dict[tuple[Side, str], tuple[str, float | None]] = {}
