@@ -380,15 +380,15 @@ class IdleTimer:
         self._tidy = tidy
         self._after_s = after_s
         self._turns = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = anyio.Event()
-        self._tidying: anyio.CancelScope | None = None
+        self._delay_s = 0.0
+        self._is_wanted = anyio.Event()
+        self._waiting = anyio.CancelScope()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Surrounds each turn."""
         self._turns += 1
-        self._postpone()
+        self._waiting.cancel()
         try:
             yield
         finally:
@@ -402,35 +402,26 @@ class IdleTimer:
     def stop(self) -> None:
         """Cancels tidying for good; the store is about to close."""
         self._turns += 1
-        self._postpone()
+        self._waiting.cancel()
 
     async def run(self) -> None:
         """Tidies again and again until cancelled."""
         while True:
-            await self._due.wait()
-            self._due = anyio.Event()
-            if self._turns:  # a turn has just begun; its end schedules this again
-                continue
-            with anyio.CancelScope() as self._tidying:
+            await self._is_wanted.wait()
+            self._is_wanted = anyio.Event()
+            with anyio.CancelScope() as self._waiting:
+                await anyio.sleep(self._delay_s)
+                if self._turns:  # the end of the turn schedules this again
+                    continue
                 try:
                     await self._tidy()
                 except StoreError as error:
                     logger.warning("Tidying failed: %s", error)
-            self._tidying = None
 
     def _schedule(self, delay_s: float) -> None:
-        self._postpone()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin)
-
-    def _postpone(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._tidying is not None:
-            self._tidying.cancel()
-
-    def _begin(self) -> None:
-        if not self._turns:
-            self._due.set()
+        self._delay_s = delay_s
+        self._waiting.cancel()
+        self._is_wanted.set()
 
 
 def session_info(row: SessionRow) -> dict[str, Any]:

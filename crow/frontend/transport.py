@@ -417,44 +417,34 @@ class WatchedSource:
 
 
 class ThreadSource:
-    """Reads a descriptor that the loop cannot watch in a daemon thread, one chunk per request."""
+    """Reads a descriptor that the loop cannot watch: each chunk in a daemon thread, which never delays the exit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
-        self._wanted = threading.Semaphore(0)
         self._chunk: asyncio.Future[bytes] | None = None
         self._ended = False
-        threading.Thread(target=self._run, name="crow-stdin", daemon=True).start()
 
     async def read(self) -> bytes:
         """See `WatchedSource.read`."""
         if self._ended:
             return b""
         self._chunk = self._loop.create_future()
-        self._wanted.release()
+        threading.Thread(target=self._read_chunk, name="crow-stdin", daemon=True).start()
         return await self._chunk
 
     def end(self) -> None:
         """See `WatchedSource.end`."""
         self._ended = True
         self._deliver(b"")
-        self._wanted.release()
 
-    def _run(self) -> None:
-        while True:
-            self._wanted.acquire()
-            if self._ended:
-                return
-            try:
-                data = os.read(self._fd, CHUNK_BYTES)
-            except OSError:
-                data = b""
-            # The loop may have closed while this thread was blocked.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._deliver, data)
-            if not data:
-                return
+    def _read_chunk(self) -> None:
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except OSError:
+            data = b""
+        with contextlib.suppress(RuntimeError):  # the loop may have closed while this thread was blocked
+            self._loop.call_soon_threadsafe(self._deliver, data)
 
     def _deliver(self, data: bytes) -> None:
         if self._chunk is not None and not self._chunk.done():

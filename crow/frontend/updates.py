@@ -264,15 +264,16 @@ class ReplayUpdates:
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
-                return tuple(_message_chunk("user", message_id, block) for part in parts for block in blocks(part))
+                shown = [block for part in parts for block in blocks(part)]
+                return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
                 return _finished_call(result, arguments=None if announced is None else announced.arguments)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
-                typed = _message_chunk("user", f"{message_id}_typed", {"type": "text", "text": limit_text(text)})
-                return (typed, *_text_updates(message_id, answer))
+                typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
+                return (*typed, *_text_updates(message_id, answer))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
@@ -327,12 +328,13 @@ def _update(kind: str, **fields: Any) -> Update:
     return {"sessionUpdate": kind, **fields}
 
 
-def _message_chunk(sender: Literal["user", "agent"], message_id: str, block: Fields) -> Update:
-    return {"sessionUpdate": f"{sender}_message_chunk", "content": block, "messageId": message_id}
+def _chunks(kind: str, text: str, **ids: str) -> tuple[Update, ...]:
+    """A text in as many updates as it takes."""
+    return tuple(_update(kind, content={"type": "text", "text": piece}, **ids) for piece in split_text(text))
 
 
 def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    return tuple(_message_chunk("agent", message_id, {"type": "text", "text": piece}) for piece in split_text(text))
+    return _chunks("agent_message_chunk", text, messageId=message_id)
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
@@ -342,21 +344,14 @@ def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
     """A thought has its own message id, as clients join chunks with the same id."""
-    message_id = f"{message_id}_thought"
-    return tuple(
-        _update("agent_thought_chunk", content={"type": "text", "text": piece}, messageId=message_id)
-        for piece in split_text(text)
-    )
+    return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 
 def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
     """The next part of a summary; an empty one removes the parts sent before."""
     if not text:
         return (_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
-    return tuple(
-        _update("compaction_summary_chunk", compactionId=compaction_id, content={"type": "text", "text": piece})
-        for piece in split_text(text)
-    )
+    return _chunks("compaction_summary_chunk", text, compactionId=compaction_id)
 
 
 def _compaction_update(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
@@ -374,10 +369,8 @@ def _mask_id(entry: Entry) -> str:
 
 
 def _token_change(body: entries.Checkpoint | entries.Mask) -> str:
-    before, after = (
-        f"{round(tokens / 1000)}k" if tokens >= 10_000 else str(tokens)
-        for tokens in (body.tokens_before, body.tokens_after)
-    )
+    counts = (body.tokens_before, body.tokens_after)
+    before, after = (f"{round(count / 1000)}k" if count >= 10_000 else str(count) for count in counts)
     return f"{before} → {after} tokens"
 
 
@@ -392,7 +385,9 @@ def _final_status(result: ToolResult) -> str:
 def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
     """A call that the client does not know yet, with its result."""
     fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-    update = _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
+    update = (
+        _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
+    )
     return (update | tool_calls.raw_output(result), *plan_updates(result.plan))
 
 
