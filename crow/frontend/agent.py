@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import anyio.abc
 from acp import PROTOCOL_VERSION, RequestError, schema
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.frontend.client import ClientConnection, RequestParams
@@ -71,20 +71,16 @@ DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-class ConfigOptionRequest(BaseModel):
+class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
     """`session/set_config_option` with either type of option."""
-
-    model_config = ConfigDict(strict=True, defer_build=True)
 
     session_id: str = Field(alias="sessionId")
     config_id: str = Field(alias="configId")
     value: str | bool
 
 
-class PromptRequest(BaseModel):
+class PromptRequest(BaseModel, strict=True, defer_build=True):
     """`session/prompt` and `_session/steering`; content blocks are checked later."""
-
-    model_config = ConfigDict(strict=True, defer_build=True)
 
     session_id: str = Field(alias="sessionId")
     prompt: list[Any]

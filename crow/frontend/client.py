@@ -188,8 +188,6 @@ class SessionClient:
                             ended.clear()
                         case ToolResult(call=call):
                             ended.add(call)
-                        case _:
-                            pass
                     for event in replay.feed(entry):
                         await self._send_all(updates.updates(event))
                     self._replayed_to = max(self._replayed_to, entry.id)

@@ -25,6 +25,7 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
+_KINDS = {type(None): "missing or null", dict: "an object", list: "a list"}
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -134,16 +135,10 @@ def encode(message: Message) -> bytes:
 
 def describe(value: object, max_chars: int = 80) -> str:
     """`value` for an error message: as JSON, or only its kind if it is large."""
-    match value:
-        case None:
-            return "missing or null"
-        case dict():
-            return "an object"
-        case list():
-            return "a list"
-        case _:
-            text = json.dumps(value, ensure_ascii=False, default=str)
-            return text if len(text) <= max_chars else f"{text[:max_chars]}…"
+    if type(value) in _KINDS:
+        return _KINDS[type(value)]
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def _decode(line: bytes) -> Any:

@@ -5,9 +5,9 @@ They are read from the raw objects: the SDK's models drop members and list items
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
@@ -178,13 +178,9 @@ def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, s
 def _existing_directory(name: str, path: object) -> str:
     if not isinstance(path, str):
         raise ArgumentError(f"{name}: expected an absolute path as a string.")
-    if not Path(path).is_absolute():
+    if not os.path.isabs(path):
         raise ArgumentError(f'{name} is "{path}"; expected an absolute path, such as "/home/me/project".')
-    try:
-        is_directory = Path(path).is_dir()
-    except (OSError, ValueError):  # too long, or contains a NUL
-        is_directory = False
-    if not is_directory:
+    if not os.path.isdir(path):
         raise ArgumentError(f'{name} is "{path}", which is not an existing directory.')
     return path
 

@@ -25,7 +25,7 @@ from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
-from crow.frontend.workspace import EditorWorkspace
+from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.tools import McpServer, StdioServer, Workspace
 
@@ -252,13 +252,11 @@ class OpenSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """All config options of a session."""
-        row = session.branch.row
+        row, caps = session.branch.row, self.caps
+        model = row.model or self._dependencies.model
+        config = {"auto_compact": self._dependencies.auto_compact, **row.config}
         return config_options(
-            mode=row.mode,
-            model=row.model or self._dependencies.model,
-            models=self.models,
-            config={"auto_compact": self._dependencies.auto_compact, **row.config},
-            booleans=self.caps.boolean_options,
+            mode=row.mode, model=model, models=self.models, config=config, booleans=caps.boolean_options
         )
 
     def _start(self, tail: Tail, request: OpenRequest) -> OpenSession:
@@ -276,14 +274,9 @@ class OpenSessions:
         workspace = dependencies.workspace(row.cwd, row.additional_directories)
         in_terminals = dependencies.editor_terminals and caps.terminals
         if caps.reads_files or caps.writes_files or in_terminals:
-            workspace = EditorWorkspace(
-                workspace,
-                row.id,
-                self._connection.request,
-                caps,
-                answer_s=dependencies.editor_timeout_s,
-                hidden=dependencies.hidden_variables() if in_terminals else None,
-            )
+            editor = EditorRequests(row.id, self._connection.request, answer_s=dependencies.editor_timeout_s)
+            hidden = dependencies.hidden_variables() if in_terminals else None
+            workspace = EditorWorkspace(workspace, editor, caps, hidden)
         servers = _merge_servers(dependencies.servers, request.servers)
         session = Session(self._adapters, client, workspace, servers, tail)
         self._open[row.id] = opened = OpenSession(session=session, client=client)
@@ -381,7 +374,7 @@ class IdleTimer:
         self._after_s = after_s
         self._turns = 0
         self._delay_s = 0.0
-        self._is_wanted = anyio.Event()
+        self._wanted = anyio.Event()
         self._waiting = anyio.CancelScope()
 
     @contextmanager
@@ -407,8 +400,8 @@ class IdleTimer:
     async def run(self) -> None:
         """Tidies again and again until cancelled."""
         while True:
-            await self._is_wanted.wait()
-            self._is_wanted = anyio.Event()
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
             with anyio.CancelScope() as self._waiting:
                 await anyio.sleep(self._delay_s)
                 if self._turns:  # the end of the turn schedules this again
@@ -421,7 +414,7 @@ class IdleTimer:
     def _schedule(self, delay_s: float) -> None:
         self._delay_s = delay_s
         self._waiting.cancel()
-        self._is_wanted.set()
+        self._wanted.set()
 
 
 def session_info(row: SessionRow) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class StdioTransport:
     ) -> None:
         self._source = _open_source(source)
         self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
-        self._observe = observe
+        self._observe: Observer = observe or (lambda _direction, _line: None)
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | FrameError] = deque()
         self._reading: asyncio.Task[bytes] | None = None
@@ -185,8 +185,7 @@ class StdioTransport:
             logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
             error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
             line = frames.encode(error.response())
-        if self._observe is not None:
-            self._observe("out", line[:-1])
+        self._observe("out", line[:-1])
         return self._sink.write(line, is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
@@ -195,8 +194,7 @@ class StdioTransport:
         if isinstance(line, FrameError):
             message = line
         else:
-            if self._observe is not None:
-                self._observe("in", line)
+            self._observe("in", line)
             message = frames.parse(line)
         if isinstance(message, dict) and "method" not in message:
             message = self._match_response(message)
@@ -244,11 +242,12 @@ class Sink:
         self.is_gone = False
         mode = os.fstat(fd).st_mode
         # A terminal may share its flags with the shell, and a file never blocks: both stay blocking.
-        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and self._can_watch() and os.get_blocking(fd)
+        can_watch = _can_watch(fd, self._loop.add_writer, self._loop.remove_writer)
+        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and can_watch and os.get_blocking(fd)
         if self._was_blocking:
             os.set_blocking(fd, False)
         # The writing end of a pipe becomes readable only when the reading end is closed.
-        self._is_watched = stat.S_ISFIFO(mode) and self._can_watch()
+        self._is_watched = stat.S_ISFIFO(mode) and can_watch
         if self._is_watched:
             self._loop.add_reader(fd, self._lose_reader)
 
@@ -306,14 +305,6 @@ class Sink:
             with contextlib.suppress(OSError):
                 os.set_blocking(self._fd, True)
 
-    def _can_watch(self) -> bool:
-        try:
-            self._loop.add_writer(self._fd, lambda: None)
-            self._loop.remove_writer(self._fd)
-        except (NotImplementedError, OSError):
-            return False
-        return True
-
     def _write_some(self, rest: memoryview) -> memoryview:
         """Writes as much as the reader takes; returns the remainder."""
         while rest:
@@ -365,15 +356,21 @@ class Sink:
 
 def _open_source(fd: int) -> WatchedSource | ThreadSource:
     """A source of bytes for any kind of descriptor."""
-    if stat.S_ISREG(os.fstat(fd).st_mode):  # some loops watch files without error, but never report their end
-        return ThreadSource(fd)
     loop = asyncio.get_running_loop()
-    try:
-        loop.add_reader(fd, lambda: None)
-        loop.remove_reader(fd)
-    except (NotImplementedError, OSError):  # Windows, or a device that is always ready
+    # Some loops watch files without error, but never report their end.
+    if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
         return ThreadSource(fd)
     return WatchedSource(fd)
+
+
+def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
+    """Whether the loop can watch a descriptor: not on Windows, and no device that is always ready."""
+    try:
+        add(fd, lambda: None)
+        remove(fd)
+    except (NotImplementedError, OSError):
+        return False
+    return True
 
 
 class WatchedSource:

@@ -158,7 +158,7 @@ class LiveUpdates:
         if opened.in_terminal is not None:
             terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
             fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
-            opened.content = [_terminal_content(call)]
+            opened.content = [{"type": "terminal", "terminalId": call.call_id}]
         if opened.content:
             fields["content"] = opened.content
         update = _update("tool_call", status=opened.status) | fields
@@ -213,7 +213,7 @@ class LiveUpdates:
         update = _call_update(event.call, "failed")
         content = [text_content(limit_text(event.text))] if event.text else []
         if opened.in_terminal is not None:
-            content = [_terminal_content(event.call), *content]
+            content = [{"type": "terminal", "terminalId": event.call.call_id}, *content]
             update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
         return (update | {"content": content},)
 
@@ -396,10 +396,6 @@ def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement
     known = call_fields(call.call_id, opened.announcement)
     opened.announcement = announcement
     return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}
-
-
-def _terminal_content(call: CallRef) -> Fields:
-    return {"type": "terminal", "terminalId": call.call_id}
 
 
 def _terminal_output(call: CallRef, text: str) -> Fields:

@@ -35,11 +35,16 @@ _REFUSAL = re.compile(
 )
 
 
-class Editor:
-    """Sends the requests of one session. `answer_s` is how long an answer may take, in seconds."""
+class EditorRequests:
+    """Sends the requests of one session.
 
-    def __init__(self, session_id: str, request: SendRequest, *, answer_s: float) -> None:
+    `answer_s` is how long an answer may take, in seconds. Some editors write a file and never answer: after `silence_s`
+    the disk is asked.
+    """
+
+    def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
         self.answer_s = answer_s
+        self.silence_s = silence_s
         self._session_id = session_id
         self._request = request
 
@@ -59,27 +64,17 @@ class EditorWorkspace:
     goes through the editor alone, unless the text is too large for a line: a refusal is final. After a write the file
     is read again, as some editors format on save, and some report success without writing.
 
-    `hidden`: run commands in the editor's terminals, without these variables; None runs them here. `answer_s` is how
-    long the editor may take to answer, in seconds.
+    `hidden`: run commands in the editor's terminals, without these variables; None runs them here.
     """
 
     def __init__(
-        self,
-        disk: Workspace,
-        session_id: str,
-        request: SendRequest,
-        caps: ClientCapabilities,
-        *,
-        answer_s: float,
-        silence_s: float = SILENCE_S,
-        hidden: Sequence[str] | None = None,
+        self, disk: Workspace, editor: EditorRequests, caps: ClientCapabilities, hidden: Sequence[str] | None = None
     ) -> None:
         self._disk = disk
-        self._editor = Editor(session_id, request, answer_s=answer_s)
+        self._editor = editor
         self._reads = caps.reads_files
         self._writes = caps.writes_files
-        self._silence_s = silence_s
-        self._terminals = EditorTerminals(self._editor, hidden or ())
+        self._terminals = EditorTerminals(editor, hidden or ())
         self._in_terminals = hidden is not None
         self.cwd = disk.cwd
         self.resolve = disk.resolve
@@ -168,7 +163,7 @@ class EditorWorkspace:
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(request)
             while True:
-                await anyio.sleep(self._silence_s)
+                await anyio.sleep(self._editor.silence_s)
                 with suppress(OSError):
                     if await self._saved(path) == text:
                         waiting.cancel_scope.cancel()
@@ -250,7 +245,7 @@ class EditorTerminals:
     The variables `hidden` are set to nothing, since the editor's own environment may contain them.
     """
 
-    def __init__(self, editor: Editor, hidden: Sequence[str] = ()) -> None:
+    def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
         self._editor = editor
         self._variables = {**ENVIRONMENT, **dict.fromkeys(hidden, "")}
         self._leftovers: list[str] = []

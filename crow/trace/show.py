@@ -23,7 +23,7 @@ def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
             if key is None:
                 text = _describe(recorded, requests)
             else:
-                chunks = [_chunk_text(chunk) for chunk in (recorded, *group)]
+                chunks = [chunk.message["params"]["update"]["content"]["text"] for chunk in (recorded, *group)]
                 count = f" x{len(chunks)}" if len(chunks) > 1 else ""
                 text = f"{key[1]}{count} {_json(''.join(chunks))}"
             time = "" if recorded.at is None or start is None else f"{recorded.at - start:9.3f} "
@@ -44,10 +44,6 @@ def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
             return str(session), kind, str(update.get("messageId"))
         case _:
             return None
-
-
-def _chunk_text(recorded: Recorded) -> str:
-    return str(recorded.message["params"]["update"]["content"]["text"])
 
 
 def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float | None]]) -> str:
