@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from crow import __version__
 from crow.adapters import (
     configured_servers,
     endpoint_of,
@@ -88,7 +87,6 @@ class Wiring:
         """What the front end needs."""
         editor = self._settings.editor
         return ServerDependencies(
-            version=__version__,
             open_store=self._open_store,
             adapters=self.adapters,
             workspace=self._open_workspace,

@@ -15,6 +15,7 @@ import anyio.abc
 from acp import PROTOCOL_VERSION, RequestError, schema
 from pydantic import BaseModel, Field, ValidationError
 
+from crow import __version__
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -48,8 +49,6 @@ DRAIN_S = 0.5
 
 CLOSE_S = 0.8
 """How long closing may take altogether, before what still runs is cancelled."""
-
-PAGE_SIZE = 50
 
 CONFIGURED = "configured"
 """The authentication method that uses the configuration as it is."""
@@ -217,7 +216,7 @@ class AcpAgent:
         # Unsupported features are left out: some clients check keys instead of values.
         return {
             "protocolVersion": PROTOCOL_VERSION,
-            "agentInfo": {"name": "crow", "title": "Crow", "version": self._dependencies.version},
+            "agentInfo": {"name": "crow", "title": "Crow", "version": __version__},
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
@@ -263,7 +262,7 @@ class AcpAgent:
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
-        limit = PAGE_SIZE
+        limit = 50
         while True:
             page = await store.sessions(
                 cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)

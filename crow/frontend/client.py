@@ -161,6 +161,7 @@ class SessionClient:
         """See :class:`crow.agent.Client`. Waits during a replay, and skips entries that it has replayed."""
         await self._is_known.wait()
         async with self._updating:
+            extra: list[Update] = []
             match event:
                 # Replay does not show that a call started, so that is never skipped.
                 case events.EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(
@@ -171,8 +172,6 @@ class SessionClient:
                     extra = [{"sessionUpdate": "config_option_update", "configOptions": self._options()}]
                 case events.CommandsChanged():
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
-                case _:
-                    extra = []
             await self._send_all((*self._live.updates(event), *extra))
 
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:

@@ -133,12 +133,12 @@ def encode(message: Message) -> bytes:
         return (_SURROGATE.sub("\ufffd", text) + "\n").encode()
 
 
-def describe(value: object, max_chars: int = 80) -> str:
+def describe(value: object) -> str:
     """`value` for an error message: as JSON, or only its kind if it is large."""
     if type(value) in _KINDS:
         return _KINDS[type(value)]
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _decode(line: bytes) -> Any:

@@ -53,7 +53,6 @@ class ServerDependencies:
     - `log_hint` is a sentence that says where the log is.
     """
 
-    version: str
     open_store: Callable[[], Awaitable[Store]]
     adapters: Callable[[Store], Adapters]
     workspace: Callable[[str, Sequence[str]], Workspace]

@@ -190,12 +190,9 @@ class StdioTransport:
 
     def _message(self, line: bytes | FrameError) -> Message | None:
         """The message in `line`. An error is answered and gives None."""
-        message: Message | FrameError | None
-        if isinstance(line, FrameError):
-            message = line
-        else:
+        if isinstance(line, bytes):
             self._observe("in", line)
-            message = frames.parse(line)
+        message = frames.parse(line) if isinstance(line, bytes) else line
         if isinstance(message, dict) and "method" not in message:
             message = self._match_response(message)
         if isinstance(message, FrameError):

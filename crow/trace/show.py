@@ -34,16 +34,13 @@ def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
 def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
     """Session, kind and message id of a chunk of text; None for every other message."""
     match recorded.message:
-        case {
-            "method": "session/update",
-            "params": {
-                "sessionId": session,
-                "update": {"sessionUpdate": str(kind), "content": {"type": "text", "text": str()}} as update,
-            },
-        } if kind.endswith("_chunk"):
-            return str(session), kind, str(update.get("messageId"))
-        case _:
-            return None
+        case {"method": "session/update", "params": {"sessionId": session, "update": update}}:
+            match update:
+                case {"sessionUpdate": str(kind), "content": {"type": "text", "text": str()}} if kind.endswith(
+                    "_chunk"
+                ):
+                    return str(session), kind, str(update.get("messageId"))
+    return None
 
 
 def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float | None]]) -> str:
