@@ -236,10 +236,18 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes. Encodes a text only if its length alone does not tell."""
-    if isinstance(value, str) and (6 * len(value) + 2 <= limit or len(value) > limit):
-        return len(value) <= limit
-    return json_bytes(value) <= limit
+    """Whether `value` takes at most `limit` bytes. Encodes it only if its length alone does not tell."""
+    if isinstance(value, str) and 6 * len(value) + 2 <= limit:
+        return True
+    return _chars(value) <= limit and json_bytes(value) <= limit
+
+
+def _chars(value: object) -> int:
+    """Characters of all strings in `value`, without its keys: a lower bound of its size."""
+    if isinstance(value, str):
+        return len(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_chars, items))
 
 
 def _shorten(value: object, max_bytes: int, max_items: int) -> object:

@@ -143,8 +143,8 @@ class LiveUpdates:
                 return _remark_updates(compaction_id, f"(Context compacted: {_token_change(checkpoint)}.)")
             case entries.Mask() as mask:
                 if self._caps.compaction:
-                    return (_compaction_update(_mask_id(entry)),)
-                return _remark_updates(_mask_id(entry), f"(Older tool outputs elided: {_token_change(mask)}.)")
+                    return (_compaction_update(f"mask_{entry.id}"),)
+                return _remark_updates(f"mask_{entry.id}", f"(Older tool outputs elided: {_token_change(mask)}.)")
             case entries.Assistant():
                 self._message = _OpenMessage("")
                 return ()  # its text was streamed
@@ -277,7 +277,7 @@ class ReplayUpdates:
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
-                return (_compaction_update(_mask_id(entry)),) if self._caps.compaction else ()
+                return (_compaction_update(f"mask_{entry.id}"),) if self._caps.compaction else ()
             case entries.TurnEnd(stop=stop, detail=detail):
                 return self._turn_end(f"turn_end_{entry.id}", stop, detail)
             case _:
@@ -362,10 +362,6 @@ def _compaction_update(compaction_id: str, status: str = "completed", detail: st
     elif detail and status == "failed":
         update["error"] = limit_text(detail)
     return update
-
-
-def _mask_id(entry: Entry) -> str:
-    return f"mask_{entry.id}"
 
 
 def _token_change(body: entries.Checkpoint | entries.Mask) -> str:

@@ -38,8 +38,7 @@ _REFUSAL = re.compile(
 class EditorRequests:
     """Sends the requests of one session.
 
-    `answer_s` is how long an answer may take, in seconds. Some editors write a file and never answer: after `silence_s`
-    the disk is asked.
+    `answer_s` is how long an answer may take, in seconds; `silence_s` is how often the disk is read meanwhile.
     """
 
     def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
@@ -284,8 +283,7 @@ class EditorTerminals:
                 await self._release(terminal)
 
     async def _create(self, command: str, cwd: str) -> str:
-        shell, *options = SHELL
-        arguments = [*options, command]
+        shell, arguments = SHELL[0], [*SHELL[1:], command]
         env = [{"name": name, "value": value} for name, value in self._variables.items()]
         try:
             answer = await self._editor.send(
@@ -329,8 +327,7 @@ class EditorTerminals:
             answer = await self._editor.send("terminal/output", terminalId=terminal)
         except (RequestError, TimeoutError, ConnectionError):
             return "", None
-        if not isinstance(answer, dict):
-            return "", None
+        answer = answer if isinstance(answer, dict) else {}
         output = answer.get("output")
         text = output if isinstance(output, str) else ""
         if answer.get("truncated") is True:
