@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from crow import __version__, adapters
+from crow import adapters
 from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
@@ -24,8 +24,7 @@ from crow.agent.compaction.hooks import Hooks, NamedHook
 from crow.agent.permissions import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
-from crow.frontend.client import EditorTimeouts
-from crow.frontend.server import serve as serve_connection
+from crow.frontend.agent import serve as serve_connection
 from crow.frontend.sessions import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo
@@ -79,22 +78,22 @@ class Wiring:
         """What the front end needs."""
         editor = self._settings.editor
         return ServerDependencies(
-            version=__version__,
             open_store=self._open_store,
             adapters=self.adapters,
             workspace=partial(adapters.open_workspace, lambda: self._loaded),
-            check=lambda: self._check(self._default_model()),
-            warm_up=self._imports.run,
+            check_model=lambda: self._check(self._default_model()),
+            import_rest=self._imports.run,
             trim=trim,
             more_models=self._more_models,
-            renewed=self._reload_if_changed,
+            reload=self._reload_if_changed,
             models=tuple(self._names),
             model=self._default_model(),
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=editor.terminals,
             hidden_variables=lambda: adapters.hidden_keys(self._loaded).names(),
-            timeouts=EditorTimeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
+            editor_timeout_s=editor.answer_timeout_s,
+            user_timeout_s=editor.user_timeout_s,
             servers=adapters.configured_servers(self._settings),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )

@@ -253,7 +253,7 @@ def _trace(options: argparse.Namespace) -> int:
 
     recording = record.read_recording(options.file)
     if options.action == "show":
-        for line in show.shown(recording):
+        for line in show.format_recording(recording):
             print(line)
         return 0
     result = check.check(recording)

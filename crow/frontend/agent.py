@@ -1,9 +1,10 @@
-"""The method table: what each ACP method does, and how errors are answered."""
+"""Serves ACP over one connection: what each method does, and how errors are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,12 +13,13 @@ from typing import Any
 import anyio
 import anyio.abc
 from acp import PROTOCOL_VERSION, RequestError, schema
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from crow import __version__
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestId
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestId
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
@@ -30,10 +32,10 @@ from crow.frontend.params import (
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
+from crow.frontend.transport import StdioTransport
 
 logger = logging.getLogger(__name__)
 
-METHOD_NOT_FOUND = -32601
 AUTH_REQUIRED = -32000
 RESOURCE_NOT_FOUND = -32002
 REQUEST_CANCELLED = -32800
@@ -45,7 +47,8 @@ WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
 """How long open requests may take after the end of stdin."""
 
-PAGE_SIZE = 50
+CLOSE_S = 0.8
+"""How long closing may take altogether, before what still runs is cancelled."""
 
 CONFIGURED = "configured"
 """The authentication method that uses the configuration as it is."""
@@ -55,32 +58,54 @@ LOGGED_OUT = (
     '"crow login" to set up another.'
 )
 
-CANCELLABLE = frozenset({"session/new", "session/fork", "session/load", "session/resume", "session/list"})
+OPENING = frozenset({"session/new", "session/fork", "session/load", "session/resume"})
+"""Requests that open a session."""
+
+CANCELLABLE = OPENING | {"session/list"}
 """What `$/cancel_request` cancels besides prompts; other requests end before such a notification can be read."""
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 """Parameters for which null means the default, which the SDK's models refuse."""
 
-Method = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-class ConfigOptionRequest(BaseModel):
+class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
     """`session/set_config_option` with either type of option."""
-
-    model_config = ConfigDict(strict=True, defer_build=True)
 
     session_id: str = Field(alias="sessionId")
     config_id: str = Field(alias="configId")
     value: str | bool
 
 
-class PromptRequest(BaseModel):
+class PromptRequest(BaseModel, strict=True, defer_build=True):
     """`session/prompt` and `_session/steering`; content blocks are checked later."""
-
-    model_config = ConfigDict(strict=True, defer_build=True)
 
     session_id: str = Field(alias="sessionId")
     prompt: list[Any]
+
+
+async def serve(transport: StdioTransport, dependencies: ServerDependencies) -> None:
+    """Serves until stdin ends, the editor is gone, or a signal asks to stop; then closes everything, within bounds.
+
+    Sessions are tasks of the task group here, not of the requests that open them.
+    """
+    connection = ClientConnection(transport)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
+                asyncio.get_running_loop().add_signal_handler(getattr(signal, name), connection.stop)
+    async with anyio.create_task_group() as tasks:
+        agent = AcpAgent(dependencies, connection, tasks)
+        tasks.start_soon(agent.idle.run)
+        tasks.start_soon(agent.warm_when_quiet)
+        try:
+            await connection.run(agent.handle)
+        finally:
+            with anyio.move_on_after(CLOSE_S, shield=True):
+                await agent.close()
+            tasks.cancel_scope.cancel()
+    await connection.end()
 
 
 class AcpAgent:
@@ -120,19 +145,18 @@ class AcpAgent:
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """Answers a request or acts on a notification. :raises RequestError: the error response."""
         self._last_message_at = asyncio.get_running_loop().time()
-        raw = params if isinstance(params, dict) else {}
         if is_notification:
-            match method:
-                case "session/cancel":
+            match method, params:
+                case "session/cancel", _:
                     with suppress(NoSuchSession):
-                        self._sessions.get(raw.get("sessionId")).cancel()
-                case "$/cancel_request":
-                    self._cancel_request(raw.get("requestId"))
+                        self._sessions.get(params.get("sessionId")).cancel()
+                case "$/cancel_request", {"requestId": int() | str() as request_id} if not isinstance(request_id, bool):
+                    self._cancel_by_id.get(request_id, lambda: None)()
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
         try:
-            return await self._answer(method, raw)
+            return await self._answer(method, params)
         except ValidationError as error:
             raise _invalid_params(method, error) from None
         except CrowError as error:
@@ -145,10 +169,8 @@ class AcpAgent:
 
     async def warm_when_quiet(self) -> None:
         """Prepares the first prompt, once no message has come for a moment: imports would delay answers."""
-        while True:
-            quiet_s = asyncio.get_running_loop().time() - self._last_message_at
-            if quiet_s >= WARM_AFTER_S:
-                break
+        loop = asyncio.get_running_loop()
+        while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event tells of silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
         await self._sessions.warm()
 
@@ -163,43 +185,38 @@ class AcpAgent:
             scope.cancel()
         await self._sessions.close_all()
 
-    async def _answer(self, method: str, raw: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
         model, answer = self._methods[method]
         self._sessions.reload_settings()
-        model.model_validate({key: DEFAULTS.get(key) if value is None else value for key, value in raw.items()})
+        model.model_validate({key: DEFAULTS.get(key) if value is None else value for key, value in params.items()})
+        if method in OPENING and self._is_logged_out:
+            raise AuthError(LOGGED_OUT)
         if method == "session/prompt":
-            return await answer(raw)
+            return await answer(params)
         task = asyncio.current_task()
         assert task is not None
-        request_id = raw.request_id if isinstance(raw, RequestParams) else None
-        is_cancellable = method in CANCELLABLE and request_id is not None
         with anyio.CancelScope() as scope:
             self._running[task] = scope
             task.add_done_callback(self._running.pop)  # when the response has been sent, too
-            if is_cancellable:
-                self._cancel_by_id[request_id] = scope.cancel
+            if method in CANCELLABLE:
+                self._cancel_by_id[params.request_id] = scope.cancel
             try:
-                return await answer(raw)
+                return await answer(params)
             finally:
-                if is_cancellable:
-                    del self._cancel_by_id[request_id]
+                self._cancel_by_id.pop(params.request_id, None)
         if self._is_closing:
             problem = f"The connection was closed before {method} was done. Start crow again and repeat it."
             raise _error(INTERNAL_ERROR, problem)
         raise _error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
 
-    def _cancel_request(self, request_id: object) -> None:
-        if isinstance(request_id, int | str) and not isinstance(request_id, bool):
-            self._cancel_by_id.get(request_id, lambda: None)()
-
-    async def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         self._sessions.caps = client_capabilities(params)
         logger.info("Client: %s", client_name(params) or "no name")
         features = ("list", "resume", "close", "delete", "fork", "additionalDirectories")
         # Unsupported features are left out: some clients check keys instead of values.
         return {
             "protocolVersion": PROTOCOL_VERSION,
-            "agentInfo": {"name": "crow", "title": "Crow", "version": self._dependencies.version},
+            "agentInfo": {"name": "crow", "title": "Crow", "version": __version__},
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
@@ -211,45 +228,41 @@ class AcpAgent:
             "_meta": {"steering": {"supported": True}},
         }
 
-    async def _authenticate(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _authenticate(self, params: RequestParams) -> dict[str, Any]:
         if params["methodId"] != CONFIGURED:
             raise ArgumentError(f'No authentication method "{params["methodId"]}"; the only one is "{CONFIGURED}".')
-        self._dependencies.check()
+        self._dependencies.check_model()
         self._is_logged_out = False
         return {}
 
-    async def _logout(self, _params: dict[str, Any]) -> dict[str, Any]:
+    async def _logout(self, _params: RequestParams) -> dict[str, Any]:
         """No session can be opened until the client authenticates; open ones continue, and keys are kept."""
         self._is_logged_out = True
         return {}
 
-    async def _new(self, params: dict[str, Any]) -> dict[str, Any]:
-        self._check_logged_in()
+    async def _new(self, params: RequestParams) -> dict[str, Any]:
         opened = await self._sessions.create(open_request_from(params), alias=session_alias(params))
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
-    async def _fork(self, params: dict[str, Any]) -> dict[str, Any]:
-        self._check_logged_in()
+    async def _fork(self, params: RequestParams) -> dict[str, Any]:
         request, entry = open_request_from(params), fork_entry(params)
         opened = await self._sessions.fork(params["sessionId"], request, entry=entry)
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
-    async def _load(self, params: dict[str, Any]) -> dict[str, Any]:
-        self._check_logged_in()
+    async def _load(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
             session = opened.session
             await opened.client.replay(store.history(session.id), is_running=session.busy or session.owes)
             return self._sessions.introduce(opened)
 
-    async def _resume(self, params: dict[str, Any]) -> dict[str, Any]:
-        self._check_logged_in()
+    async def _resume(self, params: RequestParams) -> dict[str, Any]:
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
             return self._sessions.introduce(opened)
 
-    async def _list(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _list(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
-        limit = PAGE_SIZE
+        limit = 50
         while True:
             page = await store.sessions(
                 cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)
@@ -261,41 +274,40 @@ class AcpAgent:
                 return answer
             limit = max(1, limit // 8)
 
-    async def _close(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _close(self, params: RequestParams) -> dict[str, Any]:
         await self._sessions.close(params["sessionId"])
         return {}
 
-    async def _delete(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _delete(self, params: RequestParams) -> dict[str, Any]:
         await self._sessions.delete(params["sessionId"])
         self.idle.tidy_soon()
         return {}
 
-    async def _prompt(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         session = self._sessions.get(params["sessionId"])
         is_first = session.branch.prompt is None
         # Submitted before anything is awaited, so that a cancel right behind it finds it.
         prompt = session.submit(without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first))
-        request_id = params.request_id if isinstance(params, RequestParams) else None
-        self._cancel_by_id[request_id] = lambda: session.withdraw(prompt)
+        self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
             with self.idle.turn():
                 return {"stopReason": await session.answer(prompt)}
         finally:
-            del self._cancel_by_id[request_id]
+            del self._cancel_by_id[params.request_id]
 
-    async def _steer(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _steer(self, params: RequestParams) -> dict[str, Any]:
         """Never starts a turn: its updates may only be sent while a prompt waits for its response."""
         if await self._sessions.get(params["sessionId"]).steer(parts_from(params["prompt"])):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 
-    async def _set_mode(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _set_mode(self, params: RequestParams) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
         async with self._sessions.locked(params["sessionId"]) as session:
             await session.branch.set_mode(mode)
         return {}
 
-    async def _set_config_option(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _set_config_option(self, params: RequestParams) -> dict[str, Any]:
         async with self._sessions.locked(params["sessionId"]) as session:
             branch, option = session.branch, params["configId"]
             value = option_value(option, params["value"], model=branch.row.model, models=self._sessions.models)
@@ -308,34 +320,21 @@ class AcpAgent:
                     await branch.set_option(option, value)
             return {"configOptions": self._sessions.options(session)}
 
-    def _check_logged_in(self) -> None:
-        if self._is_logged_out:
-            raise AuthError(LOGGED_OUT)
-
 
 def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
-    methods: list[dict[str, Any]] = [
-        {
-            "id": CONFIGURED,
-            "name": "Endpoint from the configuration",
-            "description": "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml.",
-        }
-    ]
-    if caps.terminal_auth:
-        login: dict[str, Any] = {
-            "id": "login",
-            "name": "Set up endpoint, key and model",
-            "description": "Asks for them in a terminal, tests them, and writes them to config.toml.",
-            "type": "terminal",
-            "args": ["--setup"],
-        }
-        if caps.terminal_auth_by_meta:
-            # -P: the terminal's directory is a workspace, and nothing may be imported from there.
-            arguments = ["-P", "-m", "crow", "login"]
-            command = {"label": "crow login", "command": sys.executable, "args": arguments, "env": {}}
-            login["_meta"] = {"terminal-auth": command}
-        methods.append(login)
-    return methods
+    text = "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml."
+    configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
+    if not caps.terminal_auth:
+        return [configured]
+    text = "Asks for them in a terminal, tests them, and writes them to config.toml."
+    login: dict[str, Any] = {"id": "login", "name": "Set up endpoint, key and model", "description": text}
+    login |= {"type": "terminal", "args": ["--setup"]}
+    if caps.terminal_auth_by_meta:
+        # -P: the terminal's directory is a workspace, and nothing may be imported from there.
+        arguments = ["-P", "-m", "crow", "login"]
+        command = {"label": "crow login", "command": sys.executable, "args": arguments, "env": {}}
+        login["_meta"] = {"terminal-auth": command}
+    return [configured, login]
 
 
 def _invalid_params(method: str, error: ValidationError) -> RequestError:

@@ -5,39 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 import anyio
 from acp import RequestError
 from acp.connection import Connection
 
 from crow.agent import PermissionQuestion
+from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
-from crow.domain.events import (
-    CommandsChanged,
-    Elicitation,
-    ElicitationAnswer,
-    ElicitationKind,
-    EntryStored,
-    Event,
-    FormQuestion,
-    ModeChanged,
-    OptionsChanged,
-    UrlQuestion,
-)
+from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.replay import Replay
+from crow.frontend import tool_calls
 from crow.frontend.frames import INVALID_REQUEST, FrameError, Message, RequestId
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import (
-    PART_BYTES,
-    call_fields,
-    diff_contents,
-    fenced,
-    json_bytes,
-    limit_text,
-    text_content,
-)
+from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
+from crow.frontend.transport import StdioTransport
 from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
 
 logger = logging.getLogger(__name__)
@@ -49,23 +32,6 @@ PermissionAnswer: TypeAlias = Literal[
     "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
 ]
 PERMISSION_KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditorTimeouts:
-    """How long an answer may take, in seconds: from the editor itself, and from its user."""
-
-    editor_s: float = 30.0
-    user_s: float = 24 * 3600.0
-
-
-class Transport(Protocol):
-    """What :class:`ClientConnection` reads from and writes to."""
-
-    async def receive(self) -> Message | None: ...
-    async def send(self, message: Message) -> None: ...
-    async def close(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 class RequestParams(dict[str, Any]):
@@ -84,7 +50,7 @@ class ClientConnection:
     The SDK handles each request and sends its response in one task: that task identifies the request here.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: StdioTransport) -> None:
         self._transport = transport
         self._unanswered: set[RequestId] = set()
         self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
@@ -195,18 +161,18 @@ class SessionClient:
         """See :class:`crow.agent.Client`. Waits during a replay, and skips entries that it has replayed."""
         await self._is_known.wait()
         async with self._updating:
+            extra: list[Update] = []
             match event:
                 # Replay does not show that a call started, so that is never skipped.
-                case EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(entry.body, Started):
+                case events.EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(
+                    entry.body, Started
+                ):
                     return
-                case ModeChanged() | OptionsChanged():
+                case events.ModeChanged() | events.OptionsChanged():
                     extra = [{"sessionUpdate": "config_option_update", "configOptions": self._options()}]
-                case CommandsChanged():
+                case events.CommandsChanged():
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
-                case _:
-                    extra = []
-            for update in (*self._live.updates(event), *extra):
-                await self.send(update)
+            await self._send_all((*self._live.updates(event), *extra))
 
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
         """Sends a stored history. If a turn is running, its events wait; then its open message and calls follow."""
@@ -221,8 +187,6 @@ class SessionClient:
                             ended.clear()
                         case ToolResult(call=call):
                             ended.add(call)
-                        case _:
-                            pass
                     for event in replay.feed(entry):
                         await self._send_all(updates.updates(event))
                     self._replayed_to = max(self._replayed_to, entry.id)
@@ -259,8 +223,7 @@ class SessionClient:
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
-        kinds: dict[ElicitationKind, bool] = {"form": self._caps.elicits_by_form, "url": self._caps.elicits_by_url}
-        return frozenset(kind for kind, is_supported in kinds.items() if is_supported)
+        return self._caps.elicits
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
@@ -277,7 +240,7 @@ class SessionClient:
 
     async def elicited(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
-        if self._caps.elicits_by_url:
+        if "url" in self.elicits:
             await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
@@ -291,10 +254,10 @@ def permission_params(session_id: str, question: PermissionQuestion) -> dict[str
     They repeat everything about the call: many clients draw their dialog from them alone.
     """
     announcement = question.offer.announcement
-    call = call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
-    content = diff_contents(announcement.diffs)
+    call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
+    content = tool_calls.diff_contents(announcement.diffs)
     if question.offer.shown:
-        content.append(text_content(fenced(limit_text(question.offer.shown))))
+        content.append(tool_calls.text_content(tool_calls.fenced(limit_text(question.offer.shown))))
     if content:
         call["content"] = content
     labels = ("Allow", f"Always allow {question.always}", "Reject", f"Always reject {question.always}")
@@ -323,9 +286,9 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
     if question.call is not None:
         params["toolCallId"] = question.call.call_id
     match question:
-        case FormQuestion(schema=schema):
+        case events.FormQuestion(schema=schema):
             return params | {"mode": "form", "requestedSchema": {"type": "object", **schema}}
-        case UrlQuestion(url=url, id=question_id):
+        case events.UrlQuestion(url=url, id=question_id):
             return params | {"mode": "url", "url": url, "elicitationId": question_id}
         case _:
             assert_never(question)

@@ -21,9 +21,11 @@ MAX_ID_CHARS = 1000
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
+_KINDS = {type(None): "missing or null", dict: "an object", list: "a list"}
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -131,18 +133,12 @@ def encode(message: Message) -> bytes:
         return (_SURROGATE.sub("\ufffd", text) + "\n").encode()
 
 
-def describe(value: object, max_chars: int = 80) -> str:
+def describe(value: object) -> str:
     """`value` for an error message: as JSON, or only its kind if it is large."""
-    match value:
-        case None:
-            return "missing or null"
-        case dict():
-            return "an object"
-        case list():
-            return "a list"
-        case _:
-            text = json.dumps(value, ensure_ascii=False, default=str)
-            return text if len(text) <= max_chars else f"{text[:max_chars]}…"
+    if type(value) in _KINDS:
+        return _KINDS[type(value)]
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _decode(line: bytes) -> Any:

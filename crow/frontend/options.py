@@ -53,14 +53,9 @@ def config_options(
     current = str(level) if level in _THOUGHT_LEVELS else "default"
     options.append(_select("thought_level", "Thought level", text, current, levels))
     if booleans:
-        auto_compact = {
-            "id": "auto_compact",
-            "name": "Automatic compaction",
-            "description": "Summarise older messages when the context window fills up; nothing is deleted",
-            "type": "boolean",
-            "currentValue": config.get("auto_compact") is not False,
-        }
-        options.append(auto_compact)
+        text = "Summarise older messages when the context window fills up; nothing is deleted"
+        option = {"id": "auto_compact", "name": "Automatic compaction", "description": text, "type": "boolean"}
+        options.append(option | {"currentValue": config.get("auto_compact") is not False})
     return options
 
 
@@ -86,11 +81,9 @@ def option_value(option: object, value: object, *, model: str, models: Sequence[
                 return value
             if value == _NO_MODEL and not model:
                 return ""
-            remedy = (
-                f"choose one of {', '.join(names)}"
-                if names
-                else "none is offered; run `crow login`, or set CROW_MODEL or model.name in config.toml"
-            )
+            remedy = "none is offered; run `crow login`, or set CROW_MODEL or model.name in config.toml"
+            if names:
+                remedy = f"choose one of {', '.join(names)}"
             raise ArgumentError(f"No model {describe(value)}; {remedy}.")
         case "thought_level":
             if isinstance(value, str) and value in _THOUGHT_LEVELS:
@@ -106,15 +99,8 @@ def option_value(option: object, value: object, *, model: str, models: Sequence[
 
 
 def _select(option_id: str, name: str, text: str, current: str, choices: list[dict[str, str]]) -> dict[str, Any]:
-    return {
-        "id": option_id,
-        "name": name,
-        "description": text,
-        "category": option_id,
-        "type": "select",
-        "currentValue": current,
-        "options": choices,
-    }
+    option = {"id": option_id, "name": name, "description": text, "category": option_id, "type": "select"}
+    return {**option, "currentValue": current, "options": choices}
 
 
 def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:

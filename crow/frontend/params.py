@@ -5,18 +5,20 @@ They are read from the raw objects: the SDK's models drop members and list items
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
+from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
 from crow.frontend.frames import describe
 from crow.tools import HttpServer, McpServer, StdioServer
 
 MAX_DIRECTORIES = 100
 MAX_NAME_CHARS = 200
+_ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,7 @@ class ClientCapabilities:
     notices: bool = False
     compaction: bool = False
     boolean_options: bool = False
-    elicits_by_form: bool = False
-    elicits_by_url: bool = False
+    elicits: frozenset[ElicitationKind] = frozenset()
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -51,8 +52,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
-        elicits_by_form=isinstance(elicitation.get("form"), dict),
-        elicits_by_url=isinstance(elicitation.get("url"), dict),
+        elicits=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
     )
 
 
@@ -178,13 +178,9 @@ def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, s
 def _existing_directory(name: str, path: object) -> str:
     if not isinstance(path, str):
         raise ArgumentError(f"{name}: expected an absolute path as a string.")
-    if not Path(path).is_absolute():
+    if not os.path.isabs(path):
         raise ArgumentError(f'{name} is "{path}"; expected an absolute path, such as "/home/me/project".')
-    try:
-        is_directory = Path(path).is_dir()
-    except (OSError, ValueError):  # too long, or contains a NUL
-        is_directory = False
-    if not is_directory:
+    if not os.path.isdir(path):
         raise ArgumentError(f'{name} is "{path}", which is not an existing directory.')
     return path
 

@@ -21,11 +21,11 @@ from crow.agent.session import Session
 from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
-from crow.frontend.client import ClientConnection, EditorTimeouts, SessionClient
+from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
-from crow.frontend.workspace import EditorWorkspace
+from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.tools import McpServer, StdioServer, Workspace
 
@@ -40,34 +40,35 @@ class ServerDependencies:
     """What the composition root gives the front end.
 
     - `open_store` raises StoreError.
-    - `check` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
-    - `warm_up` imports what a prompt needs, outside the event loop.
+    - `check_model` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
+    - `import_rest` imports what a prompt needs, outside the event loop.
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; none if it fails.
-    - `renewed` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
     - `models` are the names to offer; `model` is the default, empty if none is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: run commands in the editor's terminals, without the variables of `hidden_variables`.
+    - `editor_timeout_s` and `user_timeout_s`: how long an answer of the editor itself and of its user may take.
     - `servers` are the user's own MCP servers, for every session.
     - `log_hint` is a sentence that says where the log is.
     """
 
-    version: str
     open_store: Callable[[], Awaitable[Store]]
     adapters: Callable[[Store], Adapters]
     workspace: Callable[[str, Sequence[str]], Workspace]
-    check: Callable[[], None]
-    warm_up: Callable[[], Awaitable[None]]
+    check_model: Callable[[], None]
+    import_rest: Callable[[], Awaitable[None]]
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
-    renewed: Callable[[], ServerDependencies | None]
+    reload: Callable[[], ServerDependencies | None]
     models: Sequence[str]
     model: str
     mode: str
     auto_compact: bool
     editor_terminals: bool
-    timeouts: EditorTimeouts
     log_hint: str
+    editor_timeout_s: float
+    user_timeout_s: float
     hidden_variables: Callable[[], Sequence[str]] = tuple
     servers: Sequence[McpServer] = ()
 
@@ -152,11 +153,7 @@ class OpenSessions:
         store = await self.store()
         async with self._lock(session_id):
             row = await store.fork_session(
-                session_id,
-                new_session_id(),
-                entry=entry,
-                cwd=request.cwd,
-                additional_directories=request.directories,
+                session_id, new_session_id(), entry=entry, cwd=request.cwd, additional_directories=request.directories
             )
         return self._start(await store.open_session(row.id), request)
 
@@ -228,7 +225,7 @@ class OpenSessions:
 
     async def warm(self) -> None:
         """Prepares the first prompt of every session, also of those that are opened later, and asks for more models."""
-        await self._dependencies.warm_up()
+        await self._dependencies.import_rest()
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
@@ -236,7 +233,7 @@ class OpenSessions:
 
     def reload_settings(self) -> None:
         """Applies changed settings to sessions that are opened from now on, and offers new models in all."""
-        dependencies = self._dependencies.renewed()
+        dependencies = self._dependencies.reload()
         if dependencies is not None:
             self._dependencies = dependencies
             self._set_models(tuple(dependencies.models))
@@ -254,13 +251,11 @@ class OpenSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """All config options of a session."""
-        row = session.branch.row
+        row, caps = session.branch.row, self.caps
+        model = row.model or self._dependencies.model
+        config = {"auto_compact": self._dependencies.auto_compact, **row.config}
         return config_options(
-            mode=row.mode,
-            model=row.model or self._dependencies.model,
-            models=self.models,
-            config={"auto_compact": self._dependencies.auto_compact, **row.config},
-            booleans=self.caps.boolean_options,
+            mode=row.mode, model=model, models=self.models, config=config, booleans=caps.boolean_options
         )
 
     def _start(self, tail: Tail, request: OpenRequest) -> OpenSession:
@@ -273,20 +268,14 @@ class OpenSessions:
             cwd=row.cwd,
             options=lambda: self.options(session),
             commands=lambda: self._commands(session),
-            user_timeout_s=dependencies.timeouts.user_s,
+            user_timeout_s=dependencies.user_timeout_s,
         )
         workspace = dependencies.workspace(row.cwd, row.additional_directories)
         in_terminals = dependencies.editor_terminals and caps.terminals
         if caps.reads_files or caps.writes_files or in_terminals:
-            workspace = EditorWorkspace(
-                workspace,
-                row.id,
-                self._connection.request,
-                caps,
-                answer_s=dependencies.timeouts.editor_s,
-                in_terminals=in_terminals,
-                hidden=dependencies.hidden_variables() if in_terminals else (),
-            )
+            editor = EditorRequests(row.id, self._connection.request, answer_s=dependencies.editor_timeout_s)
+            hidden = dependencies.hidden_variables() if in_terminals else None
+            workspace = EditorWorkspace(workspace, editor, caps, hidden)
         servers = _merge_servers(dependencies.servers, request.servers)
         session = Session(self._adapters, client, workspace, servers, tail)
         self._open[row.id] = opened = OpenSession(session=session, client=client)
@@ -383,15 +372,15 @@ class IdleTimer:
         self._tidy = tidy
         self._after_s = after_s
         self._turns = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = anyio.Event()
-        self._tidying: anyio.CancelScope | None = None
+        self._delay_s = 0.0
+        self._wanted = anyio.Event()
+        self._waiting = anyio.CancelScope()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Surrounds each turn."""
         self._turns += 1
-        self._postpone()
+        self._waiting.cancel()
         try:
             yield
         finally:
@@ -405,35 +394,26 @@ class IdleTimer:
     def stop(self) -> None:
         """Cancels tidying for good; the store is about to close."""
         self._turns += 1
-        self._postpone()
+        self._waiting.cancel()
 
     async def run(self) -> None:
         """Tidies again and again until cancelled."""
         while True:
-            await self._due.wait()
-            self._due = anyio.Event()
-            if self._turns:  # a turn has just begun; its end schedules this again
-                continue
-            with anyio.CancelScope() as self._tidying:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            with anyio.CancelScope() as self._waiting:
+                await anyio.sleep(self._delay_s)
+                if self._turns:  # the end of the turn schedules this again
+                    continue
                 try:
                     await self._tidy()
                 except StoreError as error:
                     logger.warning("Tidying failed: %s", error)
-            self._tidying = None
 
     def _schedule(self, delay_s: float) -> None:
-        self._postpone()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin)
-
-    def _postpone(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._tidying is not None:
-            self._tidying.cancel()
-
-    def _begin(self) -> None:
-        if not self._turns:
-            self._due.set()
+        self._delay_s = delay_s
+        self._waiting.cancel()
+        self._wanted.set()
 
 
 def session_info(row: SessionRow) -> dict[str, Any]:

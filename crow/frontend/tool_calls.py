@@ -180,9 +180,8 @@ def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
                 if lines or room <= _DIFF_BYTES // 2:
                     continue
                 # A single change that is larger than the limit: both sides are cut.
-                content = _diff(
-                    diff.path, limit_text(region.old_text, room // 3), limit_text(region.new_text, room // 3)
-                )
+                old_text, new_text = (limit_text(text, room // 3) for text in (region.old_text, region.new_text))
+                content = _diff(diff.path, old_text, new_text)
             room -= json_bytes(content)
             contents.append(content)
             lines.append(str(region.new_line))
@@ -245,15 +244,10 @@ def _fits(value: object, limit: int) -> bool:
 
 def _chars(value: object) -> int:
     """Characters of all strings in `value`, without its keys: a lower bound of its size."""
-    match value:
-        case str():
-            return len(value)
-        case dict():
-            return sum(map(_chars, value.values()))
-        case list() | tuple():
-            return sum(map(_chars, value))
-        case _:
-            return 0
+    if isinstance(value, str):
+        return len(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_chars, items))
 
 
 def _shorten(value: object, max_bytes: int, max_items: int) -> object:
@@ -268,7 +262,7 @@ def _shorten(value: object, max_bytes: int, max_items: int) -> object:
             return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DiffHunk:
     """A changed region of a file with its context: first lines (from 1) and texts, before and after."""
 
@@ -297,12 +291,7 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
             spans.append(span)
         i, k = at + size, new_at + size
     return tuple(
-        DiffHunk(
-            old_line=start + 1,
-            new_line=new_start + 1,
-            old_text="".join(before[start:end]),
-            new_text="".join(after[new_start:new_end]),
-        )
+        DiffHunk(start + 1, new_start + 1, "".join(before[start:end]), "".join(after[new_start:new_end]))
         for start, end, new_start, new_end in spans
     )
 
@@ -338,16 +327,13 @@ def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
     place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
     pairs = [(n, place[line]) for n, line in enumerate(a) if in_a[line] == 1 and line in place]
     ends: list[int] = []  # the smallest place in b at which a sequence of each length can end
-    last_pairs: list[int] = []
-    previous: list[int] = []
-    for index, (_, new_at) in enumerate(pairs):
+    sequences: list[Any] = []  # such a sequence: its last pair and the sequence before that
+    for at, new_at in pairs:
         length = bisect_left(ends, new_at)
-        previous.append(last_pairs[length - 1] if length else -1)
-        ends[length : length + 1] = [new_at]
-        last_pairs[length : length + 1] = [index]
-    chosen = []
-    index = last_pairs[-1] if last_pairs else -1
-    while index >= 0:
-        chosen.append(pairs[index])
-        index = previous[index]
+        sequence = (at, new_at, sequences[length - 1] if length else None)
+        ends[length : length + 1], sequences[length : length + 1] = [new_at], [sequence]
+    chosen, rest = [], sequences[-1] if sequences else None
+    while rest is not None:
+        at, new_at, rest = rest
+        chosen.append((at, new_at))
     return chosen[::-1]

@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from crow.domain.errors import EditorError
-from crow.frontend.frames import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    MAX_LINE_BYTES,
-    FrameError,
-    LineSplitter,
-    Message,
-    encode,
-    parse,
-)
+from crow.frontend import frames
+from crow.frontend.frames import FrameError, LineSplitter, Message
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 """Called with every line of either direction, without its newline, before it is handled. Must not raise."""
@@ -97,13 +89,13 @@ class StdioTransport:
         source: int,
         sink: int,
         *,
-        max_line_bytes: int = MAX_LINE_BYTES,
+        max_line_bytes: int = frames.MAX_LINE_BYTES,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         observe: Observer | None = None,
     ) -> None:
         self._source = _open_source(source)
         self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
-        self._observe = observe
+        self._observe: Observer = observe or (lambda _direction, _line: None)
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | FrameError] = deque()
         self._reading: asyncio.Task[bytes] | None = None
@@ -185,27 +177,22 @@ class StdioTransport:
 
     def _write(self, message: Message) -> asyncio.Future[None] | None:
         try:
-            line = encode(message)
+            line = frames.encode(message)
         except (TypeError, RecursionError):
             if "method" in message or "id" not in message:
                 raise
             # Requests are always answered, even if our result has a bug.
             logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
-            error = FrameError(INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
-            line = encode(error.response())
-        if self._observe is not None:
-            self._observe("out", line[:-1])
+            error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
+            line = frames.encode(error.response())
+        self._observe("out", line[:-1])
         return self._sink.write(line, is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
         """The message in `line`. An error is answered and gives None."""
-        message: Message | FrameError | None
-        if isinstance(line, FrameError):
-            message = line
-        else:
-            if self._observe is not None:
-                self._observe("in", line)
-            message = parse(line)
+        if isinstance(line, bytes):
+            self._observe("in", line)
+        message = frames.parse(line) if isinstance(line, bytes) else line
         if isinstance(message, dict) and "method" not in message:
             message = self._match_response(message)
         if isinstance(message, FrameError):
@@ -223,7 +210,7 @@ class StdioTransport:
                 return response | {"id": request_id}
         if "result" in response or "error" in response:
             return None
-        return FrameError(INVALID_REQUEST, "The object has no method.", given)
+        return FrameError(frames.INVALID_REQUEST, "The object has no method.", given)
 
 
 @dataclass(slots=True, eq=False)
@@ -252,11 +239,12 @@ class Sink:
         self.is_gone = False
         mode = os.fstat(fd).st_mode
         # A terminal may share its flags with the shell, and a file never blocks: both stay blocking.
-        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and self._can_watch() and os.get_blocking(fd)
+        can_watch = _can_watch(fd, self._loop.add_writer, self._loop.remove_writer)
+        self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and can_watch and os.get_blocking(fd)
         if self._was_blocking:
             os.set_blocking(fd, False)
         # The writing end of a pipe becomes readable only when the reading end is closed.
-        self._is_watched = stat.S_ISFIFO(mode) and self._can_watch()
+        self._is_watched = stat.S_ISFIFO(mode) and can_watch
         if self._is_watched:
             self._loop.add_reader(fd, self._lose_reader)
 
@@ -314,14 +302,6 @@ class Sink:
             with contextlib.suppress(OSError):
                 os.set_blocking(self._fd, True)
 
-    def _can_watch(self) -> bool:
-        try:
-            self._loop.add_writer(self._fd, lambda: None)
-            self._loop.remove_writer(self._fd)
-        except (NotImplementedError, OSError):
-            return False
-        return True
-
     def _write_some(self, rest: memoryview) -> memoryview:
         """Writes as much as the reader takes; returns the remainder."""
         while rest:
@@ -373,15 +353,21 @@ class Sink:
 
 def _open_source(fd: int) -> WatchedSource | ThreadSource:
     """A source of bytes for any kind of descriptor."""
-    if stat.S_ISREG(os.fstat(fd).st_mode):  # some loops watch files without error, but never report their end
-        return ThreadSource(fd)
     loop = asyncio.get_running_loop()
-    try:
-        loop.add_reader(fd, lambda: None)
-        loop.remove_reader(fd)
-    except (NotImplementedError, OSError):  # Windows, or a device that is always ready
+    # Some loops watch files without error, but never report their end.
+    if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
         return ThreadSource(fd)
     return WatchedSource(fd)
+
+
+def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
+    """Whether the loop can watch a descriptor: not on Windows, and no device that is always ready."""
+    try:
+        add(fd, lambda: None)
+        remove(fd)
+    except (NotImplementedError, OSError):
+        return False
+    return True
 
 
 class WatchedSource:
@@ -425,44 +411,34 @@ class WatchedSource:
 
 
 class ThreadSource:
-    """Reads a descriptor that the loop cannot watch in a daemon thread, one chunk per request."""
+    """Reads a descriptor that the loop cannot watch: each chunk in a daemon thread, which never delays the exit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
-        self._wanted = threading.Semaphore(0)
         self._chunk: asyncio.Future[bytes] | None = None
         self._ended = False
-        threading.Thread(target=self._run, name="crow-stdin", daemon=True).start()
 
     async def read(self) -> bytes:
         """See `WatchedSource.read`."""
         if self._ended:
             return b""
         self._chunk = self._loop.create_future()
-        self._wanted.release()
+        threading.Thread(target=self._read_chunk, name="crow-stdin", daemon=True).start()
         return await self._chunk
 
     def end(self) -> None:
         """See `WatchedSource.end`."""
         self._ended = True
         self._deliver(b"")
-        self._wanted.release()
 
-    def _run(self) -> None:
-        while True:
-            self._wanted.acquire()
-            if self._ended:
-                return
-            try:
-                data = os.read(self._fd, CHUNK_BYTES)
-            except OSError:
-                data = b""
-            # The loop may have closed while this thread was blocked.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._deliver, data)
-            if not data:
-                return
+    def _read_chunk(self) -> None:
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except OSError:
+            data = b""
+        with contextlib.suppress(RuntimeError):  # the loop may have closed while this thread was blocked
+            self._loop.call_soon_threadsafe(self._deliver, data)
 
     def _deliver(self, data: bytes) -> None:
         if self._chunk is not None and not self._chunk.done():

@@ -10,23 +10,10 @@ from typing import Any, Literal, TypeAlias, assert_never
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
+from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import (
-    OUTPUT_BYTES,
-    Fields,
-    announcement_from,
-    call_fields,
-    console_block,
-    diff_contents,
-    limit_json,
-    limit_text,
-    output_text,
-    raw_output,
-    result_contents,
-    split_text,
-    text_content,
-)
+from crow.frontend.tool_calls import Fields, call_fields, diff_contents, limit_text, split_text, text_content
 
 Update: TypeAlias = dict[str, Any]
 
@@ -156,8 +143,8 @@ class LiveUpdates:
                 return _remark_updates(compaction_id, f"(Context compacted: {_token_change(checkpoint)}.)")
             case entries.Mask() as mask:
                 if self._caps.compaction:
-                    return (_compaction_update(_mask_id(entry)),)
-                return _remark_updates(_mask_id(entry), f"(Older tool outputs elided: {_token_change(mask)}.)")
+                    return (_compaction_update(f"mask_{entry.id}"),)
+                return _remark_updates(f"mask_{entry.id}", f"(Older tool outputs elided: {_token_change(mask)}.)")
             case entries.Assistant():
                 self._message = _OpenMessage("")
                 return ()  # its text was streamed
@@ -171,7 +158,7 @@ class LiveUpdates:
         if opened.in_terminal is not None:
             terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
             fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
-            opened.content = [_terminal_content(call)]
+            opened.content = [{"type": "terminal", "terminalId": call.call_id}]
         if opened.content:
             fields["content"] = opened.content
         update = _update("tool_call", status=opened.status) | fields
@@ -197,7 +184,7 @@ class LiveUpdates:
             return ()
         update = _call_update(event.call, "in_progress")
         if opened.in_terminal is None:
-            opened.content = [text_content(console_block(event.text[-PROGRESS_CHARS:]))]
+            opened.content = [text_content(tool_calls.console_block(event.text[-PROGRESS_CHARS:]))]
             return (update | {"content": opened.content},)
         sent = opened.in_terminal
         if not event.text.startswith(sent):
@@ -214,9 +201,9 @@ class LiveUpdates:
         update |= _changed_fields(result.call, opened, result.announcement)
         if opened.in_terminal is not None:
             update["_meta"] = _terminal_end(result, opened.in_terminal)
-        elif (content := result_contents(result)) != opened.content:  # some clients would show it twice
+        elif (content := tool_calls.result_contents(result)) != opened.content:  # some clients would show it twice
             update["content"] = content
-        output = raw_output(result, with_text=opened.in_terminal is None)
+        output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
         return (update | output, *plan_updates(result.plan))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
@@ -226,7 +213,7 @@ class LiveUpdates:
         update = _call_update(event.call, "failed")
         content = [text_content(limit_text(event.text))] if event.text else []
         if opened.in_terminal is not None:
-            content = [_terminal_content(event.call), *content]
+            content = [{"type": "terminal", "terminalId": event.call.call_id}, *content]
             update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
         return (update | {"content": content},)
 
@@ -277,19 +264,20 @@ class ReplayUpdates:
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
-                return tuple(_message_chunk("user", message_id, block) for part in parts for block in blocks(part))
+                shown = [block for part in parts for block in blocks(part)]
+                return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
                 return _finished_call(result, arguments=None if announced is None else announced.arguments)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
-                typed = _message_chunk("user", f"{message_id}_typed", {"type": "text", "text": limit_text(text)})
-                return (typed, *_text_updates(message_id, answer))
+                typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
+                return (*typed, *_text_updates(message_id, answer))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
-                return (_compaction_update(_mask_id(entry)),) if self._caps.compaction else ()
+                return (_compaction_update(f"mask_{entry.id}"),) if self._caps.compaction else ()
             case entries.TurnEnd(stop=stop, detail=detail):
                 return self._turn_end(f"turn_end_{entry.id}", stop, detail)
             case _:
@@ -301,7 +289,7 @@ class ReplayUpdates:
             return ()
         announcement = announced.announcement
         if announcement == Announcement(title=announced.name):  # stored by a version that kept only the call
-            announcement = announcement_from(announced.name, announced.arguments)
+            announcement = tool_calls.announcement_from(announced.name, announced.arguments)
         fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
         content = [*diff_contents(announcement.diffs), text_content(limit_text(event.text))]
         return (_update("tool_call", status="failed") | fields | {"content": content},)
@@ -327,7 +315,7 @@ def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
     if items is None:
         return ()
     plan = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
-    return (_update("plan", entries=limit_json(plan, OUTPUT_BYTES)),)
+    return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
 
 
 def usage_update(event: events.ContextMeasured) -> Update:
@@ -340,12 +328,13 @@ def _update(kind: str, **fields: Any) -> Update:
     return {"sessionUpdate": kind, **fields}
 
 
-def _message_chunk(sender: Literal["user", "agent"], message_id: str, block: Fields) -> Update:
-    return {"sessionUpdate": f"{sender}_message_chunk", "content": block, "messageId": message_id}
+def _chunks(kind: str, text: str, **ids: str) -> tuple[Update, ...]:
+    """A text in as many updates as it takes."""
+    return tuple(_update(kind, content={"type": "text", "text": piece}, **ids) for piece in split_text(text))
 
 
 def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    return tuple(_message_chunk("agent", message_id, {"type": "text", "text": piece}) for piece in split_text(text))
+    return _chunks("agent_message_chunk", text, messageId=message_id)
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
@@ -355,21 +344,14 @@ def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
     """A thought has its own message id, as clients join chunks with the same id."""
-    message_id = f"{message_id}_thought"
-    return tuple(
-        _update("agent_thought_chunk", content={"type": "text", "text": piece}, messageId=message_id)
-        for piece in split_text(text)
-    )
+    return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 
 def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
     """The next part of a summary; an empty one removes the parts sent before."""
     if not text:
         return (_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
-    return tuple(
-        _update("compaction_summary_chunk", compactionId=compaction_id, content={"type": "text", "text": piece})
-        for piece in split_text(text)
-    )
+    return _chunks("compaction_summary_chunk", text, compactionId=compaction_id)
 
 
 def _compaction_update(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
@@ -382,15 +364,9 @@ def _compaction_update(compaction_id: str, status: str = "completed", detail: st
     return update
 
 
-def _mask_id(entry: Entry) -> str:
-    return f"mask_{entry.id}"
-
-
 def _token_change(body: entries.Checkpoint | entries.Mask) -> str:
-    before, after = (
-        f"{round(tokens / 1000)}k" if tokens >= 10_000 else str(tokens)
-        for tokens in (body.tokens_before, body.tokens_after)
-    )
+    counts = (body.tokens_before, body.tokens_after)
+    before, after = (f"{round(count / 1000)}k" if count >= 10_000 else str(count) for count in counts)
     return f"{before} → {after} tokens"
 
 
@@ -405,8 +381,10 @@ def _final_status(result: ToolResult) -> str:
 def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
     """A call that the client does not know yet, with its result."""
     fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-    update = _update("tool_call", status=_final_status(result)) | fields | {"content": result_contents(result)}
-    return (update | raw_output(result), *plan_updates(result.plan))
+    update = (
+        _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
+    )
+    return (update | tool_calls.raw_output(result), *plan_updates(result.plan))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
@@ -414,10 +392,6 @@ def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement
     known = call_fields(call.call_id, opened.announcement)
     opened.announcement = announcement
     return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}
-
-
-def _terminal_content(call: CallRef) -> Fields:
-    return {"type": "terminal", "terminalId": call.call_id}
 
 
 def _terminal_output(call: CallRef, text: str) -> Fields:
@@ -433,7 +407,7 @@ def _terminal_exit(call: CallRef, code: object) -> Fields:
 
 def _terminal_end(result: ToolResult, sent: str) -> Fields:
     """The exit and the output that the terminal does not have yet."""
-    output = output_text(result)
+    output = tool_calls.output_text(result)
     rest = output[len(sent) :] if output.startswith(sent) else f"\n{output}"
     meta: Fields = {"terminal_exit": _terminal_exit(result.call, result.raw_output.get("exit_code"))}
     if rest.strip():

@@ -1,9 +1,11 @@
-"""A workspace whose files may be open in the editor."""
+"""A workspace whose files may be open in the editor, and whose commands may run in its terminals."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,45 @@ import anyio.to_thread
 from acp import RequestError
 
 from crow.frontend.client import SendRequest, refusal_text
+from crow.frontend.frames import METHOD_NOT_FOUND
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.terminal import EditorTerminals
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.tools import BackgroundCommand, FileStat, OnOutput, Protection, Workspace
+from crow.tools import FileStat, OnOutput, Workspace
 
 SILENCE_S = 2.0
 """How often a write that the editor has not answered is looked for on disk: some editors write and never answer."""
 
-METHOD_NOT_FOUND = -32601
+POLL_S = 0.3
+OUTPUT_BYTES = 1_000_000
+REAP_S = 3.0
+ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
+
 _BOM = "\ufeff"
 _REFUSAL = re.compile(
     r"\b(denied|refus\w*|reject\w*|declin\w*|forbidden|not allowed|not permitted|outside allowed)\b", re.I
 )
+
+
+class EditorRequests:
+    """Sends the requests of one session.
+
+    `answer_s` is how long an answer may take, in seconds; `silence_s` is how often the disk is read meanwhile.
+    """
+
+    def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
+        self.answer_s = answer_s
+        self.silence_s = silence_s
+        self._session_id = session_id
+        self._request = request
+
+    async def send(self, method: str, *, wait_long: bool = False, **params: Any) -> Any:
+        """Sends a request and returns its result. See `SendRequest`.
+
+        :raises TimeoutError: the editor did not answer in time; with `wait_long` there is no limit.
+        """
+        with anyio.fail_after(None if wait_long else self.answer_s):
+            return await self._request(method, {"sessionId": self._session_id, **params})
 
 
 class EditorWorkspace:
@@ -35,56 +63,25 @@ class EditorWorkspace:
     goes through the editor alone, unless the text is too large for a line: a refusal is final. After a write the file
     is read again, as some editors format on save, and some report success without writing.
 
-    `in_terminals`: run commands in the editor's terminals, if it has any, without the variables `hidden`. `answer_s`
-    is how long the editor may take to answer, in seconds.
+    `hidden`: run commands in the editor's terminals, without these variables; None runs them here.
     """
 
     def __init__(
-        self,
-        disk: Workspace,
-        session_id: str,
-        request: SendRequest,
-        caps: ClientCapabilities,
-        *,
-        answer_s: float,
-        silence_s: float = SILENCE_S,
-        in_terminals: bool = False,
-        hidden: Sequence[str] = (),
+        self, disk: Workspace, editor: EditorRequests, caps: ClientCapabilities, hidden: Sequence[str] | None = None
     ) -> None:
         self._disk = disk
-        self._session_id = session_id
-        self._request = request
+        self._editor = editor
         self._reads = caps.reads_files
         self._writes = caps.writes_files
-        self._answer_s = answer_s
-        self._silence_s = silence_s
-        self._terminals = EditorTerminals(session_id, request, answer_s=answer_s, hidden=hidden)
-        self._in_terminals = in_terminals and caps.terminals
-
-    @property
-    def cwd(self) -> Path:
-        """See :class:`crow.tools.Workspace`."""
-        return self._disk.cwd
-
-    def resolve(self, path: str) -> Path:
-        """See :class:`crow.tools.Workspace`."""
-        return self._disk.resolve(path)
-
-    def contains(self, path: Path) -> bool:
-        """See :class:`crow.tools.Workspace`."""
-        return self._disk.contains(path)
-
-    def protection(self, path: Path) -> Protection:
-        """See :class:`crow.tools.Workspace`."""
-        return self._disk.protection(path)
-
-    async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """See :class:`crow.tools.Workspace`."""
-        return await self._disk.stat(path, head=head)
-
-    async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
-        """See :class:`crow.tools.Workspace`."""
-        return await self._disk.read_bytes(path, limit, start)
+        self._terminals = EditorTerminals(editor, hidden or ())
+        self._in_terminals = hidden is not None
+        self.cwd = disk.cwd
+        self.resolve = disk.resolve
+        self.contains = disk.contains
+        self.protection = disk.protection
+        self.stat = disk.stat
+        self.read_bytes = disk.read_bytes
+        self.spawn = disk.spawn
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. An unsaved buffer of a file that is not on disk is not found."""
@@ -113,7 +110,9 @@ class EditorWorkspace:
                 case RequestError():
                     raise PermissionError(f"The editor did not write {path}: {refusal_text(error)}") from error
                 case TimeoutError():
-                    problem = f"The editor did not answer the request to write {path} within {self._answer_s:g} s"
+                    problem = (
+                        f"The editor did not answer the request to write {path} within {self._editor.answer_s:g} s"
+                    )
                     raise TimeoutError(f"{problem}; it may or may not have been written.") from error
                 case ConnectionError():
                     raise PermissionError(f"The editor is gone; {path} was not written.") from error
@@ -138,10 +137,6 @@ class EditorWorkspace:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
 
-    async def spawn(self, command: str, on_output: Callable[[str], None]) -> BackgroundCommand:
-        """See :class:`crow.tools.Workspace`."""
-        return await self._disk.spawn(command, on_output)
-
     @property
     def has_leftovers(self) -> bool:
         """See :class:`crow.tools.Workspace`."""
@@ -159,7 +154,7 @@ class EditorWorkspace:
 
         async def request() -> None:
             try:
-                answers.append(await self._send("fs/write_text_file", path, content=text))
+                answers.append(await self._editor.send("fs/write_text_file", path=str(path), content=text))
             except (RequestError, TimeoutError, ConnectionError) as error:
                 failures.append(error)
             waiting.cancel_scope.cancel()
@@ -167,7 +162,7 @@ class EditorWorkspace:
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(request)
             while True:
-                await anyio.sleep(self._silence_s)
+                await anyio.sleep(self._editor.silence_s)
                 with suppress(OSError):
                     if await self._saved(path) == text:
                         waiting.cancel_scope.cancel()
@@ -186,7 +181,7 @@ class EditorWorkspace:
         if saved == f"{text}\n" and text.endswith("\n"):
             # Some editors add a newline to every buffer, here a second one.
             with suppress(RequestError, TimeoutError, ConnectionError):
-                await self._send("fs/write_text_file", path, content=text[:-1])
+                await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)
         if saved == text:
             return text
@@ -208,7 +203,7 @@ class EditorWorkspace:
         if not self._reads:
             return None
         try:
-            answer = await self._send("fs/read_text_file", path)
+            answer = await self._editor.send("fs/read_text_file", path=str(path))
         except RequestError as error:
             text = refusal_text(error)
             if _REFUSAL.search(text):
@@ -222,10 +217,6 @@ class EditorWorkspace:
             return None
         content = answer.get("content") if isinstance(answer, dict) else None
         return content if isinstance(content, str) else None
-
-    async def _send(self, method: str, path: Path, **params: str) -> Any:
-        with anyio.fail_after(self._answer_s):
-            return await self._request(method, {"sessionId": self._session_id, "path": str(path)} | params)
 
 
 def _in_format_of(saved: str, buffer: str) -> str:
@@ -245,3 +236,115 @@ def _make_directories(directory: Path) -> list[Path]:
     for path in missing:
         path.mkdir(exist_ok=True)
     return missing
+
+
+class EditorTerminals:
+    """The terminals of one session: one for each command, released in any case.
+
+    The variables `hidden` are set to nothing, since the editor's own environment may contain them.
+    """
+
+    def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
+        self._editor = editor
+        self._variables = {**ENVIRONMENT, **dict.fromkeys(hidden, "")}
+        self._leftovers: list[str] = []
+
+    async def run(self, command: str, *, cwd: str, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+        """See :meth:`crow.tools.Workspace.run`.
+
+        :raises PermissionError: the editor refused or failed to run it.
+        """
+        terminal = await self._create(command, cwd)
+        try:
+            with anyio.move_on_after(timeout_s) as timeout:
+                status = await self._wait(terminal, on_output)
+            if timeout.cancelled_caught:
+                with suppress(RequestError, TimeoutError):  # some editors cannot
+                    await self._editor.send("terminal/kill", terminalId=terminal)
+            output, status_at_end = await self._output(terminal)
+        except BaseException:
+            self._leftovers.append(terminal)
+            raise
+        await self._release(terminal)
+        return (None if timeout.cancelled_caught else exit_code(status or status_at_end)), output
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there is something for `reap` to do."""
+        return bool(self._leftovers)
+
+    async def reap(self) -> None:
+        """Kills and releases the terminals of cancelled commands, within a time limit."""
+        leftovers, self._leftovers = self._leftovers, []
+        with anyio.move_on_after(REAP_S):
+            for terminal in leftovers:
+                with suppress(RequestError, TimeoutError):
+                    await self._editor.send("terminal/kill", terminalId=terminal)
+                await self._release(terminal)
+
+    async def _create(self, command: str, cwd: str) -> str:
+        shell, arguments = SHELL[0], [*SHELL[1:], command]
+        env = [{"name": name, "value": value} for name, value in self._variables.items()]
+        try:
+            answer = await self._editor.send(
+                "terminal/create", command=shell, args=arguments, cwd=cwd, env=env, outputByteLimit=OUTPUT_BYTES
+            )
+        except RequestError as error:
+            raise PermissionError(f"The editor did not run the command: {refusal_text(error)}") from error
+        except TimeoutError as error:
+            problem = f"The editor did not answer within {self._editor.answer_s:g} s; the command may be running"
+            raise PermissionError(f"{problem}.") from error
+        except ConnectionError as error:
+            raise PermissionError("The editor is gone; the command was not run.") from error
+        match answer:
+            case {"terminalId": str(terminal)}:
+                return terminal
+            case _:
+                raise PermissionError("The editor opened no terminal; the command was not run.")
+
+    async def _wait(self, terminal: str, on_output: OnOutput) -> Any:
+        """Shows the output until the command ends; returns the exit status, None if the editor does not say."""
+        status: Any = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._show_output, terminal, on_output)
+            with suppress(RequestError, ConnectionError):
+                status = await self._editor.send("terminal/wait_for_exit", wait_long=True, terminalId=terminal)
+            tasks.cancel_scope.cancel()
+        return status
+
+    async def _show_output(self, terminal: str, on_output: OnOutput) -> None:
+        shown = ""
+        while True:
+            await anyio.sleep(POLL_S)
+            output, _ = await self._output(terminal)
+            if output != shown:
+                shown = output
+                await on_output(output)
+
+    async def _output(self, terminal: str) -> tuple[str, Any]:
+        """Output and exit status; empty and None if the editor does not say."""
+        try:
+            answer = await self._editor.send("terminal/output", terminalId=terminal)
+        except (RequestError, TimeoutError, ConnectionError):
+            return "", None
+        answer = answer if isinstance(answer, dict) else {}
+        output = answer.get("output")
+        text = output if isinstance(output, str) else ""
+        if answer.get("truncated") is True:
+            text = f"[the beginning is cut: the editor keeps {OUTPUT_BYTES // 1_000_000} MB]\n{text}"
+        return text, answer.get("exitStatus")
+
+    async def _release(self, terminal: str) -> None:
+        with suppress(RequestError, TimeoutError, ConnectionError):
+            await self._editor.send("terminal/release", terminalId=terminal)
+
+
+def exit_code(status: Any) -> int:
+    """The exit code from an exit status: negative for a signal, -1 if it does not say."""
+    match status:
+        case {"exitCode": int(code)}:
+            return code
+        case {"signal": str(name)}:
+            with suppress(KeyError):
+                return -signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+    return -1

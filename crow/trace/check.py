@@ -75,8 +75,7 @@ class OrderChecker:
         """Checks the next message; malformed ones are ignored. :raises Violation: it came too early or too late."""
         if not isinstance(message, dict):
             return
-        params: Any = message.get("params")
-        params = params if isinstance(params, dict) else {}
+        params: Any = message["params"] if isinstance(message.get("params"), dict) else {}
         session_id, method = params.get("sessionId"), message.get("method")
         if sender == "client":
             if isinstance(method, str) and "id" in message and isinstance(session_id, str | None):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import MASK, SecretMask
-from crow.trace.schema import Side, served_by
+from crow.trace.schema import Side, is_served_by_client
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class _Senders:
             case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
                 return "agent" if self._is_open_only_for("agent", request_id) else "client"
             case {"method": str(method)}:
-                return "agent" if served_by(method) == "client" else "client"
+                return "agent" if is_served_by_client(method) else "client"
             case {"id": int() | str() as request_id} if self._is_open_only_for("agent", request_id):
                 return "client"
             case _:

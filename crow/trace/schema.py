@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from functools import cache
 from pathlib import Path
@@ -13,10 +12,6 @@ from jsonschema import Draft202012Validator
 Side: TypeAlias = Literal["agent", "client"]
 
 STABLE, UNSTABLE = "schema.json", "schema.unstable.json"
-UNSTABLE_METHODS = ("session/fork",)
-"""Methods of the unstable schema that crow serves."""
-
-ROOT_KEYS = {"jsonrpc", "id", "method", "params", "result", "error"}
 
 
 class Violation(Exception):
@@ -41,7 +36,7 @@ class SchemaChecker:
             raise violation(message, "not an object")
         if message.get("jsonrpc") != "2.0":
             raise violation(message, 'jsonrpc is not "2.0"')
-        if sender == "agent" and (unknown := message.keys() - ROOT_KEYS):
+        if sender == "agent" and (unknown := message.keys() - {"jsonrpc", "id", "method", "params", "result", "error"}):
             raise violation(message, f"members that JSON-RPC does not have: {sorted(unknown)}")
         receiver: Side = "client" if sender == "agent" else "agent"
         if "method" in message:
@@ -120,13 +115,9 @@ def violation(message: Any, problem: str) -> Violation:
     return Violation(f"{problem}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
 
 
-def served_by(method: str) -> Side | None:
-    """The side that serves `method`; None for methods of neither."""
-    for file in (STABLE, UNSTABLE):
-        for side, name, _ in _methods(file):
-            if name == method and side != "protocol":
-                return "client" if side == "client" else "agent"
-    return None
+def is_served_by_client(method: str) -> bool:
+    """Whether the client serves `method`; the agent may, if not."""
+    return any(served[:2] == ("client", method) for file in (STABLE, UNSTABLE) for served in _methods(file))
 
 
 def _is_plain_chunk(update: dict[str, Any]) -> bool:
@@ -139,8 +130,7 @@ def _is_plain_chunk(update: dict[str, Any]) -> bool:
             **rest,
         }:
             return not others and not rest
-        case _:
-            return False
+    return False
 
 
 def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
@@ -151,15 +141,18 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
     """The definition of the parameters or result of a method that `receiver` serves."""
-    methods = _methods(UNSTABLE if method in UNSTABLE_METHODS else STABLE)
+    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable one that crow serves
     return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
 
 
 @cache
-def _definitions(file: str) -> dict[str, Any]:
+def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
+    """The definitions; if `strict` with unknown members forbidden in every value, but not inside parts of an allOf."""
     packaged = Path(__file__).parent / file  # in a wheel; a source tree has one copy for all
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
+    if strict:
+        _forbid_unknown(definitions)
     return definitions
 
 
@@ -183,18 +176,8 @@ def _update_kinds() -> dict[str, int]:
 
 @cache
 def _validator(name: str, *, strict: bool, file: str) -> Draft202012Validator:
-    root: dict[str, Any] = {"$defs": _strict_definitions(file) if strict else _definitions(file)}
-    return Draft202012Validator(
-        root | {"$ref": f"#/$defs/{name}"} | ({"unevaluatedProperties": False} if strict else {})
-    )
-
-
-@cache
-def _strict_definitions(file: str) -> dict[str, Any]:
-    """The definitions with unknown members forbidden in every value, but not inside the parts of an allOf."""
-    definitions = copy.deepcopy(_definitions(file))
-    _forbid_unknown(definitions)
-    return definitions
+    root: dict[str, Any] = {"$defs": _definitions(file, strict=strict), "$ref": f"#/$defs/{name}"}
+    return Draft202012Validator(root | {"unevaluatedProperties": False} if strict else root)
 
 
 def _forbid_unknown(node: Any) -> None:

@@ -13,7 +13,7 @@ from crow.trace.schema import Side
 WIDTH = 160
 
 
-def shown(recording: Iterable[Recorded]) -> Iterator[str]:
+def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
     """The lines to print. Chunks of one message that follow each other share a line."""
     start: float | None = None
     requests: dict[tuple[Side, str], tuple[str, float | None]] = {}
@@ -23,7 +23,7 @@ def shown(recording: Iterable[Recorded]) -> Iterator[str]:
             if key is None:
                 text = _describe(recorded, requests)
             else:
-                chunks = [_chunk_text(chunk) for chunk in (recorded, *group)]
+                chunks = [chunk.message["params"]["update"]["content"]["text"] for chunk in (recorded, *group)]
                 count = f" x{len(chunks)}" if len(chunks) > 1 else ""
                 text = f"{key[1]}{count} {_json(''.join(chunks))}"
             time = "" if recorded.at is None or start is None else f"{recorded.at - start:9.3f} "
@@ -34,20 +34,13 @@ def shown(recording: Iterable[Recorded]) -> Iterator[str]:
 def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
     """Session, kind and message id of a chunk of text; None for every other message."""
     match recorded.message:
-        case {
-            "method": "session/update",
-            "params": {
-                "sessionId": session,
-                "update": {"sessionUpdate": str(kind), "content": {"type": "text", "text": str()}} as update,
-            },
-        } if kind.endswith("_chunk"):
-            return str(session), kind, str(update.get("messageId"))
-        case _:
-            return None
-
-
-def _chunk_text(recorded: Recorded) -> str:
-    return str(recorded.message["params"]["update"]["content"]["text"])
+        case {"method": "session/update", "params": {"sessionId": session, "update": update}}:
+            match update:
+                case {"sessionUpdate": str(kind), "content": {"type": "text", "text": str()}} if kind.endswith(
+                    "_chunk"
+                ):
+                    return str(session), kind, str(update.get("messageId"))
+    return None
 
 
 def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float | None]]) -> str:

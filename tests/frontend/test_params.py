@@ -33,8 +33,7 @@ def test_every_capability_is_read_from_the_raw_parameters() -> None:
         notices=True,
         compaction=True,
         boolean_options=True,
-        elicits_by_form=True,
-        elicits_by_url=True,
+        elicits=frozenset({"form", "url"}),
     )
     assert client_name(params) == "zed 1.2"
 

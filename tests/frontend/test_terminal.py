@@ -8,7 +8,7 @@ import anyio
 import pytest
 from acp import RequestError
 
-from crow.frontend.terminal import EditorTerminals, exit_code
+from crow.frontend.workspace import EditorRequests, EditorTerminals, exit_code
 from crow.trace.schema import SchemaChecker
 
 
@@ -40,7 +40,7 @@ async def ignore(_: str) -> None:
 
 
 async def run(editor: Editor, timeout_s: float = 20) -> tuple[int | None, str]:
-    terminals = EditorTerminals("s", editor.ask, answer_s=30)
+    terminals = EditorTerminals(EditorRequests("s", editor.ask, answer_s=30))
     return await terminals.run("echo hi", cwd="/w", timeout_s=timeout_s, on_output=ignore)
 
 
@@ -52,7 +52,7 @@ async def test_a_command_is_run_read_and_released() -> None:
 
 async def test_hidden_variables_are_set_to_nothing() -> None:
     editor = Editor(wait_for_exit={"exitCode": 0}, output={"output": "", "truncated": False})
-    terminals = EditorTerminals("s", editor.ask, answer_s=30, hidden=("NEST_KEY", "WORK_KEY"))
+    terminals = EditorTerminals(EditorRequests("s", editor.ask, answer_s=30), ("NEST_KEY", "WORK_KEY"))
     await terminals.run("env", cwd="/w", timeout_s=20, on_output=ignore)
     hidden = [variable for variable in editor.variables if variable["name"].endswith("_KEY")]
     assert hidden == [{"name": "NEST_KEY", "value": ""}, {"name": "WORK_KEY", "value": ""}]
@@ -84,7 +84,7 @@ async def test_a_refusal_says_why_and_the_command_is_not_run(answer: Any, words:
 
 async def test_reap_kills_and_releases_a_cancelled_command() -> None:
     editor = Editor(output={"output": "", "truncated": False})
-    terminals = EditorTerminals("s", editor.ask, answer_s=30)
+    terminals = EditorTerminals(EditorRequests("s", editor.ask, answer_s=30))
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
 

@@ -12,7 +12,7 @@ import pytest
 from acp import RequestError
 
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.workspace import EditorWorkspace
+from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.tools.workspace import DiskWorkspace
 
 BOTH = ClientCapabilities(reads_files=True, writes_files=True)
@@ -51,7 +51,9 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, answer_s: float = 30) -> EditorWorkspace:
-    return EditorWorkspace(DiskWorkspace(cwd), "s", editor.ask, caps, answer_s=answer_s, silence_s=0.001)
+    return EditorWorkspace(
+        DiskWorkspace(cwd), EditorRequests("s", editor.ask, answer_s=answer_s, silence_s=0.001), caps
+    )
 
 
 async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ async def test_an_editor_that_does_not_answer_a_read_is_not_asked_again(tmp_path
         asked.append(method)
         await anyio.sleep_forever()
 
-    slow = EditorWorkspace(DiskWorkspace(tmp_path), "s", silent, BOTH, answer_s=0.01)
+    slow = EditorWorkspace(DiskWorkspace(tmp_path), EditorRequests("s", silent, answer_s=0.01), BOTH)
     assert await slow.read_text(tmp_path / "a") == "saved"
     assert await slow.read_text(tmp_path / "a") == "saved"
     assert asked == ["fs/read_text_file"]

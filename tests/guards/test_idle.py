@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from crow.app import Wiring
-from crow.frontend.server import serve
+from crow.frontend.agent import serve
 from crow.frontend.sessions import IdleTimer
 from crow.frontend.transport import StdioTransport
 from crow.settings import load_settings

@@ -164,7 +164,6 @@ def _import_all() -> None:
     import crow.agent.runner
     import crow.app
     import crow.frontend.agent
-    import crow.frontend.server
     import crow.llm.chat_completions
     import crow.llm.offline
     import crow.store.sqlite.store
