@@ -26,7 +26,7 @@ from crow.tools.builtin.session import RECALL, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.task import TASK
-from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse, with_expectation
+from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 
@@ -36,7 +36,7 @@ PATH = "crow/path"
 ARGUMENT = "crow/argument"
 
 TOOLS: Mapping[str, Builtin] = {
-    tool.name: tool
+    tool.spec.name: tool
     for tool in (
         *(READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, GREP, SHELL, SHELL_OUTPUT, SHELL_KILL, FETCH),
         *(UPDATE_PLAN, RECALL, SKILL, TASK),
@@ -72,13 +72,7 @@ def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestPara
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: they are missing or wrong."""
     spec = TOOLS[call.name].spec
-    if call.fault is not None:
-        raise ArgumentError(with_expectation(call.fault, spec))
-    try:
-        given = parse(call.name, call.arguments)
-    except ArgumentError as error:
-        raise ArgumentError(with_expectation(f"{error}.", spec)) from None
-    return check(call.name, spec.input_schema, given)
+    return check(call.name, spec.input_schema, parse_call(call, spec))
 
 
 def build_server(context: ToolContext, ports: Ports) -> Server[Any]:

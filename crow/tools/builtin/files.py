@@ -21,9 +21,18 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import in_title
 from crow.tools import FileStat, Outcome, PlannedCall, Workspace
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, display_name
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    Target,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    display_name,
+    tool_spec,
+)
 
-PATH = {"type": "string", "minLength": 1, "description": "Absolute, or relative to the working directory."}
+PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
 
 WHOLE_BYTES = 32_000_000
 """Larger files are read in pieces and never changed."""
@@ -356,38 +365,24 @@ def sound_picture_type(data: str) -> str | None:
     return image_type(decoded[:16]) if len(decoded) <= IMAGE_BYTES else None
 
 
-READ_FILE = Builtin(
-    name="read_file",
-    description=(
-        "Read a text file or look at an image. Each line starts with its number and a tab, which are not part of the "
-        f"file. Reads at most {WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters; the last line of the output says "
-        "how to continue."
-    ),
-    properties={
-        "path": PATH,
-        "line": {"type": "integer", "minimum": 1, "description": "First line to read, counted from 1."},
-        "limit": {"type": "integer", "minimum": 1, "description": "Number of lines to read."},
-    },
-    required=("path",),
-    kind="read",
-    access="read",
-    plan=plan_read,
-    run=run_read,
+READ_FILE_SPEC = tool_spec(
+    "read_file",
+    "Read a text file or look at an image. Each line starts with its number and a tab, which are not part of the "
+    f"file. Reads at most {WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters; the last line of the output says "
+    "how to continue.",
+    required="path",
+    path=PATH,
+    line=argument("integer", "First line to read, counted from 1.", minimum=1),
+    limit=argument("integer", "Number of lines to read.", minimum=1),
 )
+READ_FILE = Builtin(READ_FILE_SPEC, "read", "read", plan_read, run_read)
 
-WRITE_FILE = Builtin(
-    name="write_file",
-    description=(
-        "Create a file or replace its whole content. Missing directories are created. To change part of a file, use "
-        "edit_file."
-    ),
-    properties={
-        "path": PATH,
-        "content": {"type": "string", "description": "The complete new content of the file."},
-    },
-    required=("path", "content"),
-    kind="edit",
-    access="write",
-    plan=plan_write,
-    run=run_write,
+WRITE_FILE_SPEC = tool_spec(
+    "write_file",
+    "Create a file or replace its whole content. Missing directories are created. To change part of a file, use "
+    "edit_file.",
+    required="path content",
+    path=PATH,
+    content=argument("string", "The complete new content of the file."),
 )
+WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)

@@ -8,7 +8,15 @@ from crow.domain.entries import PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    plan_in_session,
+    tool_spec,
+)
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
@@ -55,46 +63,29 @@ def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
     return query, entry
 
 
-UPDATE_PLAN = Builtin(
-    name="update_plan",
-    description=(
-        "Show the user a plan for work of several steps, and keep it up to date. Send the whole plan each time, with "
-        "at most one step in progress."
-    ),
-    properties={
-        "items": {
-            "type": "array",
-            "maxItems": MAX_ITEMS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "content": {"type": "string", "minLength": 1, "description": "The step, in one line."},
-                    "status": {"type": "string", "enum": list(get_args(FIELDS["status"]))},
-                    "priority": {"type": "string", "enum": list(get_args(FIELDS["priority"]))},
-                },
-                "required": ["content", "status"],
-            },
-        }
+STEP = {
+    "type": "object",
+    "properties": {
+        "content": argument("string", "The step, in one line.", minLength=1),
+        "status": {"type": "string", "enum": list(get_args(FIELDS["status"]))},
+        "priority": {"type": "string", "enum": list(get_args(FIELDS["priority"]))},
     },
-    required=("items",),
-    kind="think",
-    access="none",
-    plan=plan_update_plan,
-    run=run_update_plan,
+    "required": ["content", "status"],
+}
+UPDATE_PLAN_SPEC = tool_spec(
+    "update_plan",
+    "Show the user a plan for work of several steps, and keep it up to date. Send the whole plan each time, with "
+    "at most one step in progress.",
+    required="items",
+    items={"type": "array", "maxItems": MAX_ITEMS, "items": STEP},
 )
+UPDATE_PLAN = Builtin(UPDATE_PLAN_SPEC, "think", "none", plan_update_plan, run_update_plan)
 
-RECALL = Builtin(
-    name="recall",
-    description=(
-        "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by "
-        "its number."
-    ),
-    properties={
-        "query": {"type": "string", "maxLength": QUERY_CHARS, "description": "Words to search for."},
-        "entry": {"type": "integer", "minimum": 1, "description": "The number of an entry."},
-    },
-    kind="think",
-    access="none",
-    plan=plan_recall,
-    run=run_recall,
+RECALL_SPEC = tool_spec(
+    "recall",
+    "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by "
+    "its number.",
+    query=argument("string", "Words to search for.", maxLength=QUERY_CHARS),
+    entry=argument("integer", "The number of an entry.", minimum=1),
 )
+RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall, SubagentResult, Task
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    plan_in_session,
+    tool_spec,
+)
 
 TITLE_CHARS = 80
 
 
 async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
-    return plan_in_session(f"Task: {task_of(args).title}", "think")
+    return plan_in_session(f"Task: {task_from(args).title}", "think")
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
@@ -22,7 +30,7 @@ async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
     raise ArgumentError("this session has no sub-agents")
 
 
-def task_of(args: Arguments) -> Task:
+def task_from(args: Arguments) -> Task:
     """The task that the arguments describe."""
     tools = args.get("tools")
     return Task(
@@ -33,7 +41,7 @@ def task_of(args: Arguments) -> Task:
     )
 
 
-def outcome_of_task(done: SubagentResult) -> Outcome:
+def task_outcome(done: SubagentResult) -> Outcome:
     """The result of a task for the model."""
     return Outcome(
         text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
@@ -44,26 +52,19 @@ def outcome_of_task(done: SubagentResult) -> Outcome:
     )
 
 
-TASK = Builtin(
-    name="task",
-    description=(
-        "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
-        "only its prompt. Several tasks in one answer run in parallel."
+TASK_SPEC = tool_spec(
+    "task",
+    "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
+    "only its prompt. Several tasks in one answer run in parallel.",
+    required="description prompt",
+    description=argument("string", "The task in a few words.", minLength=1),
+    prompt=argument("string", "Everything the sub-agent needs to know.", minLength=1),
+    tools=argument(
+        "array",
+        "Names of the tools it may use. Default: all except task and update_plan.",
+        maxItems=100,
+        items={"type": "string"},
     ),
-    properties={
-        "description": {"type": "string", "minLength": 1, "description": "The task in a few words."},
-        "prompt": {"type": "string", "minLength": 1, "description": "Everything the sub-agent needs to know."},
-        "tools": {
-            "type": "array",
-            "maxItems": 100,
-            "items": {"type": "string"},
-            "description": "Names of the tools it may use. Default: all except task and update_plan.",
-        },
-        "resume": {"type": "string", "description": "The id of an earlier task, to continue it."},
-    },
-    required=("description", "prompt"),
-    kind="think",
-    access="none",
-    plan=plan_task,
-    run=run_task,
+    resume=argument("string", "The id of an earlier task, to continue it."),
 )
+TASK = Builtin(TASK_SPEC, "think", "none", plan_task, run_task)

@@ -31,46 +31,30 @@ from crow.tools import (
     Workspace,
     builtin,
 )
-from crow.tools.builtin.task import outcome_of_task, task_of
-from crow.tools.builtin.tool import ToolContext, check, parse, parse_foreign, with_expectation
+from crow.tools.builtin.task import task_from, task_outcome
+from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.connection import OnChange, ServerConnection
 from crow.tools.mcp.listing import ExternalTool, find_tools, prefixes
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.skills import FoundSkill, find_skills
+from crow.tools.skills import find_skills
 
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
-FIND_TOOLS = ToolSpec(
-    name="find_tools",
-    description="Search the tools that are not listed, by words of their names and descriptions. call_tool calls them.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "query": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 300,
-                "description": "What the tool should do, or its name.",
-            }
-        },
-        "required": ["query"],
-    },
+FIND_TOOLS = tool_spec(
+    "find_tools",
+    "Search the tools that are not listed, by words of their names and descriptions. call_tool calls them.",
+    required="query",
+    query=argument("string", "What the tool should do, or its name.", minLength=1, maxLength=300),
 )
-
-CALL_TOOL = ToolSpec(
-    name="call_tool",
-    description="Call a tool that find_tools has found.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "description": "The exact name of the tool."},
-            "arguments": {"type": "object", "description": "Its arguments, as its schema says."},
-        },
-        "required": ["name"],
-    },
+CALL_TOOL = tool_spec(
+    "call_tool",
+    "Call a tool that find_tools has found.",
+    required="name",
+    name=argument("string", "The exact name of the tool."),
+    arguments=argument("object", "Its arguments, as its schema says."),
 )
 
 
@@ -179,7 +163,7 @@ class McpToolbox:
 
     def skills(self) -> tuple[SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
-        return tuple(found.skill for found in self._context.skills)
+        return self._context.skills
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
@@ -204,7 +188,7 @@ class McpToolbox:
         skills.
         """
 
-        def load() -> tuple[FoundSkill, ...]:
+        def load() -> tuple[SkillInfo, ...]:
             if beside is not None:
                 beside()
             return load_skills(self._settings, self._context.workspace)
@@ -261,8 +245,8 @@ class McpToolbox:
         try:
             if call.name == "task" and self._ports.delegate is not None:
                 # In the caller's task, so that the sub-agent has ended whenever the call has.
-                task = task_of(builtin.arguments_of(call))
-                return outcome_of_task(await self._ports.delegate.delegate(call_id, task, self, on_output))
+                task = task_from(builtin.arguments_of(call))
+                return task_outcome(await self._ports.delegate.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
                 return await self._run_builtin(call, call_id, on_output, judged)
             if call.name == FIND_TOOLS.name:
@@ -276,7 +260,7 @@ class McpToolbox:
         if found is None or fault is not None:
             return Outcome(text=fault or "", is_error=True)
         connection, tool = found
-        return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
+        return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _run_builtin(
         self, call: ToolCall, call_id: str, on_output: OnOutput, judged: PlannedCall | None
@@ -318,16 +302,10 @@ class McpToolbox:
         if found is None:
             return self._describe_unknown(call.name)
         connection, tool = found
-        if call.fault is not None:
-            return with_expectation(call.fault, tool.spec)
-        if connection.status.state == "failed":
+        if call.fault is None and connection.status.state == "failed":
             return f"MCP server {connection.name} is not available: {connection.status.detail}"
         try:
-            parse(call.name, call.arguments)
-        except ArgumentError as error:
-            return with_expectation(f"{error}.", tool.spec)
-        try:
-            parse_foreign(call.name, call.arguments)
+            parse_foreign(call, tool.spec)
         except ArgumentError as error:
             return str(error)
         return None
@@ -342,7 +320,7 @@ class McpToolbox:
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
 
 
-def load_skills(settings: ToolSettings, workspace: Workspace) -> tuple[FoundSkill, ...]:
+def load_skills(settings: ToolSettings, workspace: Workspace) -> tuple[SkillInfo, ...]:
     """The skills of the user and of the workspace."""
     return find_skills(settings.skill_folders, workspace.cwd, workspace.contains)
 
