@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from crow.tools import SkillInfo
@@ -25,14 +24,6 @@ HEAD_BYTES = 16 * 1024
 MAX_SKILLS = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DESCRIPTION_CHARS = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkillText:
-    """The text of a skill below its front matter, and the sha256 (hex) of its file."""
-
-    text: str
-    digest: str
 
 
 def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[SkillInfo, ...]:
@@ -77,8 +68,11 @@ def clean_line(text: str) -> str:
     return plain.replace("<", "‹").replace(">", "›")[:DESCRIPTION_CHARS]
 
 
-def read_skill(skill: SkillInfo) -> SkillText:
-    """Read a skill. :raises OSError: it cannot be read any more, or a link has changed."""
+def read_skill(skill: SkillInfo) -> tuple[str, str]:
+    """The text of a skill below its front matter, and the sha256 (hex) of its file.
+
+    :raises OSError: it cannot be read any more, or a link has changed.
+    """
     data = read_file(Path(skill.source), 0, FILE_BYTES)
     text = data.decode("utf-8", "replace")
-    return SkillText(text=text[front_matter(text, ())[1] :].strip(), digest=hashlib.sha256(data).hexdigest())
+    return text[front_matter(text, ())[1] :].strip(), hashlib.sha256(data).hexdigest()

@@ -37,7 +37,7 @@ def test_skills_are_sorted_by_name_and_those_of_the_user_win(tmp_path: Path) -> 
         ("release", "How to release.", False),
         ("x", "folded words", True),
     ]
-    assert [read_skill(each).text for each in found] == ["No front matter.", "Do it.", "Text"]
+    assert [read_skill(each)[0] for each in found] == ["No front matter.", "Do it.", "Text"]
 
 
 def test_a_skill_of_a_workspace_cannot_lead_outside_hang_or_fake_a_section(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall, SkillInfo
 from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, argument, tool_spec
-from crow.tools.skills import SkillText, read_skill
+from crow.tools.skills import read_skill
 
 
 async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -22,32 +22,32 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     title, locations = f"Load the skill {skill.name}", (Location(path=skill.source),)
     if not skill.of_workspace:
         return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
-    loaded = await anyio.to_thread.run_sync(read_skill, skill)
+    text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     return PlannedCall(
         announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
         access="read",
-        argument=permission_argument(skill, loaded),
+        argument=permission_argument(skill, digest),
         paths=Target.at(context.workspace, Path(skill.source)).rule_names,
         asks_once=True,
-        shown=loaded.text,
+        shown=text,
     )
 
 
 async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     skill = find_skill(invocation.context, args["name"])
-    loaded = await anyio.to_thread.run_sync(read_skill, skill)
+    text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     allowed = invocation.allowed_argument
-    if allowed is not None and allowed != permission_argument(skill, loaded):
+    if allowed is not None and allowed != permission_argument(skill, digest):
         raise ArgumentError(f"{skill.source} has changed since this call was allowed; repeat the call")
-    if not loaded.text:
+    if not text:
         raise ArgumentError(f"{skill.source} has no text below its front matter")
-    text = f"The skill {skill.name} follows; its files are in {Path(skill.source).parent}."
-    return Outcome(text=text, skill=(skill.name, loaded.text))
+    answer = f"The skill {skill.name} follows; its files are in {Path(skill.source).parent}."
+    return Outcome(text=answer, skill=(skill.name, text))
 
 
-def permission_argument(skill: SkillInfo, loaded: SkillText) -> str:
+def permission_argument(skill: SkillInfo, digest: str) -> str:
     """What the user's permission is for."""
-    return f"{skill.source} (sha256 {loaded.digest})"
+    return f"{skill.source} (sha256 {digest})"
 
 
 def find_skill(context: ToolContext, name: str) -> SkillInfo:

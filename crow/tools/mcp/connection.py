@@ -35,9 +35,8 @@ from crow.tools import (
     ServerStatus,
     StdioServer,
 )
-from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, report_progress
-from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_tools
-from crow.tools.mcp.prompts import fill_prompt, list_prompts
+from crow.tools.mcp.calls import ask_user, describe_error, fill_prompt, outcome_of, report_progress
+from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
 
@@ -233,18 +232,12 @@ class ServerConnection:
 
     async def _follow(self, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises ToolServerError: the server ended."""
-        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_prompts, client)
             if sends_changes(client):
                 tasks.start_soon(self._listen, client)
-            try:
-                await self._follow_tools(client)
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
-                failure = error
+            await self._follow_tools(client)
             tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
 
     async def _follow_tools(self, client: Client) -> None:
         closed = self._process.closed if self._process is not None else anyio.Event()
