@@ -91,12 +91,12 @@ async def open_toolbox(
     settings = settings or ToolSettings()
     connections = [
         ServerConnection(
-            server,
+            server=server,
             prefix=prefix,
             cwd=workspace.cwd,
             keys=settings.keys,
-            start_timeout_s=settings.start_timeout_s,
-            call_timeout_s=settings.call_timeout_s,
+            start_timeout_s=server.options.start_timeout_s or settings.start_timeout_s,
+            call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
             asker=ports.asker,
         )
@@ -125,25 +125,18 @@ async def open_toolbox(
         raise failure
 
 
+@dataclass(frozen=True, eq=False)
 class McpToolbox:
     """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`.
 
     Built-in tools have plain names; external ones have the prefix of their server, so none can replace a built-in tool.
     """
 
-    def __init__(
-        self,
-        context: ToolContext,
-        ports: Ports,
-        client: Client,
-        connections: Sequence[ServerConnection],
-        settings: ToolSettings,
-    ) -> None:
-        self._context = context
-        self._ports = ports
-        self._client = client
-        self._connections = tuple(connections)
-        self._settings = settings
+    _context: ToolContext
+    _ports: Ports
+    _client: Client
+    _connections: Sequence[ServerConnection]
+    _settings: ToolSettings
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
