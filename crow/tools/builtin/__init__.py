@@ -90,27 +90,19 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
         meta: Mapping[str, Any] = request.meta or {}
         invocation = ToolInvocation(
             context=context,
-            log=ports.log,
-            plan=ports.plan,
+            ports=ports,
             call_id=meta.get(CALL_ID, ""),
             on_output=on_output,
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
         )
-        return to_result(await run(params.name, params.arguments or {}, invocation))
+        try:
+            outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
+        except (ArgumentError, OSError) as error:
+            outcome = Outcome(text=with_name(params.name, describe_error(error)), is_error=True)
+        return to_result(outcome)
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
-
-
-async def run(name: str, arguments: Mapping[str, Any], invocation: ToolInvocation) -> Outcome:
-    """Run a call. A failure is an error outcome."""
-    tool = TOOLS.get(name)
-    if tool is None:
-        return Outcome(text=f"There is no built-in tool {name}.", is_error=True)
-    try:
-        return await tool.run(invocation, check(name, tool.spec.input_schema, arguments))
-    except (ArgumentError, OSError) as error:
-        return Outcome(text=with_name(name, describe_error(error)), is_error=True)
 
 
 def with_name(tool: str, message: str) -> str:
@@ -120,12 +112,8 @@ def with_name(tool: str, message: str) -> str:
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
     """An outcome as an MCP result. `_meta["crow"]` has its `announcement`, `plan`, `raw_output` and `skill`."""
-    meta = {
-        "announcement": None if outcome.announcement is None else asdict(outcome.announcement),
-        "plan": None if outcome.plan is None else [asdict(item) for item in outcome.plan],
-        "raw_output": dict(outcome.raw_output),
-        "skill": outcome.skill,
-    }
+    fields = asdict(outcome)
+    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill")}
     images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
     return mcp.CallToolResult(
         content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}

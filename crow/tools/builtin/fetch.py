@@ -24,13 +24,7 @@ from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocat
 from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MAX_BYTES, Document, get, normalize_url
 
-TEXT_TYPES = (
-    "application/json",
-    "application/xml",
-    "application/javascript",
-    "application/x-ndjson",
-    "application/toml",
-)
+TEXT_TYPES = frozenset(f"application/{kind}" for kind in ("json", "xml", "javascript", "x-ndjson", "toml"))
 SMALL_BYTES = 65_536
 CONVERT_S = 30.0
 HEADER_CHARS = 100

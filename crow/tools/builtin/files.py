@@ -10,7 +10,9 @@ import binascii
 import codecs
 import difflib
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,12 +58,8 @@ WIDE_ENCODINGS = {
 IMAGE_BYTES = 3_000_000
 """Larger images are refused by some providers."""
 
-IMAGE_TYPES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"RIFF", "image/webp"),
+IMAGE = re.compile(
+    rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
 )
 
 KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
@@ -125,10 +123,9 @@ def decode_wide(data: bytes) -> str | None:
     """The text of a file with a byte order mark of UTF-16 or UTF-32, None for any other file."""
     for encoding, marks in WIDE_ENCODINGS.items():
         if data.startswith(marks):
-            try:
+            with suppress(UnicodeDecodeError):
                 return data.decode(encoding) + f"\n[the file is {encoding}: change it with shell, not edit_file]"
-            except UnicodeDecodeError:
-                return None
+            break
     return None
 
 
@@ -291,7 +288,7 @@ async def apply_change(
         old = await workspace.read_bytes(path)
         if old.decode("utf-8", "replace") != before:  # log what the user saw, with unsaved changes
             old = before.encode("utf-8", "replace")
-    await invocation.log.before_change(invocation.call_id, path, old, after.encode("utf-8"))
+    await invocation.ports.log.before_change(invocation.call_id, path, old, after.encode("utf-8"))
     written = await workspace.write_text(path, after)
     invocation.context.seen_files.note(path, written)
     if written != after:
@@ -350,10 +347,8 @@ def image_type(head: bytes) -> str | None:
 
     Providers refuse every later request with a file that is not the image it claims to be, so no declared type counts.
     """
-    for start, media in IMAGE_TYPES:
-        if head.startswith(start) and (media != "image/webp" or head[8:12] == b"WEBP"):
-            return media
-    return None
+    found = IMAGE.match(head)
+    return None if found is None else f"image/{found.lastgroup}"
 
 
 def sound_picture_type(data: str) -> str | None:

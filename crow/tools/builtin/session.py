@@ -32,7 +32,7 @@ async def plan_update_plan(_context: ToolContext, args: Arguments) -> PlannedCal
 
 async def run_update_plan(invocation: ToolInvocation, args: Arguments) -> Outcome:
     items = items_from(args)
-    verb = "unchanged" if items == invocation.plan.current() else "updated"
+    verb = "unchanged" if items == invocation.ports.plan.current() else "updated"
     return Outcome(text=f"The plan is {verb}: {describe_progress(items)}.", plan=items)
 
 
@@ -52,7 +52,7 @@ async def plan_recall(_context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
     query, entry = query_and_entry(args)
-    return Outcome(text=await invocation.log.recall(query=query, entry=entry, limit=MAX_RECALLED))
+    return Outcome(text=await invocation.ports.log.recall(query=query, entry=entry, limit=MAX_RECALLED))
 
 
 def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:

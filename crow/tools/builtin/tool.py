@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolCall, ToolSpec
-from crow.tools import Access, Log, OnOutput, Outcome, Plan, PlannedCall, SkillInfo, Workspace
+from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, SkillInfo, Workspace
 from crow.tools.jobs import Jobs
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.workspace import SeenFiles
@@ -72,8 +72,7 @@ class ToolInvocation:
     planned call; both are None if nothing was planned."""
 
     context: ToolContext
-    log: Log
-    plan: Plan
+    ports: Ports
     call_id: str
     on_output: OnOutput
     allowed_path: str | None = None

@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import mcp_types as mcp
-from mcp.client import Client
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Attachment, CallRef
-from crow.domain.errors import ToolServerError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.tools import ElicitationHandler, OnOutput, Outcome, ServerPrompt
+from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 
 ERROR_CHARS = 300
@@ -73,22 +71,6 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
         attachments=tuple(attachments),
         raw_output=structured if isinstance(structured, Mapping) else {},
     )
-
-
-async def fill_prompt(
-    client: Client, prompt: ServerPrompt, own_name: str | None, arguments: Mapping[str, str]
-) -> tuple[Part, ...]:
-    """Have the server fill in a prompt. `own_name` is its name of it; None if it does not list the prompt any more."""
-    failed = f"`/{prompt.name}` could not be used: MCP server {prompt.server}"
-    if own_name is None:
-        raise ToolServerError(f"{failed} has no such prompt any more.")
-    try:
-        filled = await client.get_prompt(own_name, dict(arguments))
-    except Exception as error:  # a server's answer may raise anything in the library
-        raise ToolServerError(f"{failed} did not give it: {describe_error(error)}") from error
-    if not (parts := parts_of(filled)):
-        raise ToolServerError(f"{failed} gave an empty prompt.")
-    return parts
 
 
 def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:

@@ -26,17 +26,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.tools import (
-    ElicitationHandler,
-    HttpServer,
-    McpServer,
-    OnOutput,
-    Outcome,
-    ServerPrompt,
-    ServerStatus,
-    StdioServer,
-)
-from crow.tools.mcp.calls import ask_user, describe_error, fill_prompt, outcome_of, report_progress
+from crow.tools import ElicitationHandler, HttpServer, OnOutput, Outcome, ServerPrompt, ServerStatus, StdioServer
+from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, parts_of, report_progress
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
@@ -66,7 +57,7 @@ class ServerConnection:
     A failed server is restarted at its next use: at once after `STEADY_S` of work, later and later otherwise.
     """
 
-    server: McpServer
+    server: StdioServer | HttpServer
     prefix: str
     cwd: Path
     keys: KeySource
@@ -348,7 +339,16 @@ class ServerConnection:
         """See :meth:`crow.tools.ServerPrompts.fill`."""
         if self._client is None:
             raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
-        return await fill_prompt(self._client, prompt, self.prompts.get(prompt), arguments)
+        failed = f"`/{prompt.name}` could not be used: MCP server {self.name}"
+        if prompt not in self.prompts:
+            raise ToolServerError(f"{failed} has no such prompt any more.")
+        try:
+            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments))
+        except Exception as error:  # a server's answer may raise anything in the library
+            raise ToolServerError(f"{failed} did not give it: {describe_error(error)}") from error
+        if not (parts := parts_of(filled)):
+            raise ToolServerError(f"{failed} gave an empty prompt.")
+        return parts
 
     async def _on_question(
         self,

@@ -172,13 +172,13 @@ class ServerProcess:
             self._close(f"it sent a line of more than {LINE_BYTES:,} bytes")
         if self._queued_bytes > QUEUED_BYTES and not self._is_paused and self._process is not None:
             self._is_paused = True
-            self._process.pause()
+            self._process.read_output(False)
 
     def _resume(self) -> None:
         self._queued_bytes = 0
         if self._is_paused and self._process is not None:
             self._is_paused = False
-            self._process.resume()
+            self._process.read_output(True)
 
     def _on_errors(self, data: bytes) -> None:
         self._errors += data
