@@ -132,9 +132,7 @@ def from_result(result: mcp.CallToolResult) -> Outcome:
         announcement=None if announcement is None else announcement_from(announcement),
         plan=None if plan is None else tuple(PlanItem(**item) for item in plan),
         raw_output=meta["raw_output"],
-        images=tuple(
-            Image(data=image.data, mime_type=image.mime_type) for image in images if isinstance(image, mcp.ImageContent)
-        ),
+        images=tuple(Image(data=each.data, mime_type=each.mime_type) for each in images if each.type == "image"),
         skill=None if skill is None else tuple(skill),
     )
 

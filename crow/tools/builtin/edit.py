@@ -46,13 +46,9 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     target = invocation.target(args["path"])
     before, edit = await prepare_edit(invocation.context, target, args)
-    where = (
-        f"1 place, at line {edit.line}" if edit.count == 1 else f"{edit.count} places, the first at line {edit.line}"
-    )
-    done = f"Edited {target.name} in {where}{f' ({edit.remark})' if edit.remark else ''}."
-    return await apply_change(
-        invocation, target, before, edit.text, title=f"Edit {target.name}", done=done, line=edit.line
-    )
+    where = "1 place, at line" if edit.count == 1 else f"{edit.count} places, the first at line"
+    done = f"Edited {target.name} in {where} {edit.line}{f' ({edit.remark})' if edit.remark else ''}."
+    return await apply_change(invocation, target, before, edit.text, f"Edit {target.name}", done, edit.line)
 
 
 async def prepare_edit(context: ToolContext, target: Target, args: Arguments) -> tuple[str, Replacement]:

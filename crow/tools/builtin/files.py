@@ -78,7 +78,7 @@ async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    workspace, target = invocation.workspace, invocation.target(args["path"])
+    workspace, target = invocation.context.workspace, invocation.target(args["path"])
     stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
     media = image_type(stat.head)
     if media is not None:
@@ -236,7 +236,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
-    return await apply_change(invocation, target, before, content, title=f"Write {target.name}", done=done)
+    return await apply_change(invocation, target, before, content, f"Write {target.name}", done, None)
 
 
 async def read_replaced(context: ToolContext, target: Target) -> tuple[str | None, str | None]:
@@ -272,17 +272,10 @@ def plan_change(
 
 
 async def apply_change(
-    invocation: ToolInvocation,
-    target: Target,
-    before: str | None,
-    after: str,
-    *,
-    title: str,
-    done: str,
-    line: int | None = None,
+    invocation: ToolInvocation, target: Target, before: str | None, after: str, title: str, done: str, line: int | None
 ) -> Outcome:
     """Log the old content, write `after`, and report what the file holds then. `before` is the text that was read."""
-    workspace, path = invocation.workspace, target.path
+    workspace, path = invocation.context.workspace, target.path
     old = None
     if before is not None and (await workspace.stat(path)).kind == "file":  # an editor may show a file not yet on disk
         old = await workspace.read_bytes(path)

@@ -50,7 +50,7 @@ async def plan_list(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    workspace, target = invocation.workspace, invocation.target(args.get("path") or ".")
+    workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
     answer = await scan_directory(workspace, target.path, {"glob": pattern, "limit": MAX_LISTED})
@@ -76,7 +76,7 @@ async def plan_grep(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    workspace, target = invocation.workspace, invocation.target(args.get("path") or ".")
+    workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     stat = await stat_kind(workspace, target, ("file", "directory"), "a file or directory")
     is_file = stat.kind == "file"
     request = {

@@ -48,7 +48,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         job = await invocation.context.jobs.start(command)
         await job.wait(FIRST_OUTPUT_S)
         return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
-    code, output = await invocation.workspace.run(command, timeout_s=timeout_s, on_output=invocation.on_output)
+    code, output = await invocation.context.workspace.run(command, timeout_s=timeout_s, on_output=invocation.on_output)
     end = describe_end(code, timeout_s)
     return Outcome(
         text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
@@ -98,7 +98,8 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def job_outcome(job: Job, status: str) -> Outcome:
-    text = "\n".join(filter(None, [job.take_output().removesuffix("\n"), f"[{status}]"]))
+    text = "\n".join(filter(None, [job.unread.text().removesuffix("\n"), f"[{status}]"]))
+    job.unread.clear()
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
 

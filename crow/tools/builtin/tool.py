@@ -78,11 +78,6 @@ class ToolInvocation:
     allowed_path: str | None = None
     allowed_argument: str | None = None
 
-    @property
-    def workspace(self) -> Workspace:
-        """The session's files and processes."""
-        return self.context.workspace
-
     def target(self, path: str) -> Target:
         """The file or directory that `path` leads to.
 

@@ -24,13 +24,7 @@ ERROR_CHARS = 300
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 PROGRESS_LINES = 100
 PROGRESS_EVERY_S = 0.1
-FORM_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "array": list,
-}
+FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int, "number": int | float, "array": list}
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
