@@ -109,7 +109,10 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
     # in a thread, because it reads the system's certificates
     client = await anyio.to_thread.run_sync(lambda: httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT_S))
     headers, extensions = {**HEADERS, "Host": parts.netloc}, {} if is_address(host) else {"sni_hostname": host}
-    async with client, client.stream("GET", pinned, headers=headers, extensions=extensions) as response:
+    async with (
+        client,
+        client.stream("GET", pinned, headers=headers, extensions=extensions, follow_redirects=False) as response,
+    ):
         location = response.headers.get("location")
         if response.is_redirect and location:
             return Document(url=url, status=response.status_code, moved_to=location)

@@ -22,10 +22,9 @@ from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
 from crow.tools.builtin.files import READ_FILE, WRITE_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
-from crow.tools.builtin.session import RECALL, UPDATE_PLAN
+from crow.tools.builtin.session import RECALL, TASK, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
-from crow.tools.builtin.task import TASK
 from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]

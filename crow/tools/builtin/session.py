@@ -1,4 +1,7 @@
-"""`update_plan` and `recall`: tools that touch only the session."""
+"""`update_plan`, `recall` and `task`: tools that touch only the session.
+
+The session runs the sub-agent of a task. Each call that the sub-agent makes needs its own permission.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,20 @@ from typing import get_args, get_type_hints
 from crow.domain.entries import PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code
-from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import (
-    Arguments,
-    Builtin,
-    ToolContext,
-    ToolInvocation,
-    argument,
-    plan_in_session,
-    tool_spec,
-)
+from crow.tools import Outcome, PlannedCall, SubagentResult, Task
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
 """The search takes time in proportion to the query's length times that of the text."""
 
 MAX_ITEMS = 100
+TITLE_CHARS = 80
 FIELDS = get_type_hints(PlanItem)
 
 
 async def plan_update_plan(_context: ToolContext, args: Arguments) -> PlannedCall:
-    return plan_in_session(f"Plan: {describe_progress(items_from(args))}", "think")
+    return session_call(f"Plan: {describe_progress(items_from(args))}", "think")
 
 
 async def run_update_plan(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -47,7 +43,7 @@ def describe_progress(items: tuple[PlanItem, ...]) -> str:
 
 async def plan_recall(_context: ToolContext, args: Arguments) -> PlannedCall:
     query, entry = query_and_entry(args)
-    return plan_in_session(f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}", "think")
+    return session_call(f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}", "think")
 
 
 async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -61,6 +57,37 @@ def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
     if query is None and entry is None:
         raise ArgumentError("query and entry are both missing; expected one of them")
     return query, entry
+
+
+async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
+    return session_call(f"Task: {task_from(args).title}", "think")
+
+
+async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
+    """Reached only in a session without sub-agents: the toolbox runs other tasks in the call's own task."""
+    raise ArgumentError("this session has no sub-agents")
+
+
+def task_from(args: Arguments) -> Task:
+    """The task that the arguments describe."""
+    tools = args.get("tools")
+    return Task(
+        title=" ".join(args["description"].split())[:TITLE_CHARS],
+        prompt=args["prompt"],
+        tools=None if tools is None else tuple(tools),
+        resume=args.get("resume") or None,
+    )
+
+
+def task_outcome(done: SubagentResult) -> Outcome:
+    """The result of a task for the model."""
+    return Outcome(
+        text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
+        is_error=done.is_error,
+        raw_output={"task": done.id, "steps": done.steps},
+        usage=done.usage,
+        cost=done.cost,
+    )
 
 
 STEP = {
@@ -89,3 +116,20 @@ RECALL_SPEC = tool_spec(
     entry=argument("integer", "The number of an entry.", minimum=1),
 )
 RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
+
+TASK_SPEC = tool_spec(
+    "task",
+    "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
+    "only its prompt. Several tasks in one answer run in parallel.",
+    required="description prompt",
+    description=argument("string", "The task in a few words.", minLength=1),
+    prompt=argument("string", "Everything the sub-agent needs to know.", minLength=1),
+    tools=argument(
+        "array",
+        "Names of the tools it may use. Default: all except task and update_plan.",
+        maxItems=100,
+        items={"type": "string"},
+    ),
+    resume=argument("string", "The id of an earlier task, to continue it."),
+)
+TASK = Builtin(TASK_SPEC, "think", "none", plan_task, run_task)

@@ -11,15 +11,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import (
-    Arguments,
-    Builtin,
-    ToolContext,
-    ToolInvocation,
-    argument,
-    plan_in_session,
-    tool_spec,
-)
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
 
 DEFAULT_TIMEOUT_S = 120
@@ -74,7 +66,7 @@ def describe_end(code: int | None, timeout_s: int) -> str:
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return plan_in_session(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
+    return session_call(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
 
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -86,7 +78,7 @@ async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return plan_in_session(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
+    return session_call(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
 
 
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:

@@ -136,7 +136,7 @@ def display_name(workspace: Workspace, path: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def plan_in_session(title: str, kind: CallKind) -> PlannedCall:
+def session_call(title: str, kind: CallKind) -> PlannedCall:
     """A call that touches only the session."""
     return PlannedCall(announcement=Announcement(title=title, kind=kind), access="none")
 

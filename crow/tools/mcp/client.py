@@ -21,7 +21,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, ToolCall, ToolSpec
 from crow.domain.rendering import in_title
 from crow.tools import builtin
-from crow.tools.builtin.task import task_from, task_outcome
+from crow.tools.builtin.session import task_from, task_outcome
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.connection import OnChange, ServerConnection
