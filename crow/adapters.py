@@ -17,8 +17,9 @@ from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.offline import OfflineModel
-from crow.settings import OFFLINE, Loaded, McpServerSettings, Settings, Target, expand_variables
+from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
+from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # for those who maintain it
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys

@@ -7,25 +7,16 @@ import gc
 import importlib.metadata
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from crow import __version__
-from crow.adapters import (
-    configured_servers,
-    endpoint_of,
-    hidden_keys,
-    import_prompt_adapters,
-    offline_model,
-    open_model,
-    open_store,
-    open_toolbox,
-    open_workspace,
-)
+from crow import __version__, adapters
 from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
@@ -42,7 +33,6 @@ from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, names_offered, target_of
 from crow.store import Store
-from crow.tools import Workspace
 
 if TYPE_CHECKING:
     from crow.trace.record import Recorder
@@ -80,7 +70,7 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._retired_models: list[Model] = []
-        self._imports = BackgroundImport(import_prompt_adapters)
+        self._imports = BackgroundImport(adapters.import_prompt_adapters)
         self._hooks = Hooks(find_hooks)
         # The configured models, then those that the endpoint lists; the client holds this list.
         self._names = list(names_offered(self._settings))
@@ -92,7 +82,7 @@ class Wiring:
             version=__version__,
             open_store=self._open_store,
             adapters=self.adapters,
-            workspace=self._open_workspace,
+            workspace=partial(adapters.open_workspace, lambda: self._loaded),
             check=lambda: self._check(self._default_model()),
             warm_up=self._imports.run,
             trim=trim,
@@ -103,9 +93,9 @@ class Wiring:
             mode=self._settings.permissions.mode,
             auto_compact=self._settings.compaction.auto,
             editor_terminals=editor.terminals,
-            hidden_variables=lambda: hidden_keys(self._loaded).names(),
+            hidden_variables=lambda: adapters.hidden_keys(self._loaded).names(),
             timeouts=EditorTimeouts(editor_s=editor.answer_timeout_s, user_s=editor.user_timeout_s),
-            servers=configured_servers(self._settings),
+            servers=adapters.configured_servers(self._settings),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
@@ -116,7 +106,7 @@ class Wiring:
             load=self._imports.run,
             model=self._model,
             info=self._info,
-            open_toolbox=lambda *args, **kwargs: open_toolbox(self._current, *args, **kwargs),
+            open_toolbox=partial(adapters.open_toolbox, lambda: self._loaded),
             default_model=self._default_model,
             models=self._names,
             templates=self._templates,
@@ -128,9 +118,6 @@ class Wiring:
         """Close the models' connections."""
         for model in (*self._retired_models, *self._models.values()):
             await model.close()
-
-    def _current(self) -> Loaded:
-        return self._loaded
 
     def _reload_if_changed(self) -> ServerDependencies | None:
         """New dependencies if the user's file has changed, else None.
@@ -171,11 +158,8 @@ class Wiring:
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
     async def _open_store(self) -> Store:
-        self._store = await open_store(self._loaded)
+        self._store = await adapters.open_store(self._loaded)
         return self._store
-
-    def _open_workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
-        return open_workspace(self._current, cwd, directories)
 
     def _settings_of_sessions(self) -> SessionSettings:
         if self._session_settings is None:
@@ -201,7 +185,7 @@ class Wiring:
         if not name and not self._has_endpoint():
             raise AuthError(self._loaded.advice_on_models())
         if name != OFFLINE:
-            endpoint_of(target_of(name, self._settings)).check()
+            adapters.endpoint_of(target_of(name, self._settings)).check()
 
     def _has_endpoint(self) -> bool:
         """Whether the user chose an endpoint, or has a key for the default one."""
@@ -212,16 +196,16 @@ class Wiring:
         if name in self._models:
             return self._models[name].info
         if name == OFFLINE:
-            return offline_model(self._settings).info
-        return endpoint_of(target_of(name, self._settings)).info
+            return adapters.offline_model(self._settings).info
+        return adapters.endpoint_of(target_of(name, self._settings)).info
 
     async def _model(self, name: str) -> Model:
         if name not in self._models:
             self._check(name)
             if name == OFFLINE:
-                self._models[name] = offline_model(self._settings)
+                self._models[name] = adapters.offline_model(self._settings)
             else:
-                self._models[name] = await open_model(target_of(name, self._settings), self._store)
+                self._models[name] = await adapters.open_model(target_of(name, self._settings), self._store)
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
@@ -231,7 +215,7 @@ class Wiring:
             return ()
         try:
             with anyio.fail_after(_MODEL_LIST_TIMEOUT_S):
-                model = await open_model(target_of(name, self._settings), self._store)
+                model = await adapters.open_model(target_of(name, self._settings), self._store)
                 try:
                     listed = await model.models()
                 finally:
@@ -258,30 +242,26 @@ class BackgroundImport:
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
-        self._done: asyncio.Future[None] | None = None
+        self._done: Future[None] | None = None
 
     async def run(self) -> None:
         """Return when everything is imported. :raises ImportError: a package is broken."""
         if self._done is None:
-            loop = asyncio.get_running_loop()
-            self._done = loop.create_future()
+            self._done = Future()
+            self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
             # A daemon: an editor that closes at once must not wait for half a second of imports.
-            threading.Thread(target=self._run, args=(loop, self._done), daemon=True).start()
-        await asyncio.shield(self._done)
+            threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
+        await asyncio.wrap_future(self._done)
 
-    def _run(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
-        error = None
+    def _run(self, done: Future[None]) -> None:
         try:
             with importing():
                 self._load()
             keep_little()
-        except ImportError as caught:
-            error = caught
-        with suppress(RuntimeError):  # the loop has ended: nobody waits
-            if error is None:
-                loop.call_soon_threadsafe(done.set_result, None)
-            else:
-                loop.call_soon_threadsafe(done.set_exception, error)
+        except ImportError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
 
 def find_hooks(group: str) -> list[NamedHook]:

@@ -13,28 +13,9 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 
-from crow.adapters import (
-    EndpointModel,
-    SqliteStore,
-    configured_servers,
-    endpoint_of,
-    offline_model,
-    open_model,
-    open_store,
-    open_toolbox,
-    open_workspace,
-)
+from crow import adapters
 from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
-from crow.domain.errors import (
-    ArgumentError,
-    AuthError,
-    CrowError,
-    ModelError,
-    ModelNotFound,
-    ModelTimeout,
-    NetworkError,
-    StoreError,
-)
+from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.llm import Model, Request, TextDelta
 from crow.llm.models import Offered
@@ -109,14 +90,14 @@ async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]
     settings = loaded.settings
     if provider is not None and provider not in settings.providers:
         hint = f"there are {', '.join(settings.providers)}" if settings.providers else f"add [providers.{provider}]"
-        raise ArgumentError(f'No provider "{provider}" in {loaded.paths.config_file}; {hint}.')
+        raise errors.ArgumentError(f'No provider "{provider}" in {loaded.paths.config_file}; {hint}.')
     name = next(iter(names_offered(settings)), "") if provider is None else f"{provider}/"
     if name == OFFLINE:
         return (Offered(name=OFFLINE),)
     target = target_of(name, settings)
     if target.model:
-        endpoint_of(target).check()
-    model = await open_model(target, None)
+        adapters.endpoint_of(target).check()
+    model = await adapters.open_model(target, None)
     try:
         return await model.models()
     finally:
@@ -136,14 +117,14 @@ def _check_configuration(loaded: Loaded) -> Finding:
     return Finding("configuration", "ok", f"{file} is valid")
 
 
-async def _check_database(loaded: Loaded, report: Report) -> SqliteStore | None:
+async def _check_database(loaded: Loaded, report: Report) -> adapters.SqliteStore | None:
     file = loaded.paths.database
     is_new = not await anyio.Path(file).exists()
     store = None
     try:
-        store = await open_store(loaded)
+        store = await adapters.open_store(loaded)
         page = await store.sessions(cwd=None, cursor=None, limit=1)
-    except CrowError as error:
+    except errors.CrowError as error:
         if store is not None:
             await store.close()
         report(Finding("database", "failed", str(error)))
@@ -161,7 +142,7 @@ async def _check_database(loaded: Loaded, report: Report) -> SqliteStore | None:
     return store
 
 
-async def _check_model(loaded: Loaded, store: SqliteStore | None, report: Report) -> None:
+async def _check_model(loaded: Loaded, store: adapters.SqliteStore | None, report: Report) -> None:
     if loaded.problem is not None:
         report(Finding("model", "skipped", "not tried, because the configuration is not valid"))
         return
@@ -171,15 +152,15 @@ async def _check_model(loaded: Loaded, store: SqliteStore | None, report: Report
         return
     if name == OFFLINE:
         report(Finding("endpoint", "ok", "the built-in model needs none"))
-        await _check_answers(offline_model(loaded.settings), report)
+        await _check_answers(adapters.offline_model(loaded.settings), report)
         return
     target = target_of(name, loaded.settings)
     key_command = target.endpoint.api_key_command
     try:
-        endpoint_of(target).check()
-        model = await open_model(target, store)
-    except CrowError as error:
-        report(Finding("key" if isinstance(error, AuthError) or key_command else "model", "failed", str(error)))
+        adapters.endpoint_of(target).check()
+        model = await adapters.open_model(target, store)
+    except errors.CrowError as error:
+        report(Finding("key" if isinstance(error, errors.AuthError) or key_command else "model", "failed", str(error)))
         return
     try:
         if not await _check_endpoint(model, target, report):
@@ -194,18 +175,18 @@ async def _check_model(loaded: Loaded, store: SqliteStore | None, report: Report
         await model.close()
 
 
-async def _check_endpoint(model: EndpointModel, target: Target, report: Report) -> bool:
+async def _check_endpoint(model: adapters.EndpointModel, target: Target, report: Report) -> bool:
     """Whether it makes sense to ask the model."""
     try:
         names = [each.name for each in await model.models()]
-    except AuthError as error:
+    except errors.AuthError as error:
         report(Finding("key", "failed", str(error)))
         return False
-    except (NetworkError, ModelTimeout) as error:
+    except (errors.NetworkError, errors.ModelTimeout) as error:
         advice = "Start the server, or set OPENAI_BASE_URL (or base_url in config.toml) to its address."
         report(Finding("endpoint", "failed", str(error), advice))
         return False
-    except ModelError as error:
+    except errors.ModelError as error:
         report(Finding("endpoint", "warning", f"{target.base_url} answers, but lists no models: {error}"))
         return True
     count = _count(len(names), "model", "models")
@@ -223,9 +204,9 @@ async def _check_answers(model: Model, report: Report, *, key: str = "", learned
     """Key (empty: no check), streaming, usage, window and tool calls."""
     try:
         answer, pieces, first_s = await _ask(model, _TEXT_PROMPT)
-    except CrowError as error:
+    except errors.CrowError as error:
         # Many endpoints list their models to everyone: a refused key shows only here.
-        checks: dict[type[CrowError], str] = {AuthError: "key", ModelNotFound: "model"}
+        checks: dict[type[errors.CrowError], str] = {errors.AuthError: "key", errors.ModelNotFound: "model"}
         report(Finding(checks.get(type(error), "streaming"), "failed", str(error)))
         return
     if key:
@@ -266,12 +247,12 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
     return Finding(check, "ok", f"{window:,} tokens{source}")
 
 
-async def _learned_window(store: SqliteStore | None, target: Target) -> LearnedWindow | None:
+async def _learned_window(store: adapters.SqliteStore | None, target: Target) -> LearnedWindow | None:
     if store is None:
         return None
     try:
         return learned_in(await store.learned(target.base_url, target.model))
-    except StoreError:
+    except errors.StoreError:
         return None
 
 
@@ -283,7 +264,7 @@ async def _try_tool_call(model: Model) -> Finding:
     )
     try:
         answer, _, _ = await _ask(model, _CALL_PROMPT, _TOOL)
-    except CrowError as error:
+    except errors.CrowError as error:
         return Finding(check, "failed", str(error), advice)
     if not answer.calls:
         return Finding(check, "failed", "the model was asked to call a tool, and did not", advice)
@@ -307,20 +288,20 @@ async def _ask(model: Model, prompt: str, *tools: ToolSpec) -> tuple[Answer, int
                     pieces += isinstance(delta, TextDelta)
                 return stream.answer, pieces, first_s
     except TimeoutError:
-        raise ModelTimeout(f"no complete answer within {_ANSWER_TIMEOUT_S:.0f} s") from None
+        raise errors.ModelTimeout(f"no complete answer within {_ANSWER_TIMEOUT_S:.0f} s") from None
 
 
 async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Report) -> None:
     """Start the built-in tools and each MCP server once."""
     wait_s = loaded.settings.limits.mcp_start_timeout_s + 1
-    workspace = open_workspace(lambda: loaded, os.getcwd(), ())
-    servers = [*configured_servers(loaded.settings), *servers]
+    workspace = adapters.open_workspace(lambda: loaded, os.getcwd(), ())
+    servers = [*adapters.configured_servers(loaded.settings), *servers]
     ports = Ports(log=_NoSession(), plan=_NoSession())
     try:
-        async with open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
+        async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
             await toolbox.wait_ready(wait_s)
             tools, statuses = len(toolbox.specs()), toolbox.servers()
-    except CrowError as error:
+    except errors.CrowError as error:
         report(Finding("tools", "failed", str(error)))
         return
     report(Finding("tools", "ok", f"{_count(tools, 'tool', 'tools')} can be offered"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from crow.settings import Settings
+from crow.settings import Settings, values
+from crow.settings.values import Section
 from crow.store.codec import KINDS
 from crow.store.portable import RECORDS, EntryRecord
 from crow.store.sqlite.migrations import schema
@@ -52,11 +55,26 @@ def generate() -> dict[str, str]:
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
     }
+    _describe(settings)
     return {
         "config.schema.json": _text(settings),
         "export.schema.json": _text(_export_schema()),
         "store.sql": schema(),
     }
+
+
+def _describe(schema: JsonSchemaValue) -> None:
+    """Add the docstrings of the settings. Pydantic could, but would read its own source at every start of crow."""
+    for cls in (Settings, *(getattr(values, name) for name in schema["$defs"])):
+        properties = schema["$defs"].get(cls.__name__, schema)["properties"]
+        for base in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
+            (tree,) = ast.parse(inspect.getsource(base)).body
+            assert isinstance(tree, ast.ClassDef)
+            for setting, doc in pairwise(tree.body):
+                match setting, doc:
+                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
+                        described = properties[key] | {"description": inspect.cleandoc(words).replace("\n", " ")}
+                        properties[key] = dict(sorted(described.items()))
 
 
 def _export_schema() -> JsonSchemaValue:

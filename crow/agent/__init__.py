@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from crow.agent.permissions import Rule
 from crow.agent.templates import Template
-from crow.domain.entries import CallRef
+from crow.domain.entries import CallRef, NewEntry, Remark
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.llm import Model, ModelInfo
 from crow.store import Store
@@ -22,17 +22,6 @@ from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Wo
 if TYPE_CHECKING:  # cycles: both use `Client`
     from crow.agent.compaction.budget import CompactionPolicy
     from crow.agent.compaction.hooks import Hooks
-
-__all__ = [
-    "Adapters",
-    "Client",
-    "OpenToolbox",
-    "PermissionQuestion",
-    "SessionSettings",
-    "WaitableToolbox",
-    "new_message_id",
-    "new_session_id",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,32 +40,26 @@ class Client(Protocol):
 
     async def publish(self, event: Event) -> None:
         """Send an event; returns when it was written. No error if the editor is gone."""
-        ...
 
     async def ask(
         self, question: PermissionQuestion
     ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"]:
         """Ask the user. An invalid answer is `reject_once`, an editor that fails `cannot_ask`, a timeout
         `unanswered`."""
-        ...
 
     @property
     def takes_notices(self) -> bool:
         """Whether the editor shows a `NoticeShown`. If not, such news belongs in the history."""
-        ...
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that `elicit` supports."""
-        ...
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user a question and wait without limit. An editor that fails or answers nonsense means `cancel`."""
-        ...
 
     async def elicited(self, question_id: str) -> None:
         """Tell the editor that the page of a `UrlQuestion` is no longer needed."""
-        ...
 
 
 class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
@@ -84,7 +67,6 @@ class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Wait until every server is ready or has failed, for at most `timeout_s`. Calls `beside` in a thread."""
-        ...
 
 
 class OpenToolbox(Protocol):
@@ -141,3 +123,8 @@ def new_session_id() -> str:
 def new_message_id() -> str:
     """A random id for a message, the same live and in replay."""
     return f"msg_{secrets.token_hex(12)}"
+
+
+def new_remark(text: str) -> NewEntry:
+    """A remark of crow in the history, for the user alone."""
+    return NewEntry(body=Remark(text=text, message_id=new_message_id()))

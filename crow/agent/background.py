@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -41,33 +41,31 @@ class BackgroundTask:
             self._done.set()
 
 
-class AfterDelay:
-    """Starts `work` if the block takes longer than `after_s`; with `again`, every `after_s`. The exit waits for it.
+@asynccontextmanager
+async def after_delay(
+    after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
+) -> AsyncIterator[None]:
+    """Start `work` if the block takes longer than `after_s`; with `again`, every `after_s`. The exit waits for it.
 
     A short block costs one timer and no task. The timer starts an asyncio task because anyio needs one: its primitives
     do not work in callbacks.
     """
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle
 
-    def __init__(self, after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False) -> None:
-        self._after_s = after_s
-        self._work = work
-        self._again = again
-        self._task: asyncio.Task[None] | None = None
+    def start() -> None:
+        nonlocal task, timer
+        if task is None or task.done():
+            task = loop.create_task(work())
+        if again:
+            timer = loop.call_later(after_s, start)
 
-    async def __aenter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._start)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._task is not None:
+    timer = loop.call_later(after_s, start)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if task is not None:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([self._task])
-
-    def _start(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._task is None or self._task.done():
-            self._task = loop.create_task(self._work())
-        if self._again:
-            self._timer = loop.call_later(self._after_s, self._start)
+                await asyncio.wait([task])

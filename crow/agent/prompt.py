@@ -18,9 +18,9 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from crow.agent import new_message_id
+from crow.agent import new_remark
 from crow.agent.branch import Branch
-from crow.domain.entries import Entry, NewEntry, Note, Prompt, Remark, Reminder
+from crow.domain.entries import Entry, NewEntry, Note, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
@@ -236,7 +236,7 @@ class Briefing:
         entries = [NewEntry(body=await self.fresh_prompt())]
         if newest is not None and newest.cwd != row.cwd:
             text = f"This session worked in {newest.cwd} until now; from here on it works in {row.cwd}."
-            entries.insert(0, NewEntry(body=Remark(text=text, message_id=new_message_id())))
+            entries.insert(0, new_remark(text))
         await self._branch.record(entries)
         self.look_back()
 

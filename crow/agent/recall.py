@@ -13,19 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from crow.agent.branch import Branch
-from crow.domain.entries import (
-    Assistant,
-    CallRef,
-    Checkpoint,
-    Command,
-    Entry,
-    File,
-    NewEntry,
-    Reminder,
-    Skill,
-    ToolResult,
-    User,
-)
+from crow.domain import entries
 from crow.domain.rendering import parts_text
 from crow.store import Store
 
@@ -85,14 +73,14 @@ class BranchLog:
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """See :class:`crow.tools.Log`."""
         _, assistant, index = call_id.split("_")
-        file = File(
-            call=CallRef(assistant=int(assistant), index=int(index)),
+        file = entries.File(
+            call=entries.CallRef(assistant=int(assistant), index=int(index)),
             path=str(path),
             before=before,
             after_hash=hashlib.sha256(after).hexdigest(),
             recorded_here=True,
         )
-        await self._others.get(int(assistant), self._branch).record([NewEntry(body=file)])
+        await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])
 
 
 def quoted(query: str) -> str:
@@ -115,20 +103,20 @@ def matches_in(text: str, query: str, limit: int) -> list[str]:
     return matches
 
 
-def text_of(entry: Entry) -> str:
+def text_of(entry: entries.Entry) -> str:
     """All text of an entry, as the model may read it."""
     match entry.body:
-        case User(parts=parts):
+        case entries.User(parts=parts):
             return parts_text(parts)
-        case Assistant(text=text, calls=calls):
+        case entries.Assistant(text=text, calls=calls):
             return "\n".join([text, *(f"{call.name}({call.arguments})" for call in calls)]).strip()
-        case ToolResult(name=name, text=text):
+        case entries.ToolResult(name=name, text=text):
             return f"{name}:\n{text}"
-        case Checkpoint(summary=summary):
+        case entries.Checkpoint(summary=summary):
             return summary
-        case Reminder(text=text) | Skill(text=text):
+        case entries.Reminder(text=text) | entries.Skill(text=text):
             return text
-        case Command(text=text, answer=answer):
+        case entries.Command(text=text, answer=answer):
             return f"{text}\n{answer}"
         case _:
             return "(This entry has no text.)"

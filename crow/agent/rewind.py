@@ -17,20 +17,9 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent import Client, PermissionQuestion, new_message_id
+from crow.agent import Client, PermissionQuestion, new_remark
 from crow.agent.branch import Branch
-from crow.domain.entries import (
-    Announcement,
-    CallRef,
-    Diff,
-    Entry,
-    File,
-    Location,
-    NewEntry,
-    Remark,
-    Started,
-    ToolResult,
-)
+from crow.domain.entries import Announcement, CallRef, Diff, Entry, File, Location, NewEntry, Started, ToolResult
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools import PlannedCall, Workspace
 
@@ -112,7 +101,7 @@ async def restore_files(
     ready = [file for file in files if not file.fault]
     faulty = [file for file in files if file.fault]
     if not ready:
-        await branch.record([remark_of(faulty)])
+        await branch.record([new_remark(outcomes(faulty))])
         return RestoreResult(left=tuple(file.name for file in faulty))
     call = CallRef(assistant=command.id, index=0)
     names = ", ".join(file.name for file in ready[:3]) + (", …" if len(ready) > 3 else "")
@@ -179,16 +168,16 @@ def result_of(call: CallRef, announcement: Announcement, files: Sequence[Restora
     result = ToolResult(
         call=call,
         name=TOOL_NAME,
-        text="\n".join(map(outcome, files)),
+        text=outcomes(files),
         is_error=all(file.fault for file in files),
         announcement=replace(announcement, diffs=shown),
     )
     without_diff = [file for file in files if str(file.path) not in {diff.path for diff in shown}]
-    return [NewEntry(body=result), *([remark_of(without_diff)] if shown and without_diff else [])]
+    return [NewEntry(body=result), *([new_remark(outcomes(without_diff))] if shown and without_diff else [])]
 
 
-def remark_of(files: Sequence[RestorableFile]) -> NewEntry:
-    return NewEntry(body=Remark(text="\n".join(map(outcome, files)), message_id=new_message_id()))
+def outcomes(files: Sequence[RestorableFile]) -> str:
+    return "\n".join(map(outcome, files))
 
 
 def outcome(file: RestorableFile) -> str:

@@ -15,19 +15,18 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from crow.agent import Adapters, Client, commands, new_message_id
-from crow.agent.background import AfterDelay, BackgroundTask
+from crow.agent import Adapters, Client, commands, new_message_id, new_remark
+from crow.agent.background import BackgroundTask, after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import with_contents
-from crow.agent.templates import CalledPrompt, called
-from crow.domain.entries import NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
+from crow.agent.templates import ParsedCommand, called
+from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
 from crow.domain.messages import Part, Text
 from crow.domain.rendering import parts_text
-from crow.llm import ModelInfo
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
 
@@ -58,8 +57,8 @@ class PendingPrompt:
     parts: Sequence[Part]
     text: str
     message_id: str
-    command: commands.Typed | None = None
-    called: CalledPrompt | None = None
+    command: ParsedCommand | None = None
+    called: ParsedCommand | None = None
     in_inbox: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -283,7 +282,7 @@ class Session:
             return
         try:
             # A tool may run for hours. Without a renewed lease another process would take this one for dead.
-            async with AfterDelay(RENEW_S, self._renew_lease, again=True):
+            async with after_delay(RENEW_S, self._renew_lease, again=True):
                 try:
                     with prompt.scope:
                         await self._run_turn(prompt)
@@ -362,8 +361,7 @@ class Session:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         if moved:
-            text = "Another process added messages to this session; they are included now."
-            await branch.record([NewEntry(body=Remark(text=text, message_id=new_message_id()))])
+            await branch.record([new_remark("Another process added messages to this session; they are included now.")])
         await branch.set_default_title()
 
     async def _end_turn(self, end: TurnEnd) -> None:
@@ -412,7 +410,5 @@ class Session:
         return None if len(text) <= SMALL_CHARS else (await self._gauge()).cut_prompt(text)
 
     async def _gauge(self) -> Gauge:
-        return await gauge_on(self.branch, self._model_info, self.adapters.settings().compaction, self.window)
-
-    def _model_info(self) -> ModelInfo:
-        return self.adapters.info(self.branch.row.model)
+        policy = self.adapters.settings().compaction
+        return await gauge_on(self.branch, lambda: self.adapters.info(self.branch.row.model), policy, self.window)

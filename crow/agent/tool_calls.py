@@ -11,7 +11,7 @@ from functools import partial
 import anyio
 
 from crow.agent import Client, PermissionQuestion
-from crow.agent.background import AfterDelay
+from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge
 from crow.agent.permissions import Allow, Ask, Refuse, Rule, decide, rule_for, rule_words, rules_in
@@ -142,7 +142,7 @@ class Calls:
                 started = []
             self.ran = True
             begun = time.monotonic()
-            async with AfterDelay(SOON_S, partial(self._store_started, started)):
+            async with after_delay(SOON_S, partial(self._store_started, started)):
                 outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, judged=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)

@@ -19,24 +19,16 @@ from typing import TypeAlias, get_args
 
 import anyio
 
-from crow.agent import new_message_id
-from crow.agent.background import AfterDelay
+from crow.agent import new_message_id, new_remark
+from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
-from crow.domain.entries import Assistant, Entry, NewEntry, Remark, Reminder, StopReason, ToolResult, TurnEnd, User
-from crow.domain.errors import (
-    ContextOverflow,
-    ModelTimeout,
-    NetworkError,
-    Overloaded,
-    ProtocolError,
-    RateLimited,
-    StoreError,
-    TurnError,
-)
+from crow.domain import errors
+from crow.domain.entries import Assistant, Entry, NewEntry, Reminder, StopReason, ToolResult, TurnEnd, User
+from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
 from crow.llm import Request, ThoughtLevel, cost_of
@@ -162,7 +154,7 @@ class Turn:
         return [NewEntry(body=prompt) for prompt in steered]
 
     async def _stop(self, reason: str) -> StopReason:
-        await self._branch.record([NewEntry(body=Remark(text=reason, message_id=new_message_id()))])
+        await self._branch.record([new_remark(reason)])
         return "max_turn_requests"
 
     async def _remind(self) -> None:
@@ -219,7 +211,7 @@ class Turn:
         self._answer = answer
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
-            async with AfterDelay(PLAN_S, self._save_draft):
+            async with after_delay(PLAN_S, self._save_draft):
                 plans = await self._calls.plan(answer.calls)
         entry = await self._store_answer(self._assistant(draft.message_id, answer, plans))
         await self._gauge.answered()
@@ -230,7 +222,7 @@ class Turn:
     async def _save_draft(self) -> None:
         """Save what was shown of an answer that cannot be stored yet. After a failure the answer is stored anyway."""
         if self._draft is not None:
-            with suppress(StoreError):
+            with suppress(errors.StoreError):
                 await self._draft.save()
 
     async def _store_answer(self, new: NewEntry) -> Entry:
@@ -265,7 +257,7 @@ class Turn:
             case "length":
                 return "max_tokens"
             case "refusal" if self._calls.ran:  # ACP drops the prompt of a refused turn, but this one had effects
-                raise TurnError(f"The model refused to continue: {answer.text or 'it gave no reason'}")
+                raise errors.TurnError(f"The model refused to continue: {answer.text or 'it gave no reason'}")
             case "refusal":
                 return "refusal"
             case _:

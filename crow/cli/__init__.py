@@ -12,9 +12,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from crow import __version__
 from crow.domain.errors import CrowError, UserError
@@ -27,17 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
+_Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
+"""Runs a command; its exit code, None for 0."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's own) and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] | None = _login if options.setup else options.command
+    command: _Command | None = _login if options.setup else options.command
     if command is None and (sys.stdin is None or sys.stdin.isatty()):
         parser.print_help()
         return 0
     try:
-        return (command or _acp)(options)
+        return (command or _acp)(options) or 0
     except UserError as error:
         return _fail(error, 2)
     except CrowError as error:
@@ -69,7 +74,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     def add(
         name: str,
-        command: Callable[[argparse.Namespace], int],
+        command: _Command,
         words: str,
         parents: Sequence[argparse.ArgumentParser] = (),
         aliases: Sequence[str] = (),
@@ -161,8 +166,8 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     imported = add("import", admin.import_file, "import sessions that were exported as JSONL")
     imported.add_argument("file", metavar="FILE")
     imported.set_defaults(creates_database=True)
-    add("archive", admin.archive, "hide sessions from the list; nothing is removed", "+")
-    add("unarchive", admin.unarchive, "put archived sessions back on the list", "+")
+    add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
+    add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
     add("delete", admin.delete, "remove sessions and their sub-agents for good", "+")
     prune = add("prune", admin.prune, "remove sessions that were not used for a long time, for good")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
@@ -219,18 +224,16 @@ def _login(options: argparse.Namespace) -> int:
     return asyncio.run(log_in(_load(options)))
 
 
-def _demo(_options: argparse.Namespace) -> int:
+def _demo(_options: argparse.Namespace) -> None:
     from crow.demo import run_demo
 
     run_demo()
-    return 0
 
 
-def _sessions(options: argparse.Namespace) -> int:
+def _sessions(options: argparse.Namespace) -> None:
     from crow.cli.sessions import run_command
 
     run_command(options, _load(options))
-    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -239,11 +242,10 @@ def _doctor(options: argparse.Namespace) -> int:
     return asyncio.run(run_doctor(_load_and_log(options), options))
 
 
-def _models(options: argparse.Namespace) -> int:
+def _models(options: argparse.Namespace) -> None:
     from crow.cli.checks import print_models
 
     asyncio.run(print_models(_load(options), options))
-    return 0
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -265,28 +267,20 @@ def _trace(options: argparse.Namespace) -> int:
     return 1 if result.faults else 0
 
 
-def _config(options: argparse.Namespace) -> int:
+def _config(options: argparse.Namespace) -> None:
+    """Print the settings as TOML with masked secrets; a comment says where each value comes from."""
     loaded = _load(options)
     if loaded.problem is not None:
         raise loaded.problem
-    for line in _config_lines(loaded):
-        print(line)
-    return 0
-
-
-def _config_lines(loaded: Loaded) -> Iterator[str]:
-    """The settings as TOML with masked secrets; a comment says where each value comes from."""
     paths = loaded.paths
-    yield f"# settings   {paths.config_file}{'' if paths.config_file.exists() else ' (does not exist)'}"
-    yield f"# sessions   {paths.database}"
-    yield f"# log        {paths.log_file}"
-    yield ""
+    print(f"# settings   {paths.config_file}{'' if paths.config_file.exists() else ' (does not exist)'}")
+    print(f"# sessions   {paths.database}\n# log        {paths.log_file}\n")
     width = max(map(len, loaded.sources))
     for key, value in loaded.values().items():
         if value is None:
-            yield f"# {key:<{width}}  # unset"
+            print(f"# {key:<{width}}  # unset")
         else:
-            yield f"{f'{key:<{width}} = {_toml(value)}':<{width + 32}}  # {loaded.sources[key]}"
+            print(f"{f'{key:<{width}} = {_toml(value)}':<{width + 32}}  # {loaded.sources[key]}")
 
 
 def _toml(value: object) -> str:

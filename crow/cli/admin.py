@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
-from crow.cli.output import count, in_terminal, on_one_line, print_json, time_text
+from crow.cli.output import count, in_terminal, print_json
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
-from crow.cli.transcript import Transcript
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line
 from crow.store import SessionChanges
 from crow.store.sqlite.transfer import ImportDefaults
+from crow.store.transcript import Transcript, time_text
 
 _MEGABYTE = 1024 * 1024
 
@@ -33,10 +34,11 @@ async def export(context: SessionsContext) -> None:
             sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         return
-    with NewFile(Path(options.output)) as file:
+    path, size = Path(options.output), 0
+    with new_file(path) as file:
         async for line in lines:
-            file.write(line)
-    _report(context, [{"path": str(file.path), "bytes": file.size}], f"Wrote {file.path} ({file.size:,} bytes).")
+            size += file.write(line)
+    _report(context, [{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
 
 
 async def import_file(context: SessionsContext) -> None:
@@ -49,14 +51,12 @@ async def import_file(context: SessionsContext) -> None:
         _report(context, [values], *(f"{name}: {result}" for name in one.sessions))
 
 
-async def archive(context: SessionsContext) -> None:
-    """`crow sessions archive`."""
-    await _set_archived(context, archived=True)
-
-
-async def unarchive(context: SessionsContext) -> None:
-    """`crow sessions unarchive`."""
-    await _set_archived(context, archived=False)
+async def set_archived(context: SessionsContext, *, archived: bool) -> None:
+    """`crow sessions archive` and `crow sessions unarchive`."""
+    for name in await context.find_ids():
+        row = await context.store.update_session(name, SessionChanges(archived=archived))
+        values = {"id": row.id, "title": row.title, "archived": row.archived}
+        _report(context, [values], f"{_name(row.id, row.title)}: {'archived' if archived else 'back on the list'}")
 
 
 async def delete(context: SessionsContext) -> None:
@@ -105,60 +105,27 @@ async def back_up(context: SessionsContext) -> None:
     _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
 
 
-class NewFile:
-    """Context manager for a file that appears complete or not at all, and never replaces another.
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that only its owner can read, and that appears complete or not at all.
 
-    It is readable by its owner alone. `size` is its length in bytes at the end.
+    :raises ArgumentError: `path` exists, or cannot be written.
     """
-
-    def __init__(self, path: Path) -> None:
-        """:raises ArgumentError: `path` exists."""
-        if path.exists() or path.is_symlink():
-            raise ArgumentError(f"{path} exists already. Choose a new name: nothing is overwritten.")
-        self.path = path
-        self.size = 0
-        self._part = path.with_name(f"{path.name}.part-{os.getpid()}")
-
-    def __enter__(self) -> NewFile:
-        """:raises ArgumentError: it cannot be created."""
+    if path.exists() or path.is_symlink():
+        raise ArgumentError(f"{path} exists already. Choose a new name: nothing is overwritten.")
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            self._file = open(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        except OSError as error:
-            raise self._failure(error) from error
-        return self
-
-    def write(self, data: bytes) -> None:
-        """:raises ArgumentError: it cannot be written."""
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise self._failure(error) from error
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        """:raises ArgumentError: it cannot be written."""
-        try:
-            with self._file as file:
-                if kind is None:
-                    file.flush()
-                    os.fsync(file.fileno())
-                    self.size = file.tell()
-            if kind is None:
-                self._part.rename(self.path)
-        except OSError as error:
-            raise self._failure(error) from error
+            with open(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(handle)
+            part.rename(path)
         finally:
-            with suppress(OSError):
-                self._part.unlink()
-
-    def _failure(self, error: OSError) -> ArgumentError:
-        return ArgumentError(f"{self.path} cannot be written: {error.strerror}.")
-
-
-async def _set_archived(context: SessionsContext, *, archived: bool) -> None:
-    for name in await context.find_ids():
-        row = await context.store.update_session(name, SessionChanges(archived=archived))
-        values = {"id": row.id, "title": row.title, "archived": row.archived}
-        _report(context, [values], f"{_name(row.id, row.title)}: {'archived' if archived else 'back on the list'}")
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:

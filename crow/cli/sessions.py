@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from calendar import monthrange
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from crow.adapters import SqliteStore, open_store
-from crow.cli.output import Column, in_terminal, print_json, print_table, safe, time_text, unique_prefixes
-from crow.cli.transcript import Transcript, print_markdown
+from crow.cli.output import Column, in_terminal, print_json, print_markdown, print_table, unique_prefixes
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import safe
 from crow.settings import Loaded
 from crow.store import Scope, SessionRow
 from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.search import GROUPS, Group, UsageTotal
+from crow.store.transcript import Transcript, time_text
 
 LISTED = 20
 _PAGE = 200
@@ -233,14 +235,9 @@ def parse_age(option: str, text: str, *, now: datetime) -> int:
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """The same day of an earlier month, or that month's last day."""
+    """The same day of an earlier month, or that month's last day. :raises ValueError: it is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
-    for day in range(now.day, now.day - 4, -1):
-        try:
-            return now.replace(year=year, month=month + 1, day=day)
-        except ValueError:
-            continue
-    raise ValueError("before the first year")
+    return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 
 
 async def _print_newest(context: SessionsContext, cwd: str) -> None:

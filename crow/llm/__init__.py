@@ -9,20 +9,6 @@ from typing import Literal, Protocol, TypeAlias
 
 from crow.domain.messages import Answer, Message, ToolSpec, Usage
 
-__all__ = [
-    "Delta",
-    "EndpointMemory",
-    "Model",
-    "ModelInfo",
-    "Request",
-    "Retrying",
-    "Stream",
-    "TextDelta",
-    "ThoughtDelta",
-    "ThoughtLevel",
-    "cost_of",
-]
-
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
 """How much a model should think before it answers."""
 
@@ -70,20 +56,24 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What is known of a model. `endpoint` is `base_url model`; sizes in tokens, prices in USD per million tokens.
+class ModelLimits:
+    """Sizes in tokens and prices in USD per million tokens; None: unknown."""
 
-    `context_window` None means unknown: not configured, and not listed by the endpoint.
-    """
-
-    name: str
-    endpoint: str
     context_window: int | None = None
-    is_window_configured: bool = False
     max_output_tokens: int | None = None
     input_price: float | None = None
     cached_price: float | None = None
     output_price: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo(ModelLimits):
+    """What is known of a model. `endpoint` is `base_url model`. The window is unknown if it is neither configured nor
+    listed by the endpoint."""
+
+    name: str
+    endpoint: str
+    is_window_configured: bool = False
 
 
 class Stream(Protocol):

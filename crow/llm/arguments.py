@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from crow.domain.messages import JsonObject
-from crow.llm.surrogates import replace_lone
+from crow.llm.sse import replace_lone
 
 # Control characters inside strings are common and have one meaning.
 _DECODER = json.JSONDecoder(strict=False)
@@ -47,8 +47,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
     except RecursionError:
         raise InvalidArguments("the arguments are nested too deeply") from None
     except InvalidArguments:
-        newest = _last_snapshot(pieces)
-        if newest is None:
+        if (newest := _last_snapshot(pieces)) is None:
             raise
         objects = [newest]
     # `{}` is how some gateways open a call; the real object follows.
@@ -141,8 +140,7 @@ def _object(value: object) -> dict[str, object]:
             break
         if value.strip() in _EMPTY:
             return {}
-        value = _decoded(value)
-        if value is None:
+        if (value := _decoded(value)) is None:
             raise InvalidArguments("the arguments are a string; send a JSON object")
     if value is None:
         return {}

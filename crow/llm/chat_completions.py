@@ -12,10 +12,10 @@ import difflib
 import json
 import ssl
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -26,18 +26,7 @@ import openai
 from openai import RequestOptions
 
 from crow import __version__
-from crow.domain.errors import (
-    AuthError,
-    ConfigError,
-    ContextOverflow,
-    ModelError,
-    ModelNotFound,
-    ModelTimeout,
-    NetworkError,
-    ProtocolError,
-    QuotaExceeded,
-    RateLimited,
-)
+from crow.domain import errors
 from crow.domain.messages import Answer
 from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.encode import Encoder
@@ -82,19 +71,10 @@ class _Client:
     template: httpx2.Request
 
 
-class _Refused(Exception):
-    """A response with an HTTP error status."""
-
-    def __init__(self, body: ErrorBody, *, wait_s: float | None) -> None:
-        super().__init__(body.message)
-        self.body = body
-        self.wait_s = wait_s
-
-
 class ChatCompletions:
     """One model at one endpoint; see :class:`crow.llm.Model`. Shared by sessions; connects with its first request.
 
-    `learned` is what `memory` knows; when not given, it is read before the first request.
+    `learned` is what `memory` knows already.
     """
 
     def __init__(
@@ -107,9 +87,10 @@ class ChatCompletions:
     ) -> None:
         self._endpoint = endpoint
         self._timing = timing or RetryTiming()
-        self._facts = EndpointFacts(endpoint, memory, learned)
+        self._facts = EndpointFacts(endpoint, memory, learned or {})
         self._listing: asyncio.Task[None] | None = None
-        self._encoders: OrderedDict[str, Encoder] = OrderedDict()
+        # A session's encoder, by its cache key.
+        self._encoder = lru_cache(_MAX_ENCODERS)(lambda _cache_key: Encoder())
         self._client: _Client | None = None
         self._opening = anyio.Lock()
         self.timeouts = endpoint.timeouts
@@ -147,7 +128,7 @@ class ChatCompletions:
         """The models that the endpoint lists. :raises ~crow.domain.errors.ModelError:"""
         try:
             offered = await self._list()
-        except ModelError as error:
+        except errors.ModelError as error:
             self.redact(error)
             raise
         await self._facts.set_listed(next((each for each in offered if each.name == self._endpoint.model), None))
@@ -164,17 +145,16 @@ class ChatCompletions:
         except openai.APIConnectionError as error:
             raise self._connection_error(error.__cause__ or error) from None
         except openai.OpenAIError as error:
-            raise ProtocolError(f"{who} sent an answer that cannot be read: {error}") from None
+            raise errors.ProtocolError(f"{who} sent an answer that cannot be read: {error}") from None
         except ValueError:
-            raise ProtocolError(f"{who}/models is not JSON.") from None
+            raise errors.ProtocolError(f"{who}/models is not JSON.") from None
         if offered is None:
-            raise ProtocolError(f"{who}/models is not a list of models.")
+            raise errors.ProtocolError(f"{who}/models is not a list of models.")
         return offered
 
     async def send(self, request: Request) -> _HttpBody:
         """Send `request` without the parts that the endpoint refuses. :raises ~crow.domain.errors.ModelError:"""
         self.check()
-        await self._facts.load()
         if request.thought_level is None and self._endpoint.thought_level is not None:
             request = replace(request, thought_level=self._endpoint.thought_level)
         for _ in range(MAX_ADAPTATIONS):
@@ -186,23 +166,23 @@ class ChatCompletions:
                 limit=self._facts.output_limit(request.max_output_tokens),
                 extra=self._endpoint.extra_body,
             )
-            try:
-                return await self._post(body)
-            except _Refused as refused:
-                if not await self.adapt(request, refused.body):
-                    raise await self._error_of(refused) from None
-        raise ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} forms of the request in a row.")
+            response = await self._post(body)
+            if isinstance(response, _HttpBody):
+                return response
+            if not await self.adapt(request, response):
+                raise await self._error_of(response)
+        raise errors.ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} forms of the request in a row.")
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         """Leave out what `body` refuses by name; False if the next request would be the same."""
         error = model_error(body, self.origin)
-        if isinstance(error, (AuthError, QuotaExceeded, RateLimited)):
+        if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
         accepted, limit = max_output_tokens(body), self._facts.output_limit(request.max_output_tokens)
         if accepted is not None and limit is not None and accepted < limit:
             await self._facts.set_max_output(accepted)
             return True
-        part = None if isinstance(error, ContextOverflow) else refused_part(body, self._facts.dialect)
+        part = None if isinstance(error, errors.ContextOverflow) else refused_part(body, self._facts.dialect)
         if part is not None:
             await self._facts.add_refusal(part)
         return part is not None
@@ -221,10 +201,10 @@ class ChatCompletions:
             await asyncio.wait([self._listing])
 
     async def _read_listing(self) -> None:
-        with anyio.move_on_after(_LISTING_TIMEOUT_S), suppress(ModelError):
+        with anyio.move_on_after(_LISTING_TIMEOUT_S), suppress(errors.ModelError):
             await self.models()
 
-    def redact(self, error: ModelError) -> None:
+    def redact(self, error: errors.ModelError) -> None:
         """Take secrets out of the message."""
         words = str(error)
         for secret in (self._endpoint.api_key, *(value for _, value in self._endpoint.headers)):
@@ -273,7 +253,8 @@ class ChatCompletions:
         del template.headers["Content-Length"]
         return _Client(api=api, http=http, template=template)
 
-    async def _post(self, body: bytes) -> _HttpBody:
+    async def _post(self, body: bytes) -> _HttpBody | ErrorBody:
+        """The answer, or the words of an HTTP error."""
         client = self._client or await self._open()
         of = client.template
         request = httpx2.Request(of.method, of.url, headers=of.headers, content=body, extensions=of.extensions)
@@ -282,37 +263,30 @@ class ChatCompletions:
             if response.is_success:
                 return _HttpBody(response, self.origin)
             try:
-                error_body = parse_error_response(response.status_code, await response.aread())
+                refusal = parse_error_response(response.status_code, await response.aread())
             finally:
                 await response.aclose()
         except _CONNECT_ERRORS as error:
             raise self._connection_error(error) from None
-        raise _Refused(error_body, wait_s=retry_after_s(response.headers, now_s=time.time()))
+        return replace(refusal, wait_s=retry_after_s(response.headers, now_s=time.time()))
 
-    def _connection_error(self, error: BaseException) -> ModelError:
+    def _connection_error(self, error: BaseException) -> errors.ModelError:
         who = self.origin.endpoint
         if isinstance(error, httpx2.TimeoutException):
-            return ModelTimeout(f"No connection to {who} within {self.timeouts.connect_s:g} s.")
+            return errors.ModelTimeout(f"No connection to {who} within {self.timeouts.connect_s:g} s.")
         hint = " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
-        return NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
+        return errors.NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
 
-    async def _error_of(self, refused: _Refused) -> ModelError:
+    async def _error_of(self, body: ErrorBody) -> errors.ModelError:
         """The error to raise; it suggests other names if the model is not served."""
-        error = model_error(refused.body, self.origin, wait_s=refused.wait_s)
-        if not isinstance(error, ModelNotFound):
+        error = model_error(body, self.origin)
+        if not isinstance(error, errors.ModelNotFound):
             return error
         names: tuple[str, ...] = ()
-        with anyio.move_on_after(_MODELS_TIMEOUT_S), suppress(ModelError):
+        with anyio.move_on_after(_MODELS_TIMEOUT_S), suppress(errors.ModelError):
             names = tuple(each.name for each in await self.models())
         near = difflib.get_close_matches(self._endpoint.model, names, n=3, cutoff=0.4) or names[:5]
-        return ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
-
-    def _encoder(self, cache_key: str) -> Encoder:
-        encoder = self._encoders.pop(cache_key, None) or Encoder()
-        self._encoders[cache_key] = encoder
-        if len(self._encoders) > _MAX_ENCODERS:
-            self._encoders.popitem(last=False)
-        return encoder
+        return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
 
 
 def _certificates(file: str) -> ssl.SSLContext:
@@ -322,7 +296,9 @@ def _certificates(file: str) -> ssl.SSLContext:
         context.load_verify_locations(cafile=file)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"The CA file {file} cannot be used: {reason}. Name a file of PEM certificates.") from error
+        raise errors.ConfigError(
+            f"The CA file {file} cannot be used: {reason}. Name a file of PEM certificates."
+        ) from error
     return context
 
 
@@ -377,8 +353,8 @@ class _HttpBody:
                         self._has_room.clear()
                         await self._has_room.wait()
         except httpx2.DecodingError as error:
-            raise ProtocolError(f"{who} sent a body that cannot be decompressed: {error}") from None
+            raise errors.ProtocolError(f"{who} sent a body that cannot be decompressed: {error}") from None
         except (httpx2.RequestError, httpx2.StreamError, OSError, anyio.EndOfStream) as error:
-            raise NetworkError(f"The connection to {who} broke: {error or type(error).__name__}.") from None
+            raise errors.NetworkError(f"The connection to {who} broke: {error or type(error).__name__}.") from None
         finally:
             self._has_news.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -43,13 +42,6 @@ class Dialect:
         """The dialect of an endpoint that refused `part`; the same one if there is nothing to change."""
         changed = self._without(part)
         return self if changed == self else replace(changed, refused=(*self.refused, part))
-
-    def refusing_all(self, parts: Iterable[str]) -> Dialect:
-        """As `refusing`, one after the other."""
-        dialect = self
-        for part in parts:
-            dialect = dialect.refusing(part)
-        return dialect
 
     def _without(self, part: str) -> Dialect:
         match part:

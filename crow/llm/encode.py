@@ -13,23 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from crow.domain.messages import (
-    AssistantMessage,
-    Image,
-    Link,
-    Message,
-    Part,
-    Resource,
-    SystemMessage,
-    Text,
-    ToolCall,
-    ToolMessage,
-    ToolSpec,
-    UserMessage,
-)
+from crow.domain import messages as domain
 from crow.llm import Request, ThoughtLevel
 from crow.llm.dialect import Dialect, Thinking
-from crow.llm.surrogates import replace_lone
+from crow.llm.sse import replace_lone
 
 _EMPTY_TEXT = "(empty message)"
 _FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
@@ -44,7 +31,7 @@ class _Encoded:
     `calls`: messages with one call each that stand before the second and later results, for endpoints that accept only
     one call a message."""
 
-    message: Message
+    message: domain.Message
     sent: bytes
     images: tuple[bytes, ...] = ()
     calls: tuple[bytes, ...] = ()
@@ -54,11 +41,11 @@ class Encoder:
     """Encodes the requests of one session to one endpoint, and keeps the messages of the last one."""
 
     def __init__(self) -> None:
-        self._messages: tuple[Message, ...] = ()
+        self._messages: tuple[domain.Message, ...] = ()
         self._encoded: list[_Encoded] = []
         self._sequence = _Sequence()
         self._for: tuple[Dialect, str] | None = None
-        self._tools: tuple[ToolSpec, ...] = ()
+        self._tools: tuple[domain.ToolSpec, ...] = ()
         self._tools_sent = b""
 
     def body(
@@ -104,7 +91,7 @@ class Encoder:
         messages[-1] += b"]}"
         return b",".join(messages)
 
-    def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
         """Each message as sent, in order, with those that the encoder adds between them."""
         messages = tuple(messages)
         old: Sequence[_Encoded] = ()
@@ -133,7 +120,7 @@ class _Sequence:
 
     def add(self, each: _Encoded) -> None:
         """Add the next message."""
-        is_result = isinstance(each.message, ToolMessage)
+        is_result = isinstance(each.message, domain.ToolMessage)
         if self._calls and is_result and self._is_after_result:
             self._sent.append(self._calls[0])
             self._calls = self._calls[1:]
@@ -142,7 +129,7 @@ class _Sequence:
         if self._images and not is_result:
             self._sent = self.sent()
             self._images = []
-            if isinstance(each.message, UserMessage):
+            if isinstance(each.message, domain.UserMessage):
                 self._sent.append(_json({"role": "assistant", "content": "Seen."}))
         self._sent.append(each.sent)
         self._images.extend(each.images)
@@ -174,24 +161,24 @@ def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
             assert_never(never)
 
 
-def _encode(message: Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
+def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
     match message:
-        case SystemMessage(text=text):
+        case domain.SystemMessage(text=text):
             sent = _json({"role": dialect.system_role, "content": text})
             if dialect.system_role == "user":
                 # Templates without a system role want user and assistant to alternate.
                 sent += b"," + _json({"role": "assistant", "content": "Understood."})
             return _Encoded(message, sent)
-        case UserMessage(parts=parts):
+        case domain.UserMessage(parts=parts):
             return _Encoded(message, _json({"role": "user", "content": _user_content(parts, dialect)}))
-        case AssistantMessage():
+        case domain.AssistantMessage():
             alone = [message]
             if dialect.parallel_calls is False and len(message.calls) > 1:
                 alone = [replace(message, calls=(call,)) for call in message.calls]
                 alone[1:] = [replace(each, text="", thought="", opaque={}) for each in alone[1:]]
             first, *rest = (_json(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
             return _Encoded(message, first, calls=tuple(rest))
-        case ToolMessage(call_id=call_id, text=text, images=images):
+        case domain.ToolMessage(call_id=call_id, text=text, images=images):
             if not dialect.takes_images:
                 text = "\n".join((text, *map(_left_out, images)))
                 images = ()
@@ -201,26 +188,26 @@ def _encode(message: Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
             assert_never(never)
 
 
-def _user_content(parts: Sequence[Part], dialect: Dialect) -> object:
+def _user_content(parts: Sequence[domain.Part], dialect: Dialect) -> object:
     """One text if there are only texts, else the list of parts."""
     content: list[dict[str, object]] = []
     texts: list[str] = []
-    before: Part | None = None
+    before: domain.Part | None = None
     for part in parts:
-        if isinstance(part, Text) and isinstance(before, Text):
+        if isinstance(part, domain.Text) and isinstance(before, domain.Text):
             # A link stands in its sentence; two texts are two paragraphs.
             texts.append("\n\n")
         before = part
         match part:
-            case Text(text=text):
+            case domain.Text(text=text):
                 texts.append(text)
-            case Link(uri=uri, name=name):
+            case domain.Link(uri=uri, name=name):
                 texts.append(f"[{name}]({uri})")
-            case Resource(uri=uri, text=text):
+            case domain.Resource(uri=uri, text=text):
                 texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
-            case Image() if not dialect.takes_images:
+            case domain.Image() if not dialect.takes_images:
                 texts.append(f"\n{_left_out(part)}\n")
-            case Image():
+            case domain.Image():
                 content += [{"type": "text", "text": _joined(texts)}] if texts else []
                 texts = []
                 content.append(_image(part))
@@ -236,7 +223,7 @@ def _joined(texts: Sequence[str]) -> str:
     return text if text.strip() else _EMPTY_TEXT
 
 
-def _assistant(message: AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
+def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
     is_own = message.endpoint == endpoint
     sent: dict[str, object] = {"role": "assistant"}
     if message.text.strip() or not message.calls:
@@ -256,7 +243,7 @@ def _assistant(message: AssistantMessage, *, endpoint: str, dialect: Dialect) ->
     return sent
 
 
-def _call(call: ToolCall, *, with_extra: bool) -> dict[str, object]:
+def _call(call: domain.ToolCall, *, with_extra: bool) -> dict[str, object]:
     function: dict[str, object] = {"name": call.name, "arguments": call.arguments}
     sent: dict[str, object] = {"id": call.id, "type": "function", "function": function}
     if with_extra:
@@ -266,16 +253,16 @@ def _call(call: ToolCall, *, with_extra: bool) -> dict[str, object]:
     return sent
 
 
-def _tool(tool: ToolSpec) -> dict[str, object]:
+def _tool(tool: domain.ToolSpec) -> dict[str, object]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
 
 
-def _image(image: Image) -> dict[str, object]:
+def _image(image: domain.Image) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}}
 
 
-def _left_out(image: Image) -> str:
+def _left_out(image: domain.Image) -> str:
     kilobytes = max(1, len(image.data) * 3 // 4 // 1024)
     return f"[An image ({image.mime_type}, {kilobytes} KB) was left out: this model takes no images.]"
 

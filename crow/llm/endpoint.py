@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 from crow.domain.errors import AuthError, ConfigError
-from crow.llm import ModelInfo, ThoughtLevel
+from crow.llm import ModelInfo, ModelLimits, ThoughtLevel
 from crow.llm.dialect import Dialect
 
 
@@ -24,12 +24,11 @@ class EndpointTimeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(ModelLimits):
     """A base URL (without `/chat/completions`), a model there, and how to ask it.
 
     A key is required unless the endpoint is on this machine or its local network; `key_hint` tells the user where to
-    put it. `extra_body` is added to every request. `proxy` None: as the environment says. Sizes in tokens, prices
-    in USD per million tokens.
+    put it. `extra_body` is added to every request. `proxy` None: as the environment says.
     """
 
     base_url: str
@@ -37,11 +36,6 @@ class Endpoint:
     api_key: str | None = field(default=None, repr=False)
     key_hint: str = "Set OPENAI_API_KEY"
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    context_window: int | None = None
-    max_output_tokens: int | None = None
-    input_price: float | None = None
-    cached_price: float | None = None
-    output_price: float | None = None
     timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
     thought_level: ThoughtLevel | None = None
@@ -57,16 +51,9 @@ class Endpoint:
     @property
     def info(self) -> ModelInfo:
         """The model as configured."""
-        return ModelInfo(
-            name=self.model,
-            endpoint=self.name,
-            context_window=self.context_window,
-            is_window_configured=self.context_window is not None,
-            max_output_tokens=self.max_output_tokens,
-            input_price=self.input_price,
-            cached_price=self.cached_price,
-            output_price=self.output_price,
-        )
+        limits = {each.name: getattr(self, each.name) for each in fields(ModelLimits)}
+        is_configured = self.context_window is not None
+        return ModelInfo(name=self.model, endpoint=self.name, is_window_configured=is_configured, **limits)
 
     def check(self) -> None:
         """See :meth:`crow.llm.Model.check`."""
@@ -81,19 +68,16 @@ class Endpoint:
         except ValueError:
             usable = False
         if not usable:
-            raise ConfigError(
-                f'The base URL "{self.base_url}" cannot be used; expected one such as http://localhost:11434/v1.'
-            )
+            problem = f'The base URL "{self.base_url}" cannot be used'
+            raise ConfigError(f"{problem}; expected one such as http://localhost:11434/v1.")
         if not self.api_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise AuthError(
-                f"The key for {self.base_url} has characters that no key can have. {self.key_hint}, without line "
-                "breaks."
-            )
+            problem = f"The key for {self.base_url} has characters that no key can have."
+            raise AuthError(f"{problem} {self.key_hint}, without line breaks.")
 
 
 def is_local(base_url: str) -> bool:

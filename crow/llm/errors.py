@@ -29,18 +29,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 
-from crow.domain.errors import (
-    AuthError,
-    BadRequest,
-    ContentRefused,
-    ContextOverflow,
-    ModelError,
-    ModelNotFound,
-    Overloaded,
-    ProtocolError,
-    QuotaExceeded,
-    RateLimited,
-)
+from crow.domain import errors
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -51,101 +40,84 @@ _MIN_WINDOW = 256
 
 _NUMBER = r"\d[\d,_]*(?:\.\d+)?[km]?\b"
 _AMOUNT = r"\d++(?:\.\d++)?\s*+(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
+_WORDINGS = r"""
+throttled
+    rate.?limit|too many requests|per (?:minute|second|hour|day)\b|\b[tr]pm\b|please wait|throttl|slow down
+    |concurrency limit|请求过于频繁|速率限制
+no credit
+    insufficient[_ ](?:quota|balance|credits?|funds)|credit balance|out of credits?|not enough credits?
+    |more credits|payment required|billing (?:hard )?limit|余额不足|欠费
+quota
+    exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)
+    |(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))
+bad key
+    invalid[_ ](?:api[_ ])?key|incorrect api key|no api key|invalid bearer|api_key_invalid|unauthori[sz]ed
+    |api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)|invalid[_ ]authentication|authentication[_ ]error
+no model
+    model[_ ]not[_ ]found|no such model|unknown model|invalid model|unsupported model|not a valid model
+    |models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?
+    (?:not (?:found|exist|supported|available|loaded)|unavailable)
+    |model_not_exist|no endpoints found for|模型不存在
+filtered
+    content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation
+    |safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"
+refused request
+    invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected\b
+    |must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation
+no path
+    not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url
+no tools
+    (?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use
+    |tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice
+overflow
+    maximum (?:context|allowed|prompt|input|allowed input|model) length|\b1261\b.{0,60}too long
+    |context_(?:length|window)_exceeded|max_prompt_tokens_exceeded|string_above_max_length
+    |exceeds? (?:the )?(?:model's )?(?:maximum )?context (?:window|length|limit)|exceeded max context length
+    |context (?:window|length|size) (?:of this model )?(?:is |was |has been )?exceed
+    |exceed(?:s the available)?[_ ]context[_ ]size|exceeded model token limit|exceeds? max message tokens
+    |(?:prompt|conversation|messages?) (?:is |are )?too long|input is too long|request[_ ]too[_ ]large
+    |reduce the length of|range of input length|too many (?:input )?tokens for (?:this|the) model
+    |(?:longer|greater) than the (?:model.s )?(?:maximum )?context|too large for model with
+    |input token count.{0,80}exceeds|prompt token count .{0,40}exceeds|input length .{0,60}exceeds
+    |tokens .{0,40}exceed model maximum|prompt contains.{0,40}input tokens
+    |max_(?:completion_)?tokens\W.{0,60}too large|messages\[\d+\]\.content\W{0,3}\s*string too long
+    |输入长度超过|上下文长度|超过最大长度|输入过长|token.{0,12}超(?:过|出)
+not overflow
+    possible causes|at most \d[\d,]* completion tokens|valid range of max_tokens|max_tokens must be
+    |tools\[\d+\]|tool_calls\[\d+\]|function\.(?:name|description)|tool name|array too long
+window
+    tokens?(?![a-z])|(?:prompt|input|sequence|model) length|[ck]onte(?:xt|kst)|\bn_ctx\b
+    |max_(?:model|seq)_len|コンテキスト|上下文|токен|jetons
+request
+    prompt|input|messages?\b|request|conversation|[ck]onte(?:xt|kst)|window|max_model_len|n_tokens
+    |number of tokens|model can|too many tokens|token limit
+too much
+    exceed|too (?:long|many|large|big)|(?:longer|larger|greater|more|bigger) than|overflow|not enough|maxim
+    |does(?: not|n't) fit|must (?:be <=|have less)|only handle|[\d)]\s*>\s|超過|超过|превы
+too little
+    minim|too (?:small|short|few)|characters|string too long
+limit before
+    (?:max(?!_(?:new_|completion_|output_)?tokens)\w*|limit\w*|window|[ck]onte(?:xt|kst)\w*|length|available
+    |allowed|handle|supports|n_ctx|<=|>|less than|最大\w*|上限|限制)
+    (?:\W|\b(?:is|of|was|are|only|model|length|size|window|tokens?|number|to|than|du|modèle|est|de|von|ist)\b|为|是)*\Z
+code before
+    (?:limit|length|large|long)\s*\(\Z
+wait
+    (?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}
+    ((?:AMOUNT[ ,]*)+|\d+:\d\d(?::\d\d)?)
+span
+    (?:AMOUNT\s*)+
+"""
+"""Names, each with its pattern; the lines of a pattern are joined.
+
+"not overflow": a server that says "possible causes" cannot tell a bad parameter from a request that is too long; the
+rest is about the limit of one answer, or about a tool's name or description. A message that has a number of tokens and
+matches "window", "request" and "too much" is an overflow in other words. A number after "code before" may be an error
+code.
+"""
 _PATTERNS = {
-    name: re.compile("|".join(alternatives), re.IGNORECASE | re.DOTALL)
-    for name, alternatives in {
-        "throttled": (
-            r"rate.?limit|too many requests|per (?:minute|second|hour|day)\b|\b[tr]pm\b|please wait|throttl|slow down",
-            r"concurrency limit|请求过于频繁|速率限制",
-        ),
-        "no credit": (
-            r"insufficient[_ ](?:quota|balance|credits?|funds)|credit balance|out of credits?|not enough credits?",
-            r"more credits|payment required|billing (?:hard )?limit|余额不足|欠费",
-        ),
-        "quota": (
-            r"exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)",
-            r"(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))",
-        ),
-        "bad key": (
-            r"invalid[_ ](?:api[_ ])?key|incorrect api key|no api key|invalid bearer|api_key_invalid|unauthori[sz]ed",
-            r"api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)|invalid[_ ]authentication",
-            r"authentication[_ ]error",
-        ),
-        "no model": (
-            r"model[_ ]not[_ ]found|no such model|unknown model|invalid model|unsupported model|not a valid model",
-            (
-                r"models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?"
-                r"(?:not (?:found|exist|supported|available|loaded)|unavailable)"
-            ),
-            r"model_not_exist|no endpoints found for|模型不存在",
-        ),
-        "filtered": (
-            r"content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation",
-            r"safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"",
-        ),
-        "refused request": (
-            r"invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected\b",
-            r"must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation",
-        ),
-        "no path": (r"not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url",),
-        "no tools": (
-            r"(?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use",
-            r"tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice",
-        ),
-        "overflow": (
-            r"maximum (?:context|allowed|prompt|input|allowed input|model) length|\b1261\b.{0,60}too long",
-            r"context_(?:length|window)_exceeded|max_prompt_tokens_exceeded|string_above_max_length",
-            r"exceeds? (?:the )?(?:model's )?(?:maximum )?context (?:window|length|limit)|exceeded max context length",
-            r"context (?:window|length|size) (?:of this model )?(?:is |was |has been )?exceed",
-            r"exceed(?:s the available)?[_ ]context[_ ]size|exceeded model token limit|exceeds? max message tokens",
-            r"(?:prompt|conversation|messages?) (?:is |are )?too long|input is too long|request[_ ]too[_ ]large",
-            r"reduce the length of|range of input length|too many (?:input )?tokens for (?:this|the) model",
-            r"(?:longer|greater) than the (?:model.s )?(?:maximum )?context|too large for model with",
-            r"input token count.{0,80}exceeds|prompt token count .{0,40}exceeds|input length .{0,60}exceeds",
-            r"tokens .{0,40}exceed model maximum|prompt contains.{0,40}input tokens",
-            r"max_(?:completion_)?tokens\W.{0,60}too large|messages\[\d+\]\.content\W{0,3}\s*string too long",
-            r"输入长度超过|上下文长度|超过最大长度|输入过长|token.{0,12}超(?:过|出)",
-        ),
-        "not overflow": (
-            # One server says both: a bad parameter, or too long a request.
-            r"possible causes",
-            # The limit of one answer, not of the window.
-            r"at most \d[\d,]* completion tokens|valid range of max_tokens|max_tokens must be",
-            # A tool, its name or its description.
-            r"tools\[\d+\]|tool_calls\[\d+\]|function\.(?:name|description)|tool name|array too long",
-        ),
-        # A message that has a number of tokens and matches the next three is an overflow in other words.
-        "window": (
-            r"tokens?(?![a-z])|(?:prompt|input|sequence|model) length|[ck]onte(?:xt|kst)|\bn_ctx\b",
-            r"max_(?:model|seq)_len|コンテキスト|上下文|токен|jetons",
-        ),
-        "request": (
-            r"prompt|input|messages?\b|request|conversation|[ck]onte(?:xt|kst)|window|max_model_len|n_tokens",
-            r"number of tokens|model can|too many tokens|token limit",
-        ),
-        "too much": (
-            r"exceed|too (?:long|many|large|big)|(?:longer|larger|greater|more|bigger) than|overflow|not enough|maxim",
-            r"does(?: not|n't) fit|must (?:be <=|have less)|only handle|[\d)]\s*>\s|超過|超过|превы",
-        ),
-        "too little": (r"minim|too (?:small|short|few)|characters|string too long",),
-        "limit before": (
-            (
-                r"(?:max(?!_(?:new_|completion_|output_)?tokens)\w*|limit\w*|window|[ck]onte(?:xt|kst)\w*|length|available"
-                r"|allowed|handle|supports|n_ctx|<=|>|less than|最大\w*|上限|限制)"
-                r"(?:\W|\b(?:is|of|was|are|only|model|length|size|window|tokens?|number|to|than|du|modèle|est|de|von|ist)\b"
-                r"|为|是)*\Z"
-            ),
-        ),
-        # A number in brackets after such words may be an error code.
-        "code before": (r"(?:limit|length|large|long)\s*\(\Z",),
-        "wait": (
-            (
-                r"(?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}"
-                rf"((?:{_AMOUNT}[ ,]*)+|\d+:\d\d(?::\d\d)?)"
-            ),
-        ),
-        "span": (rf"(?:{_AMOUNT}\s*)+",),
-    }.items()
+    name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)
+    for name, *lines in (entry.splitlines() for entry in re.split(r"\n(?=\S)", _WORDINGS.strip()))
 }
 _NUMBERED = tuple(
     re.compile(wording.replace("LIMIT", f"(?P<limit>{_NUMBER})").replace("SIZE", f"(?P<size>{_NUMBER})"), re.I | re.S)
@@ -174,12 +146,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """An endpoint's words. `everything` is the whole body or event: the reason may hide in nested metadata."""
+    """An endpoint's words. `everything` is the whole body or event: the reason may hide in nested metadata. `wait_s`:
+    seconds to wait, if headers ask for it."""
 
     message: str = ""
     code: str = ""
     status: int | None = None
     everything: str = ""
+    wait_s: float | None = None
 
     @property
     def searched(self) -> str:
@@ -231,10 +205,8 @@ def parse_error_response(status: int, content: bytes) -> ErrorBody:
     try:
         body = json.loads(text) if text else None
     except (ValueError, RecursionError):
-        title = page_title(text)
-        if title is not None:
-            return ErrorBody(message=title, status=status, everything=title)
-        return ErrorBody(message=text[:_SHOWN_CHARS], status=status, everything=text[:_SEARCHED_CHARS])
+        message = page_title(text) or text
+        return ErrorBody(message=message[:_SHOWN_CHARS], status=status, everything=message[:_SEARCHED_CHARS])
     found = find_error(body)
     if found is None and isinstance(body, (Mapping, str)) and body:
         found = _error_body(body, body)
@@ -244,9 +216,9 @@ def parse_error_response(status: int, content: bytes) -> ErrorBody:
     return replace(found, status=status)
 
 
-def model_error(body: ErrorBody, origin: Origin, *, wait_s: float | None = None) -> ModelError:
-    """The error to raise. `wait_s`: seconds that the endpoint asked to wait, if headers said so."""
-    words, status, who = body.shown, body.status, origin.endpoint
+def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
+    """The error to raise."""
+    words, status, who, wait_s = body.shown, body.status, origin.endpoint, body.wait_s
     if wait_s is None and (match := _PATTERNS["wait"].search(body.searched)):
         wait_s = _seconds(match[1])
 
@@ -256,39 +228,34 @@ def model_error(body: ErrorBody, origin: Origin, *, wait_s: float | None = None)
     is_refusal = status is None or status < 500
     # "Quota exceeded ... retry in 17 s" is a rate limit.
     if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
-        return QuotaExceeded(
-            f"{who} has no credit left for this key: {words}. Waiting does not help; check the account."
-        )
+        advice = "Waiting does not help; check the account."
+        return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
     # A 413 that speaks of tokens per minute is one request larger than the limit of a minute: waiting does not help.
     is_throttled = status != 413 and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
-        return RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
+        return errors.RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
     if not is_throttled and (status == 413 or _is_overflow(body.searched)):
         limit, size = _overflow_numbers(body.searched, body.message)
         model = f'the model "{origin.model}"' if origin.model else "the model"
-        return ContextOverflow(f"The request is too long for {model}: {words}.", limit=limit, size=size)
+        return errors.ContextOverflow(f"The request is too long for {model}: {words}.", limit=limit, size=size)
     if is_refusal and says("filtered") and status not in {401, 404}:
-        return ContentRefused(f"The content filter of {who} refused: {words}.")
+        return errors.ContentRefused(f"The content filter of {who} refused: {words}.")
     if status in {401, 403} or (is_refusal and says("bad key")):
-        return AuthError(
-            f"{who} refused {'access' if status == 403 else 'the key'}: {words}. Set OPENAI_API_KEY (or the variable "
-            "that api_key_env names) to a key that it accepts."
-        )
+        advice = "Set OPENAI_API_KEY (or the variable that api_key_env names) to a key that it accepts."
+        return errors.AuthError(f"{who} refused {'access' if status == 403 else 'the key'}: {words}. {advice}")
     if is_refusal and says("no model"):
-        return ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
+        return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
     if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
-        return BadRequest(
-            f"{who} has no chat completions there: {words}. A base URL usually ends in /v1, such as "
-            "http://localhost:11434/v1."
-        )
+        advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
+        return errors.BadRequest(f"{who} has no chat completions there: {words}. {advice}")
     if status in _TRANSIENT_STATUS or not is_refusal:
-        return Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
+        return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):
-        return Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
+        return errors.Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
-        return ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
+        return errors.ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
     hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
-    return BadRequest(f"{who} does not accept the request: {words}.{hint}")
+    return errors.BadRequest(f"{who} does not accept the request: {words}.{hint}")
 
 
 def page_title(text: str) -> str | None:
@@ -311,14 +278,12 @@ _MESSAGE_KEYS = (
     "exception",
 )
 _CODE_KEYS = ("code", "status", "status_code", "type", "error_type", "error_code", "errorCode")
-_GOOD_CODES = frozenset(
-    {"ok", "success", "succeeded", "processing", "queued", "pending", "in_progress", "running", "started"}
-)
+_GOOD_CODE = re.compile(r"0+|2\d\d|ok|success|succeeded|processing|queued|pending|in_progress|running|started", re.I)
 _ECHO_KEYS = frozenset({"input", "messages", "request", "failed_generation"})
 
 
 def _error_body(error: object, body: object) -> ErrorBody:
-    fields = error if isinstance(error, Mapping) else body if isinstance(body, Mapping) else {}
+    fields = next((each for each in (error, body) if isinstance(each, Mapping)), {})
     code, status = _code_and_status(fields)
     message = error if isinstance(error, str) else _message(fields)
     if not message and not isinstance(error, Mapping):
@@ -329,7 +294,7 @@ def _error_body(error: object, body: object) -> ErrorBody:
 
 def _is_error_code(code: object) -> bool:
     if isinstance(code, str):
-        return bool(code) and code.lower() not in _GOOD_CODES and not re.fullmatch(r"0+|2\d\d", code)
+        return bool(code) and not _GOOD_CODE.fullmatch(code)
     return bool(code) and not (isinstance(code, int) and 200 <= code < 300)
 
 
@@ -416,9 +381,10 @@ def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]
 
 def _sizes(words: str) -> list[tuple[int, str]]:
     """The numbers that may be counts of tokens, each with the text before it."""
-    found = [(_count(match[1] + (match[2] or "")), match.start()) for match in _PLAIN_NUMBER.finditer(words)]
     return [
-        (number, words[max(0, at - 60) : at]) for number, at in found if number is not None and number >= _MIN_WINDOW
+        (number, words[max(0, match.start() - 60) : match.start()])
+        for match in _PLAIN_NUMBER.finditer(words)
+        if (number := _count(match[1] + (match[2] or ""))) is not None and number >= _MIN_WINDOW
     ]
 
 
@@ -439,55 +405,46 @@ _NO = (
     r"|unexpected|not permitted|not allowed|extra (?:inputs|fields)"
     r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
 )
+_REFUSAL_WORDINGS = r"""
+stream_options         any   stream_options|include_usage
+max_completion_tokens  near  \bmax_completion_tokens
+max_tokens             near  \bmax_tokens
+prompt_cache_key       any   prompt_cache_key
+parallel_calls         any   only supports? (?:a )?single tool.?calls?|only one tool call|multiple tool calls.{0,40}not
+parallel_tool_calls    any   parallel_tool_calls
+parallel_tool_calls    near  parallel tool calls?
+tool_choice            near  tool[_ ]choice(?! requires)
+no_reasoning           any   missing.{0,20}reasoning_content
+no_reasoning           any   reasoning_content.{0,60}(?:missing|required|must be|in the thinking)
+cache_marker           any   cache_control
+thought_level          near  reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\b|thinking_budget
+opaque                 near  extra_content|reasoning_details|thought_signature
+reasoning              near  \breasoning(?:_content|_text)?\b
+developer_role         near  developer
+system_role            near  system (?:role|message|prompt)|['\"`]system['\"`]
+system_role            any   roles must alternate|only user(?:,| and) assistant roles
+images                 near  \bimage(?:_url|s)?\b|\bvision\b|multi-?modal content
+images                 any   not a multimodal
+null_content           any   content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content|content is empty
+stream                 any   ['\"`]stream['\"`].{0,40}(?:not support|unsupported|must be false)|to stream this model
+stream                 any   (?:not support|unsupported) streaming
+stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disabled)
+no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
+"""
+"""Parts of a request in the order in which they are tried, and the words that refuse them. "near": only close to a
+refusal, before or after it. "stream" is narrow on purpose: after one broken stream, an endpoint must not lose streaming
+for ever."""
 
 
-def _refusal_of(name: str) -> str:
-    """A pattern in which the name and the refusal stand close to each other, in either order."""
-    return rf"{_NO}.{{0,60}}(?:{name})|(?:{name}).{{0,80}}{_NO}"
+def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
+    if where == "near":
+        wording = rf"{_NO}.{{0,60}}(?:{wording})|(?:{wording}).{{0,80}}{_NO}"
+    return re.compile(wording, re.IGNORECASE | re.DOTALL)
 
 
 _REFUSALS = tuple(
-    (part, re.compile(wording, re.IGNORECASE | re.DOTALL))
-    for part, wording in (
-        ("stream_options", r"stream_options|include_usage"),
-        ("max_completion_tokens", _refusal_of(r"\bmax_completion_tokens")),
-        ("max_tokens", _refusal_of(r"\bmax_tokens")),
-        ("prompt_cache_key", r"prompt_cache_key"),
-        (
-            "parallel_calls",
-            r"only supports? (?:a )?single tool.?calls?|only one tool call|multiple tool calls.{0,40}not",
-        ),
-        ("parallel_tool_calls", r"parallel_tool_calls|" + _refusal_of("parallel tool calls?")),
-        ("tool_choice", _refusal_of("tool[_ ]choice(?! requires)")),
-        (
-            "no_reasoning",
-            r"missing.{0,20}reasoning_content|reasoning_content.{0,60}(?:missing|required|must be|in the thinking)",
-        ),
-        ("cache_marker", r"cache_control"),
-        (
-            "thought_level",
-            _refusal_of("reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\\b|thinking_budget"),
-        ),
-        ("opaque", _refusal_of("extra_content|reasoning_details|thought_signature")),
-        ("reasoning", _refusal_of(r"\breasoning(?:_content|_text)?\b")),
-        ("developer_role", _refusal_of("developer")),
-        (
-            "system_role",
-            _refusal_of(r"system (?:role|message|prompt)|['\"`]system['\"`]")
-            + "|roles must alternate|only user(?:,| and) assistant roles",
-        ),
-        ("images", _refusal_of(r"\bimage(?:_url|s)?\b|\bvision\b|multi-?modal content") + "|not a multimodal"),
-        ("null_content", r"content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content|content is empty"),
-        (
-            # Narrow on purpose: after one broken stream, an endpoint must not be asked without streaming for ever.
-            "stream",
-            (
-                r"['\"`]stream['\"`].{0,40}(?:not support|unsupported|must be false)|to stream this model"
-                r"|(?:not support|unsupported) streaming|\bstreaming.{0,30}(?:not supported|unsupported|disabled)"
-            ),
-        ),
-        ("no_content", r"content.{0,40}(?:required|missing)|missing.{0,40}content"),
-    )
+    (part, _refusal_pattern(where, wording))
+    for part, where, wording in (line.split(maxsplit=2) for line in _REFUSAL_WORDINGS.strip().splitlines())
 )
 _MAX_OUTPUT = re.compile(
     r"at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
@@ -523,11 +480,9 @@ _MIN_TIMESTAMP = 1e8
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
     """Seconds to wait by the headers (keys in lower case); `now_s` is Unix time, for headers that name a time."""
-    milliseconds = _number(headers.get("retry-after-ms", ""))
-    if milliseconds is not None:
+    if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return max(0.0, milliseconds / 1000)
-    asked = _wait(headers.get("retry-after", "").strip(), now_s)
-    if asked is not None:
+    if (asked := _wait(headers.get("retry-after", "").strip(), now_s)) is not None:
         return asked
     # Of several limits, the one that resets last may not be the one that was hit.
     resets = [_wait(value.strip(), now_s) for key, value in headers.items() if key.startswith("x-ratelimit-reset")]
@@ -544,8 +499,7 @@ def _number(text: str) -> float | None:
 
 def _wait(text: str, now_s: float) -> float | None:
     """Seconds until `text`: `1s`, `6m0s`, `120`, or a time (Unix s or ms, an HTTP date, ISO 8601)."""
-    number = _number(text)
-    if number is not None:
+    if (number := _number(text)) is not None:
         if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000
         return max(0.0, number - now_s if number > max(_MIN_TIMESTAMP, now_s / 2) else number)

@@ -9,7 +9,7 @@ from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage
-from crow.llm import EndpointMemory, ModelInfo
+from crow.llm import EndpointMemory, ModelInfo, ModelLimits
 from crow.llm.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,10 @@ _LISTING_INTERVAL = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """A model that an endpoint lists. Sizes in tokens, prices in USD per million tokens; None: not stated."""
+class Offered(ModelLimits):
+    """A model that an endpoint lists."""
 
     name: str
-    context_window: int | None = None
-    max_output_tokens: int | None = None
-    input_price: float | None = None
-    cached_price: float | None = None
-    output_price: float | None = None
 
 
 def read_listing(body: object) -> tuple[Offered, ...] | None:
@@ -100,20 +95,27 @@ def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
 class EndpointFacts:
     """What is known of one model at one endpoint beyond its configuration.
 
-    `stored` is what `memory` knows; when None, `load` asks for it. Changes are written to the memory at once. A
-    configured window wins over a listed one. The agent, which knows what was sent, learns from overflow errors.
+    `learned` is what `memory` knew when this process began; changes are written to the memory at once. A configured
+    window wins over a listed one. The agent, which knows what was sent, learns from overflow errors.
     """
 
-    def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, stored: Mapping[str, object] | None) -> None:
+    def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, learned: Mapping[str, object]) -> None:
         self._endpoint = endpoint
         self._memory = memory
         self._listed: Offered | None = None
-        self._max_output: int | None = None
         self._filled = 0
-        self._is_loaded = memory is None
+        limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
+        self._max_output = limit if isinstance(limit, int) and limit > 0 else None
         self.dialect = endpoint.dialect
-        if stored is not None:
-            self._restore(stored)
+        for part in refused if isinstance(refused, (list, tuple)) else ():
+            if isinstance(part, str):
+                self.dialect = self.dialect.refusing(part)
+        if isinstance(listed, Mapping):
+            known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
+            limits: dict[str, Any] = {
+                key: value for key, value in known.items() if isinstance(value, (int, float)) and value >= 0
+            }
+            self._listed = Offered(name=endpoint.model, **limits)
 
     @property
     def is_listed(self) -> bool:
@@ -128,20 +130,14 @@ class EndpointFacts:
         info = replace(info, context_window=window, max_output_tokens=self.output_limit(None))
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
-        return replace(
-            info, input_price=listed.input_price, cached_price=listed.cached_price, output_price=listed.output_price
-        )
+        prices = {key: getattr(listed, key) for key in ("input_price", "cached_price", "output_price")}
+        return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
         """The limit to send if `wanted` is asked for (None: the configured one); None to send none."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, self._max_output) if limit is not None), default=None)
-
-    async def load(self) -> None:
-        """Ask the memory, unless that was done."""
-        if not self._is_loaded and self._memory is not None:
-            self._restore(await self._memory.learned(self._endpoint.base_url, self._endpoint.model))
 
     async def add_refusal(self, part: str) -> None:
         """The endpoint refused a part of a request."""
@@ -175,19 +171,6 @@ class EndpointFacts:
             return False
         self._filled += 1
         return self._filled % _LISTING_INTERVAL == 1
-
-    def _restore(self, stored: Mapping[str, object]) -> None:
-        self._is_loaded = True
-        limit, refused, listed = (stored.get(key) for key in ("max_output_tokens", "refused", "listed"))
-        self._max_output = limit if isinstance(limit, int) and limit > 0 else None
-        if isinstance(refused, (list, tuple)):
-            self.dialect = self.dialect.refusing_all(part for part in refused if isinstance(part, str))
-        if isinstance(listed, Mapping):
-            known = {each.name: listed.get(each.name) for each in fields(Offered)}
-            numbers: dict[str, Any] = {
-                key: value for key, value in known.items() if isinstance(value, (int, float)) and value >= 0
-            }
-            self._listed = Offered(**(numbers | {"name": self._endpoint.model}))
 
     async def _store(self, facts: Mapping[str, object]) -> None:
         if self._memory is None:

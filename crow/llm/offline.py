@@ -9,25 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
-from crow.domain.messages import (
-    Answer,
-    AssistantMessage,
-    JsonObject,
-    Message,
-    Text,
-    ToolCall,
-    ToolMessage,
-    Usage,
-    UserMessage,
-)
+from crow.domain import messages as domain
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
@@ -37,13 +26,11 @@ ABOUT = (
     'call TOOL {JSON}, and summarise. Join several requests with "then". For real work, set OPENAI_BASE_URL, '
     "OPENAI_API_KEY and CROW_MODEL."
 )
-_DEFAULT_WINDOW = 32_768
 _PIECE = re.compile(r"\s*\S+\s?|\s+")
 _SHOWN_LINES = 12
 _SHOWN_CHARS = 800
 _LINE_CHARS = 160
 _MAX_COUNT = 1_000_000
-_MAX_SUMMARY_WORDS = 400
 _WORD_LIMIT = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
 _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
@@ -60,20 +47,15 @@ class OfflineModel:
         slow_delay_s: float = 0.05,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name="offline",
             endpoint="offline offline",
-            context_window=context_window or _DEFAULT_WINDOW,
+            context_window=context_window or 32_768,
             is_window_configured=context_window is not None,
         )
         self._piece_delay_s = piece_delay_s
         self._slow_delay_s = slow_delay_s
         self._sleep = sleep
-
-    @property
-    def info(self) -> ModelInfo:
-        """Never changes."""
-        return self._info
 
     def check(self) -> None:
         """Always succeeds."""
@@ -86,11 +68,7 @@ class OfflineModel:
         """Nothing to close."""
 
     async def _pause(self, is_slow: bool) -> None:
-        delay_s = self._slow_delay_s if is_slow else self._piece_delay_s
-        if delay_s > 0:
-            await self._sleep(delay_s)
-        else:
-            await anyio.lowlevel.checkpoint()
+        await self._sleep(self._slow_delay_s if is_slow else self._piece_delay_s)
 
 
 class OfflineStream:
@@ -101,12 +79,12 @@ class OfflineStream:
         self._pause = pause
         self._text: list[str] = []
         self._thought: list[str] = []
-        self._answer: Answer | None = None
+        self._answer: domain.Answer | None = None
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         request = self._request
         may_call = request.tool_choice == "auto"
-        reply = _reply_to(request.messages, {tool.name for tool in request.tools} if may_call else frozenset())
+        reply = _reply_to(request.messages, {tool.name for tool in request.tools} if may_call else ())
         for piece in _PIECE.findall(reply.thought):
             self._thought.append(piece)
             yield ThoughtDelta(text=piece)
@@ -118,32 +96,32 @@ class OfflineStream:
             self._text.append(piece)
             yield TextDelta(text=piece)
             await self._pause(reply.is_slow)
-        calls: tuple[ToolCall, ...] = ()
+        calls: tuple[domain.ToolCall, ...] = ()
         if reply.call is not None and not is_cut:
             name, arguments = reply.call
             # Unique in the conversation, which has grown since any earlier call.
             call_id = f"off{len(request.messages):06d}"
-            calls = (ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
+            calls = (domain.ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
         sent = sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)
         made = estimate_text("".join(self._text)) + sum(estimate_text(call.arguments) for call in calls)
-        self._answer = Answer(
+        self._answer = domain.Answer(
             text="".join(self._text),
             thought=reply.thought,
             calls=calls,
             finish="length" if is_cut else "tool_calls" if calls else "stop",
-            usage=Usage(input_tokens=max(1, sent), output_tokens=max(1, made), cached_tokens=0),
+            usage=domain.Usage(input_tokens=max(1, sent), output_tokens=max(1, made), cached_tokens=0),
         )
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> domain.Answer:
         """The whole answer. :raises RuntimeError: before the iteration ended."""
         if self._answer is None:
             raise RuntimeError("the answer is not complete yet")
         return self._answer
 
-    def partial(self) -> Answer:
+    def partial(self) -> domain.Answer:
         """What was streamed so far."""
-        return Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
+        return domain.Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +133,7 @@ class _Step:
 
     text: str = ""
     thought: str = ""
-    call: tuple[str, JsonObject] | None = None
+    call: tuple[str, domain.JsonObject] | None = None
     is_slow: bool = False
 
 
@@ -179,21 +157,20 @@ _TEXT_RULE = re.compile(
 )
 
 
-def _reply_to(messages: Sequence[Message], offered: frozenset[str] | set[str]) -> _Step:
+def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _Step:
     """The reply to the last prompt in `messages`. `offered`: names of the tools that may be called."""
     prompts = [at for at, message in enumerate(messages) if _prompt_text(message)]
     since = messages[prompts[-1] + 1 :] if prompts else ()
     prompt = _prompt_text(messages[prompts[-1]]) if prompts else ""
     if _is_summary_instruction(prompt):
         return _Step(text=_summarise(messages, prompt))
-    steps = _steps(prompt, messages)
-    if not steps:
+    if not (steps := _steps(prompt, messages)):
         first_line = prompt.partition("\n")[0][:120]
         return _Step(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
-    calls_made = sum(len(message.calls) for message in since if isinstance(message, AssistantMessage))
+    calls_made = sum(len(message.calls) for message in since if isinstance(message, domain.AssistantMessage))
     while steps and calls_made > 0:
         calls_made -= steps.pop(0).call is not None
-    results = [message.text for message in since if isinstance(message, ToolMessage)]
+    results = [message.text for message in since if isinstance(message, domain.ToolMessage)]
     texts = [_describe_result(results[-1])] if results else []
     for done, step in enumerate(steps, start=1):
         name = step.call[0] if step.call is not None else None
@@ -209,21 +186,20 @@ def _reply_to(messages: Sequence[Message], offered: frozenset[str] | set[str]) -
     )
 
 
-def _prompt_text(message: Message) -> str:
+def _prompt_text(message: domain.Message) -> str:
     """The words of the user in a message, without what crow adds for the model; empty for any other message."""
-    if not isinstance(message, UserMessage):
+    if not isinstance(message, domain.UserMessage):
         return ""
-    texts = (part.text.strip() for part in message.parts if isinstance(part, Text))
+    texts = (part.text.strip() for part in message.parts if isinstance(part, domain.Text))
     return "\n".join(text for text in texts if text and not text.startswith(("<", "[The ", "[This ", "[No ")))
 
 
-def _steps(prompt: str, messages: Sequence[Message]) -> list[_Step]:
+def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_Step]:
     """The steps of a prompt. Words after a "then" that match no rule belong to the step before."""
     steps: list[_Step] = []
     pending = ""
     for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
-        step = _step(piece, messages)
-        if step is not None:
+        if (step := _step(piece, messages)) is not None:
             pending = piece
             steps.append(step)
         elif pending:
@@ -234,7 +210,7 @@ def _steps(prompt: str, messages: Sequence[Message]) -> list[_Step]:
     return steps
 
 
-def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
+def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
     piece = re.sub(r"^please\s+", "", piece.strip(), flags=re.IGNORECASE)
     for pattern, tool, text in _TOOL_RULES:
         if match := pattern.fullmatch(piece):
@@ -244,15 +220,13 @@ def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
             if tool == "write_file":
                 arguments["content"] += "\n"
             if tool == "update_plan":
-                lines = [line.strip() for line in arguments["items"].split(";") if line.strip()]
-                statuses = ["in_progress", *["pending"] * len(lines)]
+                lines = list(filter(None, map(str.strip, arguments["items"].split(";"))))
                 arguments["items"] = [
-                    {"content": line, "status": status, "priority": "medium"}
-                    for line, status in zip(lines, statuses, strict=False)
+                    {"content": line, "status": "pending" if number else "in_progress", "priority": "medium"}
+                    for number, line in enumerate(lines)
                 ]
             return _Step(text=text.format_map(arguments), call=(tool, arguments))
-    match = _TEXT_RULE.fullmatch(piece)
-    if match is None:
+    if (match := _TEXT_RULE.fullmatch(piece)) is None:
         return None
     if match["last"]:
         return _Step(text="\n".join(map(str, range(1, min(int(match["last"]), _MAX_COUNT) + 1))), is_slow=True)
@@ -260,21 +234,17 @@ def _step(piece: str, messages: Sequence[Message]) -> _Step | None:
         return _Step(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
     if match["summary"]:
         return _Step(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
-    return _Step(text=match["words"].strip()) if match["words"] else _tool_step(match["tool"], match["arguments"])
-
-
-def _tool_step(tool: str, text: str | None) -> _Step:
+    if match["words"]:
+        return _Step(text=match["words"].strip())
     try:
-        arguments = json.loads(text or "{}")
+        return _Step(text=f"I call {match['tool']}.", call=(match["tool"], json.loads(match["arguments"] or "{}")))
     except ValueError:
-        return _Step(text=f"{text} is not valid JSON.")
-    return _Step(text=f"I call {tool}.", call=(tool, arguments))
+        return _Step(text=f"{match['arguments']} is not valid JSON.")
 
 
 def _describe_result(result: str) -> str:
     """The beginning of a tool's result."""
-    lines = result.strip("\n").rstrip().splitlines()
-    if not lines:
+    if not (lines := result.strip("\n").rstrip().splitlines()):
         return "The tool returned nothing."
     more = f"\n... and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
     return "The tool returned:\n\n" + "\n".join(lines[:_SHOWN_LINES])[:_SHOWN_CHARS] + more
@@ -285,41 +255,37 @@ def _is_summary_instruction(prompt: str) -> bool:
     return "## Goal" in prompt and "## Next" in prompt
 
 
-def _summarise(messages: Sequence[Message], instruction: str = "") -> str:
+def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
     """A summary under some of the fixed headings, within the words (or tokens) that the instruction allows."""
-    limit = _MAX_SUMMARY_WORDS
+    limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
     asked, done = _prompts(messages), _calls(messages)
-    first = next((message for message in messages if isinstance(message, UserMessage)), None)
-    texts = "\n".join(part.text for part in first.parts if isinstance(part, Text)) if first is not None else ""
+    first = next((message for message in messages if isinstance(message, domain.UserMessage)), None)
+    texts = "\n".join(part.text for part in first.parts if isinstance(part, domain.Text)) if first is not None else ""
     earlier = _EARLIER_GOAL.search(texts) if texts.startswith("[") else None
     goal = [earlier[1]] if earlier is not None else asked[:1]
     while True:
-        sections = (
-            ("Goal", goal),
-            ("Done", done),
-            ("Next", [f"Answer the newest request: {asked[-1]}"] if asked else []),
-        )
-        text = "\n".join(line for heading, lines in sections if lines for line in (f"## {heading}", *lines))
+        sections = {"Goal": goal, "Done": done, "Next": [f"Answer the newest request: {asked[-1]}"] if asked else []}
+        text = "\n".join(line for heading, lines in sections.items() if lines for line in (f"## {heading}", *lines))
         if len(text.split()) <= limit or not done:
             return text
         del done[0]
 
 
-def _prompts(messages: Sequence[Message]) -> list[str]:
+def _prompts(messages: Sequence[domain.Message]) -> list[str]:
     """The user's prompts, one line each, oldest first."""
     texts = filter(None, map(_prompt_text, messages))
     return [_one_line(text) for text in texts if not text.startswith("[") and not _is_summary_instruction(text)]
 
 
-def _calls(messages: Sequence[Message]) -> list[str]:
+def _calls(messages: Sequence[domain.Message]) -> list[str]:
     """One line for each call: its name, its arguments, and the beginning of its result."""
-    results = {message.call_id: message.text for message in messages if isinstance(message, ToolMessage)}
+    results = {message.call_id: message.text for message in messages if isinstance(message, domain.ToolMessage)}
     return [
         _one_line(f"{call.name} {call.arguments}: {results.get(call.id, 'no result').strip()}")
         for message in messages
-        if isinstance(message, AssistantMessage)
+        if isinstance(message, domain.AssistantMessage)
         for call in message.calls
     ]
 

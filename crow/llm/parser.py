@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Overloaded, ProtocolError
@@ -19,8 +20,7 @@ from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_title
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
-from crow.llm.sse import chunks_in, is_end, is_keep_alive
-from crow.llm.surrogates import SurrogateJoiner, replace_lone, replace_lone_in
+from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone, replace_lone_in
 from crow.llm.text_tool_calls import CallDetector
 from crow.llm.tool_calls import CallAssembler, new_call_id
 
@@ -53,7 +53,7 @@ class StreamParser:
         self._thought_joiner = SurrogateJoiner()
         self._details = ReasoningDetails()
         self._content: list[str] = []
-        self._pieces: list[tuple[type[Piece], list[str]]] = []
+        self._pieces: list[tuple[type[Piece], str]] = []
         self._text = io.StringIO()
         self._thought = io.StringIO()
         self._chars = 0
@@ -111,17 +111,14 @@ class StreamParser:
         if self._error is not None or self._ending is None:
             raise self._error or ProtocolError("The answer broke off.")
         finish, calls = self._ending
-        text, thought = self._text.getvalue(), self._thought.getvalue()
-        if not (text.strip() or calls or finish == "refusal"):
-            self._check_empty(finish, has_thought=bool(thought))
-        return Answer(
-            text=text,
-            thought=thought,
+        shown = self.partial()
+        if not (shown.text.strip() or calls or finish == "refusal"):
+            self._check_empty(finish, has_thought=bool(shown.thought))
+        return replace(
+            shown,
             calls=calls,
             finish="tool_calls" if calls and finish == "stop" else finish,
-            usage=self._usage,
             opaque=replace_lone_in(self._details.opaque()),
-            reasoning_field=self._reasoning_field,
         )
 
     def partial(self) -> Answer:
@@ -136,7 +133,10 @@ class StreamParser:
 
     def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
-        return [kind(text="".join(texts)) for kind, texts in pieces]
+        return [
+            kind(text="".join(text for _, text in neighbours))
+            for kind, neighbours in groupby(pieces, key=lambda piece: piece[0])
+        ]
 
     def _read(self, event_data: str) -> None:
         try:
@@ -169,10 +169,8 @@ class StreamParser:
             who, title = self._origin.endpoint, page_title(data)
             if title is None:
                 raise ProtocolError(f"{who} sent something other than a chat completion: {replace_lone(data[:200])}")
-            raise ProtocolError(
-                f'{who} answered with a web page ("{replace_lone(title)}") instead of a chat completion. Check the '
-                "base URL; it usually ends in /v1."
-            )
+            page = f'{who} answered with a web page ("{replace_lone(title)}") instead of a chat completion.'
+            raise ProtocolError(f"{page} Check the base URL; it usually ends in /v1.")
         for chunk in chunks:
             self._read_chunk(chunk)
         self.is_done = is_done
@@ -209,8 +207,7 @@ class StreamParser:
         self._usage = _merge_usage(self._usage, _read_usage(report))
 
     def _read_choice(self, choice: dict[str, object]) -> None:
-        word = choice.get("finish_reason")
-        if word is not None:
+        if (word := choice.get("finish_reason")) is not None:
             self._note_finish(word)
         if "usage" in choice:
             self._add_usage(choice["usage"])
@@ -245,8 +242,7 @@ class StreamParser:
     def _read_delta(self, delta: dict[str, object]) -> None:
         field, thought = thought_of(delta)
         self._reasoning_field = self._reasoning_field or field
-        details = delta.get("reasoning_details")
-        if details:
+        if details := delta.get("reasoning_details"):
             self._details.add(details)
             if not thought:
                 thought = details_text(details)
@@ -266,8 +262,7 @@ class StreamParser:
         if type(refusal) is str and refusal:
             self._is_refused = True
             self._content.append(refusal)
-        calls = delta.get("tool_calls")
-        if calls:
+        if calls := delta.get("tool_calls"):
             self._calls.add_all(calls)
         legacy = delta.get("function_call")
         if type(legacy) is dict:
@@ -297,7 +292,7 @@ class StreamParser:
     def _add_text(self, text: str) -> None:
         if text:
             self._text.write(text)
-            self._add_piece(TextDelta, text)
+            self._pieces.append((TextDelta, text))
 
     def _add_thought(self, thought: str) -> None:
         if not self._has_thought:
@@ -309,13 +304,7 @@ class StreamParser:
         if thought:
             self._has_thought = True
             self._thought.write(thought)
-            self._add_piece(ThoughtDelta, thought)
-
-    def _add_piece(self, kind: type[Piece], text: str) -> None:
-        if self._pieces and self._pieces[-1][0] is kind:
-            self._pieces[-1][1].append(text)
-        else:
-            self._pieces.append((kind, [text]))
+            self._pieces.append((ThoughtDelta, thought))
 
     def _within_limit(self, piece: str) -> str:
         """As much of `piece` as there is room for."""
@@ -351,10 +340,9 @@ class StreamParser:
             self._error = error
             self._add_text(self._detector.interrupt())
             return
-        calls: tuple[ToolCall, ...] = ()
-        if finish != "refusal":
-            calls = (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
-        text, written = self._detector.finish(may_call=not calls and finish != "refusal")
+        is_refusal = finish == "refusal"
+        calls = () if is_refusal else (self._calls or self._legacy_calls).finish(is_cut=finish == "length")
+        text, written = self._detector.finish(may_call=not calls and not is_refusal)
         self._add_text(text)
         self._ending = finish, calls or written
 
@@ -380,10 +368,10 @@ class StreamParser:
         if finish == "length":
             if has_thought or self._usage is None or self._usage.output_tokens != 0:
                 return
-            raise ContextOverflow(
-                "The request leaves the model no room for an answer: it stopped at its length limit without a word.",
-                size=self._usage.input_tokens,
+            problem = (
+                "The request leaves the model no room for an answer: it stopped at its length limit without a word."
             )
+            raise ContextOverflow(problem, size=self._usage.input_tokens)
         if has_thought:
             raise ProtocolError(f"{who} sent reasoning but no answer. Ask again, or try another model.")
         if word not in {None, "stop", "tool_calls"}:
@@ -438,15 +426,13 @@ def _read_usage(report: object) -> Usage | None:
     made = _first_count(report, "completion_tokens", "output_tokens")
     in_details = report.get("prompt_tokens_details") or report.get("input_tokens_details")
     out_details = report.get("completion_tokens_details") or report.get("output_tokens_details")
-    cached = _first_count(in_details, "cached_tokens")
-    if cached is None:
+    if (cached := _first_count(in_details, "cached_tokens")) is None:
         cached = _first_count(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
     if sent is not None and report.get("prompt_tokens") is None:
         # Anthropic's input does not include the tokens read from the cache or written to it.
         sent += _first_count(report, "cache_read_input_tokens") or 0
         sent += _first_count(report, "cache_creation_input_tokens") or 0
-    reasoning = _first_count(out_details, "reasoning_tokens")
-    if reasoning is None:
+    if (reasoning := _first_count(out_details, "reasoning_tokens")) is None:
         reasoning = _first_count(report, "reasoning_tokens")
     total = _first_count(report, "total_tokens")
     if reasoning and sent is not None and made is not None and total == sent + made + reasoning:

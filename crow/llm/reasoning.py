@@ -17,8 +17,7 @@ def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
     """`(field, piece)`: the first field that is not empty, else the first that is there with ''."""
     present: str | None = None
     for field in _FIELDS:
-        value = delta.get(field)
-        if value is None:
+        if (value := delta.get(field)) is None:
             continue
         if piece := _text_of(value):
             return field, piece
@@ -138,8 +137,6 @@ class ThinkSplitter:
     dropped; blanks at the very start wait for the first word. `found`: there was a thought; `is_dressed`: tokens before
     the answer were dropped.
     """
-
-    __slots__ = ("_ends", "_has_words", "_state", "found", "held", "is_dressed")
 
     def __init__(self) -> None:
         self._state = "start"  # then "thought", "after" (a thought), "text"

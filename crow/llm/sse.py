@@ -1,4 +1,4 @@
-"""Decodes server-sent events: response bytes in, the data of each event out.
+"""Decodes server-sent events: response bytes in, the data of each event out; and cleans their text.
 
 Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, ids and retry
 times mean nothing for chat completions and are dropped.
@@ -6,8 +6,10 @@ times mean nothing for chat completions and are dropped.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
+from collections.abc import Mapping
 
 from crow.domain.errors import AnswerTooLong
 
@@ -31,8 +33,6 @@ class SseDecoder:
 
     Events without data do not count. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
     """
-
-    __slots__ = ("_at_start", "_data", "_data_bytes", "_max_bytes", "_rest", "_skip_lf")
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
@@ -149,3 +149,45 @@ def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
         if not isinstance(value, dict):
             return [], False
         chunks.append(value)
+
+
+# Lone UTF-16 surrogates. JSON may spell half of a pair (`\ud83d`) and Python keeps it, but strict readers refuse it. So
+# it is replaced where text enters, and again where requests leave.
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def replace_lone(text: str) -> str:
+    """`text` with adjacent halves joined and lone ones replaced by U+FFFD."""
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
+    """As `replace_lone`, for all texts in a JSON object. Members that JSON cannot hold are left out."""
+    clean: dict[str, object] = {}
+    for key, value in members.items():
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
+            continue
+        clean[replace_lone(key)] = value if text.isascii() else json.loads(replace_lone(text))
+    return clean
+
+
+class SurrogateJoiner:
+    """Cleans a text that arrives in pieces: a high half at the end of one piece waits for the next."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
+
+    def feed(self, piece: str) -> str:
+        """The text that can be shown now."""
+        if piece.isascii() and not self._decoder.getstate()[0]:
+            return piece
+        return self._decoder.decode(piece.encode("utf-16-le", "surrogatepass"))
+
+    def finish(self) -> str:
+        """The replacement of a half that still waits."""
+        return self._decoder.decode(b"", final=True)

@@ -14,15 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from crow.domain.errors import (
-    AnswerTooLong,
-    ModelError,
-    ModelTimeout,
-    NetworkError,
-    Overloaded,
-    ProtocolError,
-    RateLimited,
-)
+from crow.domain import errors
 from crow.domain.messages import Answer
 from crow.llm import Delta, Request, Retrying
 from crow.llm.endpoint import EndpointTimeouts
@@ -60,13 +52,11 @@ class ResponseBody(Protocol):
 class Transport(Protocol):
     """Sends requests to one endpoint."""
 
-    @property
-    def origin(self) -> Origin:
-        """The endpoint and model for error messages."""
+    timeouts: EndpointTimeouts
 
     @property
-    def timeouts(self) -> EndpointTimeouts:
-        """How long to wait."""
+    def origin(self) -> Origin:
+        """The endpoint and model, as error messages name them."""
 
     async def send(self, request: Request) -> ResponseBody:
         """Send `request`, without parts that the endpoint refuses. :raises ~crow.domain.errors.ModelError:"""
@@ -77,7 +67,7 @@ class Transport(Protocol):
     async def learn_from(self, answer: Answer) -> None:
         """Take note of a complete answer."""
 
-    def redact(self, error: ModelError) -> None:
+    def redact(self, error: errors.ModelError) -> None:
         """Take secrets out of the message of a failed attempt."""
 
 
@@ -119,7 +109,7 @@ class ChatStream:
                     async for delta in deltas:
                         yield delta
                 answer = parser.finish()
-            except ModelError as error:
+            except errors.ModelError as error:
                 partial = parser.partial()
                 is_shown = bool(partial.text or partial.thought)
                 # A response that began well may still refuse a part of the request.
@@ -148,18 +138,17 @@ class ChatStream:
         with anyio.move_on_after(first_byte_s):
             response = await self._transport.send(self._request)
         if response is None:
-            raise ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
+            raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         try:
             decoder = SseDecoder()
             head: bytearray | None = bytearray()  # the body before the first event
             received = 0
             while not parser.is_done:
-                data = await self._read(response, parser, is_first=head is not None)
-                if not data:
+                if not (data := await self._read(response, parser, is_first=head is not None)):
                     break
                 received += len(data)
                 if received > MAX_BYTES:
-                    raise AnswerTooLong(
+                    raise errors.AnswerTooLong(
                         f"{who} sent more than {MAX_BYTES:,} bytes for one answer, so it was stopped. Look at its log: "
                         "it may be sending the same thing again and again."
                     )
@@ -176,7 +165,7 @@ class ChatStream:
                 yield piece
             if parser.is_done:
                 # Reading the end of the body, which usually is there already, lets the connection be used again.
-                with suppress(NetworkError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
+                with suppress(errors.NetworkError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
                     while await response.read():
                         pass
         finally:
@@ -189,13 +178,13 @@ class ChatStream:
         timeouts = self._transport.timeouts
         wait_s = timeouts.first_byte_s if is_first else timeouts.idle_s
         if parser.is_finished:
-            with suppress(NetworkError), anyio.move_on_after(timeouts.grace_s):
+            with suppress(errors.NetworkError), anyio.move_on_after(timeouts.grace_s):
                 return await response.read()
             return b""
         with anyio.move_on_after(wait_s):
             return await response.read()
         who = self._transport.origin.endpoint
-        raise ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was given up.")
+        raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was given up.")
 
     def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
         """The end of the body: an event without its blank line, or a body that is not an event stream."""
@@ -205,24 +194,26 @@ class ChatStream:
             text = "\n".join(line for line in lines if not line.startswith(":")).strip()
             if not text:
                 who = self._transport.origin.endpoint
-                raise ProtocolError(f"{who} sent an empty response. Look at its log; is the request too long for it?")
+                raise errors.ProtocolError(
+                    f"{who} sent an empty response. Look at its log; is the request too long for it?"
+                )
             return [*parser.feed([text]), *parser.flush()]
         # Half an event is not JSON; `finish` reports that the answer broke off.
-        with suppress(ProtocolError):
+        with suppress(errors.ProtocolError):
             return [*parser.feed(events), *parser.flush()]
         return parser.flush()
 
 
-def _retry_wait_s(error: ModelError, tries: int, *, chance: float) -> float | None:
+def _retry_wait_s(error: errors.ModelError, tries: int, *, chance: float) -> float | None:
     """Seconds to wait after try number `tries`, None if the error is to be raised."""
     asked_s: float | None = None
     max_tries = _MAX_TRIES
     match error:
-        case RateLimited() | Overloaded():
+        case errors.RateLimited() | errors.Overloaded():
             asked_s = error.retry_after_s
-        case NetworkError():
+        case errors.NetworkError():
             pass
-        case ModelTimeout() | ProtocolError():
+        case errors.ModelTimeout() | errors.ProtocolError():
             max_tries = 2
         case _:
             return None

@@ -111,7 +111,8 @@ class CallDetector:
         if self._held_chars < self._examine_at:
             return ""
         text = self.held
-        if self._is_start and _may_be_whole_answer(text, self._tools):
+        may_be_calls = _may_be_marked if text.startswith(_RECIPIENT[: len(text)]) else _may_be_bare
+        if self._is_start and may_be_calls(text, self._tools):
             return self._hold(text, 0)
         self._is_start = False
         for at in self._candidates(text):
@@ -122,22 +123,18 @@ class CallDetector:
     def finish(self, *, may_call: bool) -> tuple[str, tuple[ToolCall, ...]]:
         """The end of the text: what was held back, without the calls in it. `may_call`: calls count."""
         text, self._held = self.held, []
-        if may_call and self._is_start and text.startswith(_RECIPIENT):
-            calls = self._calls(_read_marked(text, self._tools))
-            if calls:
-                return "", calls
+        is_only_call = may_call and self._is_start and text.startswith(_RECIPIENT)
+        if is_only_call and (calls := self._calls(_read_marked(text, self._tools))):
+            return "", calls
         for at in self._candidates(text):
             if may_call and self._is_block(text, at):
-                calls = self._calls(_read_marked(text[at:], self._tools))
-                if calls:
+                if calls := self._calls(_read_marked(text[at:], self._tools)):
                     return text[:at] if self._has_given or text[:at].strip() else "", calls
                 self._starts_left -= 1
             if self.drop_end_tokens and (end := _END_OF_ANSWER.match(text, at)) and end.end() == len(text):
                 return text[:at], ()
-        if may_call and self._is_start:
-            calls = self._calls(_read_bare(text), is_bare=True)
-            if calls:
-                return "", calls
+        if may_call and self._is_start and (calls := self._calls(_read_bare(text), is_bare=True)):
+            return "", calls
         return text, ()
 
     def interrupt(self) -> str:
@@ -196,8 +193,7 @@ class CallDetector:
         calls: list[ToolCall] = []
         for written, text in found:
             name = written if is_bare else tool_name(written, self._tools)
-            tool = self._tools.get(name)
-            if tool is None:
+            if (tool := self._tools.get(name)) is None:
                 return ()
             try:
                 (arguments,) = read_arguments([text], tool.input_schema)
@@ -288,13 +284,6 @@ def _names_a_tool(text: str, tools: _Tools) -> bool:
     return any(_tool(word, tools) is not None for word in _WORD.findall(text))
 
 
-def _may_be_whole_answer(text: str, tools: _Tools) -> bool:
-    """Whether an answer that begins with `text` can be nothing but calls."""
-    if _RECIPIENT.startswith(text) or text.startswith(_RECIPIENT):
-        return _may_be_marked(text, tools)
-    return _may_be_bare(text, tools)
-
-
 # Marked forms: a block is a row of calls with brackets (opening and closing tokens) between them, read from left to
 # right. The start of a call decides how it is read. JSON is read by a JSON decoder and not up to its closing tag, since
 # its strings may contain tags. What is not complete is not a call.
@@ -308,74 +297,55 @@ _NAME = re.compile(r"[\w.:=-]+\s*(?:[<(\[{]|\Z)")
 _ARGUMENTS_FIRST = re.compile(r"\[?\s*\{\s*\"(?:arguments|parameters)\"")
 _LIST_OF_CALLS = re.compile(r"\[\s*(?:[\w.]+\s*(?:\(|\Z)|\Z)")
 
-_JSON_FORMS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
-    (re.compile(opening), re.compile(closing))
-    for opening, closing in (
-        # DeepSeek
-        (
-            (
-                r"<｜tool[▁_]call[▁_]begin｜>(?:function<｜tool[▁_]sep｜>)?(?P<name>[^<\n]+?)"
-                r"(?:<｜tool[▁_]sep｜>|\n)\s*(?:```(?:json)?\s*)?(?=\{)"
-            ),
-            r"\s*+(?:```\s*+)?<｜tool[▁_]call[▁_]end｜>",
-        ),
-        # Kimi
-        (
-            r"<\|tool_call_begin\|>\s*(?P<name>[^<\s]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
-            r"\s*<\|tool_call_end\|>",
-        ),
-        # Harmony; the recipient stands before or after the channel.
-        (
-            (
-                r"(?:<\|start\|>assistant)?\s*+to=(?P<name>[\w.-]++)\s*+<\|channel\|>(?:commentary|analysis)\s*+"
-                r"(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
-            ),
-            "",
-        ),
-        (
-            (
-                r"(?:<\|start\|>assistant)?\s*+<\|channel\|>(?:commentary|analysis)\s*+to=(?P<name>[\w.-]++)\s*+"
-                r"(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
-            ),
-            "",
-        ),
-        # Mistral, and others that write the name before the object
-        (r"(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\w++\s*+)?(?:\[ARGS\]\s*+)?(?=\{)", ""),
-    )
-)
-"""What opens a call whose arguments are a JSON object, and what closes it."""
-
 _DSML = "(?:｜DSML｜|antml:|)"
-_TAGGED_FORMS: tuple[tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]], ...] = tuple(
+_DSML_KEY = r"[\"']?(?P<key>[^\"'>]{1,200}?)[\"']?(?:\s++string=\"(?:true|false)\")?"
+_GEMMA_VALUE = r"(?:<escape>(?P<string>.*?)<escape>\s*+|(?P<text>[^,<>]*?))"
+_DEEPSEEK_NAME = r"(?:function<｜tool[▁_]sep｜>)?(?P<name>[^<\n]+?)(?:<｜tool[▁_]sep｜>|\n)"
+_HARMONY_START = r"(?:<\|start\|>assistant)?\s*+"
+_HARMONY_CHANNEL = r"<\|channel\|>(?:commentary|analysis)\s*+"
+_HARMONY_TO = r"to=(?P<name>[\w.-]++)\s*+"
+_HARMONY_END = r"(?:<\|constrain\|>)?(?:json|code)?\s*+<\|message\|>\s*+(?=\{)"
+_FORMS = tuple(
     (re.compile(opening), re.compile(member, re.DOTALL), re.compile(closing))
     for opening, member, closing in (
         # Claude, DeepSeek
         (
-            rf"<{_DSML}invoke name=[\"']?([^\"'>]+)[\"']?>",
-            (
-                rf"\s*+<{_DSML}parameter name=[\"']?(?P<key>[^\"'>]{{1,200}}?)[\"']?(?:\s++string=\"(?:true|false)\")?>"
-                rf"(?P<text>.*?)</{_DSML}parameter>"
-            ),
+            rf"<{_DSML}invoke name=[\"']?(?P<name>[^\"'>]+)[\"']?>",
+            rf"\s*+<{_DSML}parameter name={_DSML_KEY}>(?P<text>.*?)</{_DSML}parameter>",
             rf"\s*+</{_DSML}invoke>(?=\s*(?:<|\Z))",
         ),
         # GLM
         (
-            r"([\w.:-]++)\s*+(?:<tool_sep>\s*+)?(?=<arg_key>|</tool_call>)",
+            r"(?P<name>[\w.:-]++)\s*+(?:<tool_sep>\s*+)?(?=<arg_key>|</tool_call>)",
             r"\s*+<arg_key>(?P<key>[^<]*+)</arg_key>\s*+<arg_value>(?P<text>.*?)</arg_value>",
             r"\s*+</tool_call>",
         ),
         # Gemma
         (
-            r"<start_function_call>call:([\w.-]+)\{",
-            (
-                r"\s*+(?P<key>\w++):(?:<escape>(?P<string>.*?)<escape>\s*+|(?P<text>[^,<>]*?))"
-                r"(?:,|(?=\}<end_function_call>))"
-            ),
+            r"<start_function_call>call:(?P<name>[\w.-]+)\{",
+            rf"\s*+(?P<key>\w++):{_GEMMA_VALUE}(?:,|(?=\}}<end_function_call>))",
             r"\s*+\}<end_function_call>",
         ),
+        # DeepSeek
+        (
+            rf"<｜tool[▁_]call[▁_]begin｜>{_DEEPSEEK_NAME}\s*(?:```(?:json)?\s*)?(?=\{{)",
+            "",
+            r"\s*+(?:```\s*+)?<｜tool[▁_]call[▁_]end｜>",
+        ),
+        # Kimi
+        (
+            r"<\|tool_call_begin\|>\s*(?P<name>[^<\s]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
+            "",
+            r"\s*<\|tool_call_end\|>",
+        ),
+        # Harmony; the recipient stands before or after the channel.
+        (_HARMONY_START + _HARMONY_TO + _HARMONY_CHANNEL + _HARMONY_END, "", ""),
+        (_HARMONY_START + _HARMONY_CHANNEL + _HARMONY_TO + _HARMONY_END, "", ""),
+        # Mistral, and others that write the name before the object
+        (r"(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\w++\s*+)?(?:\[ARGS\]\s*+)?(?=\{)", "", ""),
     )
 )
-"""What opens a call whose arguments are tagged, a member of them, and what closes the call."""
+"""What opens a call, a member of its arguments ("" if they are a JSON object), and what closes the call."""
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>(?=\s*(?:<|\Z))", re.DOTALL)
 _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed:)?tool_call>\s*)?\Z", re.DOTALL)
@@ -427,8 +397,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
             continue
         if is_partial and _is_open_json(block, at):
             break
-        read = _read_call(block, at, tools, is_listed=is_listed)
-        if read is None:
+        if (read := _read_call(block, at, tools, is_listed=is_listed)) is None:
             break
         calls, at = read
         found.extend(calls)
@@ -444,7 +413,7 @@ def _is_open_json(text: str, at: int) -> bool:
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated") or error.pos > len(text) - _JSON_MARGIN_CHARS
     except RecursionError:
-        return False
+        pass
     return False
 
 
@@ -455,23 +424,21 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
         named = [_named(each) for each in (value if isinstance(value, list) else [value])]
         if named and all(named):
             return [each for each in named if each is not None], end
-    read = _read_function(block, at, tools)
-    if read is not None:
+    if (read := _read_function(block, at, tools)) is not None:
         return read
-    for opening, member, closing in _TAGGED_FORMS:
+    for opening, member, closing in _FORMS:
         if match := opening.match(block, at):
-            name = match[1].strip()
-            members, end = _members(member, block, match.end(), _schema_of(name, tools))
+            name = match["name"].strip()
+            arguments: object
+            if member.pattern:
+                arguments, end = _members(member, block, match.end(), _schema_of(name, tools))
+            else:
+                arguments, end = _json_at(block, match.end())
             after = closing.match(block, end)
-            if members is not None and after is not None:
-                return [(name, _dump(members))], after.end()
-    for opening, closing in _JSON_FORMS:
-        if match := opening.match(block, at):
-            arguments, end = _json_at(block, match.end())
-            after = closing.match(block, end)
-            if not isinstance(arguments, dict) or after is None:
+            if isinstance(arguments, dict) and after is not None:
+                return [(name, _dump(arguments))], after.end()
+            if not member.pattern:
                 return None
-            return [(match["name"].strip(), _dump(arguments))], after.end()
     end = min((found for token in ("<|", "</") if (found := block.find(token, at)) >= 0), default=len(block))
     calls = _read_python(block[at:end], is_listed=is_listed)
     return (calls, end) if calls else None
@@ -480,8 +447,7 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
 def _read_function(block: str, at: int, tools: _Tools) -> tuple[_Found, int] | None:
     # Values may contain such tags themselves; then the last closing tag is the right one.
     for pattern in (_FUNCTION, _LAST_FUNCTION):
-        match = pattern.match(block, at)
-        if match is None:
+        if (match := pattern.match(block, at)) is None:
             continue
         name, body, end = match[1], match[2].strip("\n"), match.end()
         if body.lstrip().startswith("{"):
@@ -613,10 +579,9 @@ def _read_bare(text: str) -> _Found:
     fenced = _FENCED.fullmatch(text)
     label = fenced[2] if fenced is not None else None
     body = (fenced[3] if fenced is not None else text[_end_of(_BARE_START, text) :]).strip()
-    if label == "tool_code" or body.startswith("["):
-        calls = _read_python(body, is_listed=label == "tool_code")
-        if calls:
-            return calls
+    is_python = label == "tool_code"
+    if (is_python or body.startswith("[")) and (calls := _read_python(body, is_listed=is_python)):
+        return calls
     found: _Found = []
     at = 0
     while at < len(body):
@@ -636,8 +601,7 @@ def _may_be_bare(text: str, tools: _Tools) -> bool:
     text = text.strip()
     if any(opening.startswith(text) for opening in _BARE_OPENINGS):
         return True
-    fence = _FENCE.match(text)
-    if fence is None:
+    if (fence := _FENCE.match(text)) is None:
         return _may_be_bare_calls(text[_end_of(_BARE_START, text) :], tools)
     mark, label, line_end = fence.groups()
     if not line_end:
@@ -658,8 +622,7 @@ def _may_be_bare_calls(text: str, tools: _Tools, *, is_python: bool = False) -> 
             return any(f"{known}.call".startswith(head[1]) for known in tools)
     at = int(text.startswith("["))
     while (at := _end_of(_BARE_BRACKETS, text, at)) < len(text):
-        end = _end_of_bare_call(text, at, tools)
-        if end is None:
+        if (end := _end_of_bare_call(text, at, tools)) is None:
             return False
         at = end
     return True

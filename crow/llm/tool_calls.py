@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.llm.arguments import InvalidArguments, begins_object, is_whole, json_text, read_arguments
-from crow.llm.surrogates import replace_lone, replace_lone_in
+from crow.llm.sse import replace_lone, replace_lone_in
 
 _ARGUMENTS_KEYS = ("arguments", "parameters", "input", "args")
 _KNOWN_KEYS = frozenset({"index", "id", "type", "function", "name", *_ARGUMENTS_KEYS})
@@ -117,8 +117,7 @@ class CallAssembler:
         arguments = _arguments_text(function, fragment)
         call_id = _text(fragment.get("id")).strip()
         index = _index(fragment.get("index"))
-        call = self._call_for(index, call_id, name.strip(), arguments)
-        if call is None:
+        if (call := self._call_for(index, call_id, name.strip(), arguments)) is None:
             if len(self._calls) >= _MAX_CALLS:
                 return
             call = _PartialCall()
@@ -187,8 +186,7 @@ class CallAssembler:
             if last is None or call_id or name or not (last.name and last.pieces) or not arguments:
                 return None
             return None if begins_object(arguments) or is_whole(last.pieces) else last
-        call = at_index or last
-        if call is None:
+        if (call := at_index or last) is None:
             return None
         is_other_id = bool(call_id and call.id)
         if not name:
@@ -231,10 +229,9 @@ class CallAssembler:
             texts = [json_text(each) for each in objects]
         except InvalidArguments as error:
             return [replace(unread, fault=f"{fault}: {error}" if fault else str(error))]
-        if call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault:
-            unpacked = self._unpacked(objects[0])
-            if unpacked:
-                return unpacked
+        is_wrapper = call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault
+        if is_wrapper and (unpacked := self._unpacked(objects[0])):
+            return unpacked
         first = replace(unread, arguments=texts[0], fault=fault, raw=raw if fault else None)
         return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 

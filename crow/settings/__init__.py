@@ -2,17 +2,6 @@
 
 from crow.settings.endpoints import Target, names_offered, target_of
 from crow.settings.load import Loaded, load_settings
-from crow.settings.values import OFFLINE, McpServerSettings, ModelSettings, Settings, expand_variables
+from crow.settings.values import OFFLINE, ModelSettings, Settings
 
-__all__ = [
-    "OFFLINE",
-    "Loaded",
-    "McpServerSettings",
-    "ModelSettings",
-    "Settings",
-    "Target",
-    "expand_variables",
-    "load_settings",
-    "names_offered",
-    "target_of",
-]
+__all__ = ["OFFLINE", "Loaded", "ModelSettings", "Settings", "Target", "load_settings", "names_offered", "target_of"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +11,10 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from crow.domain.errors import ConfigError
-from crow.settings.values import (
-    ModelOptions,
-    ModelSettings,
-    NamedModel,
-    ProviderSettings,
-    Settings,
-    dotted_key,
-)
+from crow.settings.values import ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,35 +35,30 @@ class Preset:
 # Each value is stated by the page above or beside it; a value that no page states is left out. Windows and prices are
 # not here: they change, and endpoints list them.
 PRESETS: Mapping[str, Preset] = {
-    # https://github.com/openai/openai-python/blob/main/README.md and, for the last three,
+    # https://github.com/openai/openai-python/blob/main/README.md and, for the limit and the cache,
     # https://github.com/openai/openai-python/blob/main/src/openai/types/chat/completion_create_params.py
     "openai": Preset(
-        base_url="https://api.openai.com/v1",
-        key_env="OPENAI_API_KEY",
-        thinking="effort",
-        limit_field="max_completion_tokens",
-        cache="key",
+        base_url="https://api.openai.com/v1", key_env="OPENAI_API_KEY", limit_field="max_completion_tokens", cache="key"
     ),
-    "openrouter": Preset(  # https://openrouter.ai/docs/quickstart
-        base_url="https://openrouter.ai/api/v1",
-        key_env="OPENROUTER_API_KEY",
-        thinking="reasoning",  # https://openrouter.ai/docs/use-cases/reasoning-tokens
-        cache="marker",  # https://openrouter.ai/docs/client-sdks/python/api-reference/components/caching
+    # https://openrouter.ai/docs/quickstart
+    # https://openrouter.ai/docs/use-cases/reasoning-tokens
+    # https://openrouter.ai/docs/client-sdks/python/api-reference/components/caching
+    "openrouter": Preset(
+        base_url="https://openrouter.ai/api/v1", key_env="OPENROUTER_API_KEY", thinking="reasoning", cache="marker"
     ),
     # https://api-docs.deepseek.com/
     "deepseek": Preset(base_url="https://api.deepseek.com", key_env="DEEPSEEK_API_KEY", thinking="switch_effort"),
     # https://platform.kimi.ai/docs/api/overview
     "kimi": Preset(base_url="https://api.moonshot.ai/v1", key_env="MOONSHOT_API_KEY", thinking="switch"),
-    "glm": Preset(
-        base_url="https://api.z.ai/api/paas/v4",  # https://docs.z.ai/llms-full.txt
-        key_env="ZAI_API_KEY",  # https://docs.openclaw.ai/providers/zai
-        thinking="switch",  # https://docs.z.ai/guides/capabilities/thinking
-    ),
+    # https://docs.z.ai/llms-full.txt (URL), https://docs.openclaw.ai/providers/zai (variable)
+    # https://docs.z.ai/guides/capabilities/thinking
+    "glm": Preset(base_url="https://api.z.ai/api/paas/v4", key_env="ZAI_API_KEY", thinking="switch"),
+    # https://docs.agno.com/reference/models/dashscope (URL), https://docs.agno.com/concepts/models/dashscope (variable)
+    # https://www.alibabacloud.com/help/en/model-studio/deep-thinking
     "qwen": Preset(
-        # https://docs.agno.com/reference/models/dashscope
         base_url="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
-        key_env="DASHSCOPE_API_KEY",  # https://docs.agno.com/concepts/models/dashscope
-        thinking="enable_thinking",  # https://www.alibabacloud.com/help/en/model-studio/deep-thinking
+        key_env="DASHSCOPE_API_KEY",
+        thinking="enable_thinking",
     ),
     # https://ai.google.dev/gemini-api/docs/openai
     "gemini": Preset(base_url="https://generativelanguage.googleapis.com/v1beta/openai", key_env="GEMINI_API_KEY"),
@@ -160,6 +151,11 @@ def target_of(name: str, settings: Settings) -> Target:
         options=options,
         key_hint=key_hint,
     )
+
+
+def dotted_key(*parts: str) -> str:
+    """`part.part`, quoted where TOML needs it."""
+    return ".".join(part if _BARE_KEY.match(part) else json.dumps(part, ensure_ascii=False) for part in parts)
 
 
 def run_key_command(command: Sequence[str]) -> str:

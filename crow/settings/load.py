@@ -7,10 +7,11 @@ validator of all settings would take 20 ms of every start.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -20,18 +21,8 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
-from crow.settings.endpoints import PRESETS
-from crow.settings.values import (
-    McpServerSettings,
-    ModelOptions,
-    NamedModel,
-    ProviderSettings,
-    Section,
-    Settings,
-    dotted_key,
-    expectation,
-    show_value,
-)
+from crow.settings.endpoints import PRESETS, dotted_key
+from crow.settings.values import McpServerSettings, NamedModel, ProviderSettings, Section, Settings, expectation
 
 _FROM_ENVIRONMENT = {"model.name": "CROW_MODEL", "model.base_url": "OPENAI_BASE_URL", "log.level": "CROW_LOG"}
 _FLAGS = {
@@ -51,7 +42,8 @@ _NAMED: Mapping[str, type[Section]] = {
     "mcp_servers": McpServerSettings,
 }
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
-_OF_THE_MODEL = tuple(key for key in ModelOptions.model_fields if key != "name")
+_OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
+_SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "url"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +211,7 @@ class _Reader:
         if reason:
             given = self._tables["compaction",]["prompt_file"]
             expected = f"({reason}); expected {expectation(_fields()['compaction.prompt_file'])}"
-            raise ConfigError(f"{self._origin(given)}: compaction.prompt_file is {show_value('', path)} {expected}")
+            raise ConfigError(f"{self._origin(given)}: compaction.prompt_file is {_show_value('', path)} {expected}")
         return text
 
     def _add(self, name: str, value: object) -> None:
@@ -240,7 +232,7 @@ class _Reader:
     def _add_table(self, place: tuple[str, ...], value: object) -> None:
         name = dotted_key(*place)
         if not isinstance(value, Mapping):
-            shown = show_value(place[-1], value)
+            shown = _show_value(place[-1], value)
             self._problems.append(f"{self._file}: {name} is {shown}; expected a table: [{name}]")
         elif place[0] == "mcp_servers" and not 1 <= len(place[1]) <= 64:
             self._problems.append(f"{self._file}: {name}: the name of a server must have 1 to 64 characters")
@@ -266,17 +258,11 @@ class _Reader:
 
     def _add_keys(self, env: Mapping[str, str]) -> None:
         """Take keys from their variables, which are stronger than keys in the file."""
+        usual = {"model": "OPENAI_API_KEY"} | {f"providers.{name}": each.key_env for name, each in PRESETS.items()}
         for place, table in self._tables.items():
-            match place:
-                case ("model",):
-                    variable: object = "OPENAI_API_KEY"
-                case ("providers", name) if name in PRESETS:
-                    variable = PRESETS[name].key_env
-                case ("providers", _):
-                    variable = None
-                case _:
-                    continue
-            variable = table["api_key_env"].value if "api_key_env" in table else variable
+            if place[0] not in ("model", "providers"):
+                continue
+            variable = table["api_key_env"].value if "api_key_env" in table else usual.get(".".join(place))
             if isinstance(variable, str) and (key := env.get(variable, "").strip()):
                 table["api_key"] = _Given(SecretStr(key), f"environment {variable}")
 
@@ -299,7 +285,7 @@ class _Reader:
                 case NamedModel(provider=str(provider)) if ("providers", provider) not in self._tables:
                     others = [name for kind, *rest in self._tables if kind == "providers" for name in rest]
                     hint = f"there are {', '.join(others)}" if others else f"add [providers.{provider}]"
-                    shown = show_value("provider", provider)
+                    shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
         return Settings.model_construct(**made)
 
@@ -324,7 +310,7 @@ class _Reader:
         return None
 
     def _refuse(self, dotted: str, given: _Given, setting: FieldInfo) -> None:
-        shown = show_value(dotted.rpartition(".")[2], given.value)
+        shown = _show_value(dotted.rpartition(".")[2], given.value)
         self._problems.append(f"{self._origin(given)}: {dotted} is {shown}; expected {expectation(setting)}")
 
     def _refuse_unknown(self, prefix: str, key: str, known: Sequence[str]) -> None:
@@ -341,6 +327,15 @@ def _fields() -> dict[str, FieldInfo]:
         (f"{name}.{key}", each) for name, table in _SECTIONS.items() for key, each in table.model_fields.items()
     )
     return {name: each for name, each in Settings.model_fields.items() if name not in _SECTIONS} | dict(sections)
+
+
+def _show_value(key: str, value: object) -> str:
+    """A value for an error message; `key` is the last part of the setting's name. Possible secrets are hidden."""
+    is_url = key in {"base_url", "proxy"}
+    if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
+        return "<hidden: it may be a secret>"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 120 else text[:119] + "…"
 
 
 def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
@@ -360,24 +355,14 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
     """The keys that the file names or holds, and those of all presets, whether they are used or not."""
+    providers = tree.get("providers")
+    found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
+    tables = [table for table in found if isinstance(table, Mapping)]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
-    values = []
-    for table in _endpoint_tables(tree):
-        match table.get("api_key_env"):
-            case str(name):
-                variables.add(name)
-        match table.get("api_key"):
-            case str(key):
-                values.append(key)
+    variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
+    values = [key for table in tables if isinstance(key := table.get("api_key"), str)]
     values += [env[name].strip() for name in sorted(variables) if name in env]
     return EndpointKeys(variables=frozenset(variables), values=tuple(filter(None, values)))
-
-
-def _endpoint_tables(tree: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    providers = tree.get("providers")
-    for table in (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ())):
-        if isinstance(table, Mapping):
-            yield table
 
 
 def _stamp(file: Path) -> FileStamp:

@@ -1,11 +1,11 @@
-"""AfterDelay starts its work only if the block takes long."""
+"""after_delay starts its work only if the block takes long."""
 
 from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
 
-from crow.agent.background import AfterDelay
+from crow.agent.background import after_delay
 
 
 async def test_a_short_block_starts_no_work() -> None:
@@ -14,7 +14,7 @@ async def test_a_short_block_starts_no_work() -> None:
     async def work() -> None:
         begun.append("work")
 
-    async with AfterDelay(0.0, work, again=True):
+    async with after_delay(0.0, work, again=True):
         pass
     await anyio.wait_all_tasks_blocked()
     assert begun == []
@@ -30,7 +30,7 @@ async def test_a_long_block_starts_the_work_once_and_waits_for_it() -> None:
             await anyio.lowlevel.checkpoint()
         order.append("work")
 
-    async with AfterDelay(0.0, work):
+    async with after_delay(0.0, work):
         await begun.wait()
         order.append("block")
     order.append("behind")
@@ -51,7 +51,7 @@ async def test_repeated_work_never_overlaps() -> None:
         if times == 3:
             enough.set()
 
-    async with AfterDelay(0.0, work, again=True):
+    async with after_delay(0.0, work, again=True):
         await enough.wait()
     assert (running, most) == (0, 1)
     assert times >= 3
@@ -67,7 +67,7 @@ async def test_a_cancelled_block_still_waits_for_the_work() -> None:
         ended.append("work")
 
     with anyio.CancelScope() as scope:
-        async with AfterDelay(0.0, work):
+        async with after_delay(0.0, work):
             await begun.wait()
             scope.cancel()
             await anyio.sleep_forever()

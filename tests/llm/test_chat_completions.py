@@ -102,6 +102,7 @@ async def asking(
             base_url=endpoint.base_url, model="fake-model", api_key=api_key, context_window=window, timeouts=timeouts
         ),
         memory=memory,
+        learned=dict(memory.facts) if memory is not None else None,
         timing=(waits or Waits()).timing(),
     )
     try:

@@ -271,7 +271,7 @@ def test_a_part_that_is_already_left_out_is_not_found_again() -> None:
 
 
 def test_after_both_limit_names_are_refused_none_is_sent() -> None:
-    dialect = Dialect().refusing_all(["max_tokens", "max_completion_tokens", "nonsense"])
+    dialect = Dialect().refusing("max_tokens").refusing("max_completion_tokens").refusing("nonsense")
     assert (dialect.limit_field, dialect.refused) == (None, ("max_tokens", "max_completion_tokens"))
 
 

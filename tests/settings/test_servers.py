@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from crow.adapters import configured_servers, mcp_server
-from crow.settings import Loaded, McpServerSettings, expand_variables, load_settings
+from crow.settings import Loaded, load_settings
+from crow.settings.values import McpServerSettings, expand_variables
 from crow.tools import HttpServer, ServerOptions, StdioServer
 
 TOML = """
