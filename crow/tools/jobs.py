@@ -38,12 +38,6 @@ class Job:
             return "running"
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
-    def take_output(self) -> str:
-        """The output since the last call."""
-        text = self.unread.text()
-        self.unread.clear()
-        return text
-
     async def wait(self, timeout_s: float) -> None:
         """Wait until it has ended, at most `timeout_s`."""
         with anyio.move_on_after(timeout_s):

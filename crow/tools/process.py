@@ -139,17 +139,11 @@ class Process(asyncio.SubprocessProtocol):
         if pipe is not None:
             pipe.close()
 
-    def pause(self) -> None:
-        """Read no output until `resume`."""
+    def read_output(self, is_wanted: bool) -> None:
+        """Stop reading standard output, or go on."""
         pipe = self._transport.get_pipe_transport(1)
         if isinstance(pipe, asyncio.ReadTransport) and not pipe.is_closing():
-            pipe.pause_reading()
-
-    def resume(self) -> None:
-        """Read output again."""
-        pipe = self._transport.get_pipe_transport(1)
-        if isinstance(pipe, asyncio.ReadTransport) and not pipe.is_closing():
-            pipe.resume_reading()
+            (pipe.resume_reading if is_wanted else pipe.pause_reading)()
 
     async def wait(self) -> None:
         """Wait until the child has ended, and a little for the rest of its output."""

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from crow.tools import SkillInfo
@@ -27,37 +26,21 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DESCRIPTION_CHARS = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSkill:
-    """A skill and the resolved path of its file."""
-
-    skill: SkillInfo
-    path: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkillText:
-    """The text of a skill below its front matter, and the sha256 (hex) of its file."""
-
-    text: str
-    digest: str
-
-
-def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[FoundSkill, ...]:
+def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[SkillInfo, ...]:
     """All skills, sorted by name. Of two with one name the first counts, so a workspace cannot replace a user's skill.
 
     `is_inside` tells whether a resolved path is in the workspace.
     """
-    found: dict[str, FoundSkill] = {}
+    found: dict[str, SkillInfo] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in WORKSPACE_FOLDERS]
     for folder, of_workspace in places:
         for each in skills_in(folder, is_inside if of_workspace else None):
             if len(found) < MAX_SKILLS:
-                found.setdefault(each.skill.name, each)
+                found.setdefault(each.name, each)
     return tuple(found[name] for name in sorted(found))
 
 
-def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[FoundSkill]:
+def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[SkillInfo]:
     """The skills in a folder; `is_inside` is None for a user's folder."""
     try:
         with os.scandir(folder) as entries:
@@ -75,9 +58,8 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
         fields, _ = front_matter(head, ("name", "description"))
         name, description = fields.get("name", folder_name), clean_line(fields.get("description", ""))
         if NAME.fullmatch(name):
-            is_foreign = is_inside is not None
-            skill = SkillInfo(name=name, description=description, source=str(path), of_workspace=is_foreign)
-            yield FoundSkill(skill=skill, path=path)
+            of_workspace = is_inside is not None
+            yield SkillInfo(name=name, description=description, source=str(path), of_workspace=of_workspace)
 
 
 def clean_line(text: str) -> str:
@@ -86,8 +68,11 @@ def clean_line(text: str) -> str:
     return plain.replace("<", "‹").replace(">", "›")[:DESCRIPTION_CHARS]
 
 
-def read_skill(found: FoundSkill) -> SkillText:
-    """Read a skill. :raises OSError: it cannot be read any more, or a link has changed."""
-    data = read_file(found.path, 0, FILE_BYTES)
+def read_skill(skill: SkillInfo) -> tuple[str, str]:
+    """The text of a skill below its front matter, and the sha256 (hex) of its file.
+
+    :raises OSError: it cannot be read any more, or a link has changed.
+    """
+    data = read_file(Path(skill.source), 0, FILE_BYTES)
     text = data.decode("utf-8", "replace")
-    return SkillText(text=text[front_matter(text, ())[1] :].strip(), digest=hashlib.sha256(data).hexdigest())
+    return text[front_matter(text, ())[1] :].strip(), hashlib.sha256(data).hexdigest()

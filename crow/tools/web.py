@@ -108,21 +108,19 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
     pinned = urlunsplit((parts.scheme, f"{place}:{port}", parts.path, parts.query, ""))
     # in a thread, because it reads the system's certificates
     client = await anyio.to_thread.run_sync(lambda: httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT_S))
-    async with client:
-        extensions = {} if is_address(host) else {"sni_hostname": host}
-        request = client.build_request("GET", pinned, headers={**HEADERS, "Host": parts.netloc}, extensions=extensions)
-        response = await client.send(request, stream=True, follow_redirects=False)
-        try:
-            location = response.headers.get("location")
-            if response.is_redirect and location:
-                return Document(url=url, status=response.status_code, moved_to=location)
-            data = bytearray()
-            async for piece in response.aiter_bytes(65_536):
-                data += piece
-                if len(data) > MAX_BYTES:
-                    break
-        finally:
-            await response.aclose()
+    headers, extensions = {**HEADERS, "Host": parts.netloc}, {} if is_address(host) else {"sni_hostname": host}
+    async with (
+        client,
+        client.stream("GET", pinned, headers=headers, extensions=extensions, follow_redirects=False) as response,
+    ):
+        location = response.headers.get("location")
+        if response.is_redirect and location:
+            return Document(url=url, status=response.status_code, moved_to=location)
+        data = bytearray()
+        async for piece in response.aiter_bytes(65_536):
+            data += piece
+            if len(data) > MAX_BYTES:
+                break
     media, _, parameters = response.headers.get("content-type", "").partition(";")
     return Document(
         url=url,

@@ -35,16 +35,9 @@ SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
 DRAIN_S = 0.2
 LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
-QUIET = {
-    "DEBIAN_FRONTEND": "noninteractive",
-    "GIT_PAGER": "cat",
-    "GIT_TERMINAL_PROMPT": "0",
-    "MANPAGER": "cat",
-    "NO_COLOR": "1",
-    "PAGER": "cat",
-    "PIP_NO_INPUT": "1",
-    "TERM": "dumb",
-}
+QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
+QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
+QUIET |= {"NO_COLOR": "1", "TERM": "dumb"}
 PROTECTED = frozenset(
     (
         *(".git", "git~1", ".gitconfig", ".git-credentials", ".husky"),
@@ -89,7 +82,8 @@ class DiskWorkspace:
         keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
     ) -> None:
-        self._cwd = Path(cwd)
+        self.cwd = Path(cwd)
+        """Where relative paths and commands start, as it was given."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
         self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
@@ -98,18 +92,13 @@ class DiskWorkspace:
         self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
 
-    @property
-    def cwd(self) -> Path:
-        """Where relative paths and commands start, as it was given."""
-        return self._cwd
-
     def resolve(self, path: str) -> Path:
         """See :meth:`crow.tools.Workspace.resolve`."""
         if not path or "\0" in path:
             raise ArgumentError(f"path is {path!r}; expected the path of a file or directory")
         if len(path) > PATH_CHARS:
             raise ArgumentError(f"path has {len(path):,} characters; expected at most {PATH_CHARS:,}")
-        return Path(os.path.realpath(self._cwd / path))
+        return Path(os.path.realpath(self.cwd / path))
 
     def contains(self, path: Path) -> bool:
         """See :meth:`crow.tools.Workspace.contains`."""
@@ -176,8 +165,8 @@ class DiskWorkspace:
         return await self._start(command, lambda data: on_output(decoder.decode(data)))
 
     async def _start(self, command: str, on_output: Callable[[bytes], None]) -> Process:
-        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self._cwd)})
-        return await start([*self._shell, command], cwd=self._cwd, env=env, on_output=on_output)
+        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
+        return await start([*self._shell, command], cwd=self.cwd, env=env, on_output=on_output)
 
     def _leave(self, process: Process) -> None:
         """Ask the process to end; `reap` waits for it."""

@@ -22,11 +22,10 @@ from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
 from crow.tools.builtin.files import READ_FILE, WRITE_FILE
 from crow.tools.builtin.search import GREP, LIST_FILES
-from crow.tools.builtin.session import RECALL, UPDATE_PLAN
+from crow.tools.builtin.session import RECALL, TASK, UPDATE_PLAN
 from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
-from crow.tools.builtin.task import TASK
-from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse, with_expectation
+from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
 __all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
 
@@ -36,7 +35,7 @@ PATH = "crow/path"
 ARGUMENT = "crow/argument"
 
 TOOLS: Mapping[str, Builtin] = {
-    tool.name: tool
+    tool.spec.name: tool
     for tool in (
         *(READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, GREP, SHELL, SHELL_OUTPUT, SHELL_KILL, FETCH),
         *(UPDATE_PLAN, RECALL, SKILL, TASK),
@@ -72,13 +71,7 @@ def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestPara
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: they are missing or wrong."""
     spec = TOOLS[call.name].spec
-    if call.fault is not None:
-        raise ArgumentError(with_expectation(call.fault, spec))
-    try:
-        given = parse(call.name, call.arguments)
-    except ArgumentError as error:
-        raise ArgumentError(with_expectation(f"{error}.", spec)) from None
-    return check(call.name, spec.input_schema, given)
+    return check(call.name, spec.input_schema, parse_call(call, spec))
 
 
 def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
@@ -96,27 +89,19 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
         meta: Mapping[str, Any] = request.meta or {}
         invocation = ToolInvocation(
             context=context,
-            log=ports.log,
-            plan=ports.plan,
+            ports=ports,
             call_id=meta.get(CALL_ID, ""),
             on_output=on_output,
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
         )
-        return to_result(await run(params.name, params.arguments or {}, invocation))
+        try:
+            outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
+        except (ArgumentError, OSError) as error:
+            outcome = Outcome(text=with_name(params.name, describe_error(error)), is_error=True)
+        return to_result(outcome)
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
-
-
-async def run(name: str, arguments: Mapping[str, Any], invocation: ToolInvocation) -> Outcome:
-    """Run a call. A failure is an error outcome."""
-    tool = TOOLS.get(name)
-    if tool is None:
-        return Outcome(text=f"There is no built-in tool {name}.", is_error=True)
-    try:
-        return await tool.run(invocation, check(name, tool.spec.input_schema, arguments))
-    except (ArgumentError, OSError) as error:
-        return Outcome(text=with_name(name, describe_error(error)), is_error=True)
 
 
 def with_name(tool: str, message: str) -> str:
@@ -126,12 +111,8 @@ def with_name(tool: str, message: str) -> str:
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
     """An outcome as an MCP result. `_meta["crow"]` has its `announcement`, `plan`, `raw_output` and `skill`."""
-    meta = {
-        "announcement": None if outcome.announcement is None else asdict(outcome.announcement),
-        "plan": None if outcome.plan is None else [asdict(item) for item in outcome.plan],
-        "raw_output": dict(outcome.raw_output),
-        "skill": outcome.skill,
-    }
+    fields = asdict(outcome)
+    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill")}
     images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
     return mcp.CallToolResult(
         content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}
@@ -150,9 +131,7 @@ def from_result(result: mcp.CallToolResult) -> Outcome:
         announcement=None if announcement is None else announcement_from(announcement),
         plan=None if plan is None else tuple(PlanItem(**item) for item in plan),
         raw_output=meta["raw_output"],
-        images=tuple(
-            Image(data=image.data, mime_type=image.mime_type) for image in images if isinstance(image, mcp.ImageContent)
-        ),
+        images=tuple(Image(data=each.data, mime_type=each.mime_type) for each in images if each.type == "image"),
         skill=None if skill is None else tuple(skill),
     )
 

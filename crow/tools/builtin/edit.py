@@ -15,7 +15,16 @@ from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, plan_change, stat_kind
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, describe_error
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    Target,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    describe_error,
+    tool_spec,
+)
 
 NUMBERED = re.compile(r"\s*\d+\t")
 MAX_LINES_NAMED = 5
@@ -37,13 +46,9 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     target = invocation.target(args["path"])
     before, edit = await prepare_edit(invocation.context, target, args)
-    where = (
-        f"1 place, at line {edit.line}" if edit.count == 1 else f"{edit.count} places, the first at line {edit.line}"
-    )
-    done = f"Edited {target.name} in {where}{f' ({edit.remark})' if edit.remark else ''}."
-    return await apply_change(
-        invocation, target, before, edit.text, title=f"Edit {target.name}", done=done, line=edit.line
-    )
+    where = "1 place, at line" if edit.count == 1 else f"{edit.count} places, the first at line"
+    done = f"Edited {target.name} in {where} {edit.line}{f' ({edit.remark})' if edit.remark else ''}."
+    return await apply_change(invocation, target, before, edit.text, f"Edit {target.name}", done, edit.line)
 
 
 async def prepare_edit(context: ToolContext, target: Target, args: Arguments) -> tuple[str, Replacement]:
@@ -220,21 +225,14 @@ def describe_mismatch(lines: Sequence[str], wanted: Sequence[str], name: str) ->
     return f"{start}; its first line is at line {format_lines(near)}, but the next ones differ: read on from there"
 
 
-EDIT_FILE = Builtin(
-    name="edit_file",
-    description=(
-        "Replace text in a file. Copy old_text exactly from the file, without line numbers. It must occur once: "
-        "include enough lines around the change, or set all to replace every occurrence."
-    ),
-    properties={
-        "path": PATH,
-        "old_text": {"type": "string", "description": "The text to replace."},
-        "new_text": {"type": "string", "description": "The text to put there; empty deletes old_text."},
-        "all": {"type": "boolean", "description": "Replace every occurrence. Default false."},
-    },
-    required=("path", "old_text", "new_text"),
-    kind="edit",
-    access="write",
-    plan=plan_edit,
-    run=run_edit,
+EDIT_FILE_SPEC = tool_spec(
+    "edit_file",
+    "Replace text in a file. Copy old_text exactly from the file, without line numbers. It must occur once: "
+    "include enough lines around the change, or set all to replace every occurrence.",
+    required="path old_text new_text",
+    path=PATH,
+    old_text=argument("string", "The text to replace."),
+    new_text=argument("string", "The text to put there; empty deletes old_text."),
+    all=argument("boolean", "Replace every occurrence. Default false."),
 )
+EDIT_FILE = Builtin(EDIT_FILE_SPEC, "edit", "write", plan_edit, run_edit)

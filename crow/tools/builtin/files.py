@@ -10,7 +10,9 @@ import binascii
 import codecs
 import difflib
 import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +23,18 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import in_title
 from crow.tools import FileStat, Outcome, PlannedCall, Workspace
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, display_name
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    Target,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    display_name,
+    tool_spec,
+)
 
-PATH = {"type": "string", "minLength": 1, "description": "Absolute, or relative to the working directory."}
+PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
 
 WHOLE_BYTES = 32_000_000
 """Larger files are read in pieces and never changed."""
@@ -47,12 +58,8 @@ WIDE_ENCODINGS = {
 IMAGE_BYTES = 3_000_000
 """Larger images are refused by some providers."""
 
-IMAGE_TYPES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"RIFF", "image/webp"),
+IMAGE = re.compile(
+    rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
 )
 
 KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
@@ -71,7 +78,7 @@ async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    workspace, target = invocation.workspace, invocation.target(args["path"])
+    workspace, target = invocation.context.workspace, invocation.target(args["path"])
     stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
     media = image_type(stat.head)
     if media is not None:
@@ -116,10 +123,9 @@ def decode_wide(data: bytes) -> str | None:
     """The text of a file with a byte order mark of UTF-16 or UTF-32, None for any other file."""
     for encoding, marks in WIDE_ENCODINGS.items():
         if data.startswith(marks):
-            try:
+            with suppress(UnicodeDecodeError):
                 return data.decode(encoding) + f"\n[the file is {encoding}: change it with shell, not edit_file]"
-            except UnicodeDecodeError:
-                return None
+            break
     return None
 
 
@@ -230,7 +236,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
-    return await apply_change(invocation, target, before, content, title=f"Write {target.name}", done=done)
+    return await apply_change(invocation, target, before, content, f"Write {target.name}", done, None)
 
 
 async def read_replaced(context: ToolContext, target: Target) -> tuple[str | None, str | None]:
@@ -266,23 +272,16 @@ def plan_change(
 
 
 async def apply_change(
-    invocation: ToolInvocation,
-    target: Target,
-    before: str | None,
-    after: str,
-    *,
-    title: str,
-    done: str,
-    line: int | None = None,
+    invocation: ToolInvocation, target: Target, before: str | None, after: str, title: str, done: str, line: int | None
 ) -> Outcome:
     """Log the old content, write `after`, and report what the file holds then. `before` is the text that was read."""
-    workspace, path = invocation.workspace, target.path
+    workspace, path = invocation.context.workspace, target.path
     old = None
     if before is not None and (await workspace.stat(path)).kind == "file":  # an editor may show a file not yet on disk
         old = await workspace.read_bytes(path)
         if old.decode("utf-8", "replace") != before:  # log what the user saw, with unsaved changes
             old = before.encode("utf-8", "replace")
-    await invocation.log.before_change(invocation.call_id, path, old, after.encode("utf-8"))
+    await invocation.ports.log.before_change(invocation.call_id, path, old, after.encode("utf-8"))
     written = await workspace.write_text(path, after)
     invocation.context.seen_files.note(path, written)
     if written != after:
@@ -341,10 +340,8 @@ def image_type(head: bytes) -> str | None:
 
     Providers refuse every later request with a file that is not the image it claims to be, so no declared type counts.
     """
-    for start, media in IMAGE_TYPES:
-        if head.startswith(start) and (media != "image/webp" or head[8:12] == b"WEBP"):
-            return media
-    return None
+    found = IMAGE.match(head)
+    return None if found is None else f"image/{found.lastgroup}"
 
 
 def sound_picture_type(data: str) -> str | None:
@@ -356,38 +353,24 @@ def sound_picture_type(data: str) -> str | None:
     return image_type(decoded[:16]) if len(decoded) <= IMAGE_BYTES else None
 
 
-READ_FILE = Builtin(
-    name="read_file",
-    description=(
-        "Read a text file or look at an image. Each line starts with its number and a tab, which are not part of the "
-        f"file. Reads at most {WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters; the last line of the output says "
-        "how to continue."
-    ),
-    properties={
-        "path": PATH,
-        "line": {"type": "integer", "minimum": 1, "description": "First line to read, counted from 1."},
-        "limit": {"type": "integer", "minimum": 1, "description": "Number of lines to read."},
-    },
-    required=("path",),
-    kind="read",
-    access="read",
-    plan=plan_read,
-    run=run_read,
+READ_FILE_SPEC = tool_spec(
+    "read_file",
+    "Read a text file or look at an image. Each line starts with its number and a tab, which are not part of the "
+    f"file. Reads at most {WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters; the last line of the output says "
+    "how to continue.",
+    required="path",
+    path=PATH,
+    line=argument("integer", "First line to read, counted from 1.", minimum=1),
+    limit=argument("integer", "Number of lines to read.", minimum=1),
 )
+READ_FILE = Builtin(READ_FILE_SPEC, "read", "read", plan_read, run_read)
 
-WRITE_FILE = Builtin(
-    name="write_file",
-    description=(
-        "Create a file or replace its whole content. Missing directories are created. To change part of a file, use "
-        "edit_file."
-    ),
-    properties={
-        "path": PATH,
-        "content": {"type": "string", "description": "The complete new content of the file."},
-    },
-    required=("path", "content"),
-    kind="edit",
-    access="write",
-    plan=plan_write,
-    run=run_write,
+WRITE_FILE_SPEC = tool_spec(
+    "write_file",
+    "Create a file or replace its whole content. Missing directories are created. To change part of a file, use "
+    "edit_file.",
+    required="path content",
+    path=PATH,
+    content=argument("string", "The complete new content of the file."),
 )
+WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)

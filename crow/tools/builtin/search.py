@@ -24,7 +24,7 @@ from crow.domain.rendering import code, in_title
 from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation
+from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.process import found_program
 
 MAX_LISTED = 500
@@ -50,7 +50,7 @@ async def plan_list(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    workspace, target = invocation.workspace, invocation.target(args.get("path") or ".")
+    workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
     answer = await scan_directory(workspace, target.path, {"glob": pattern, "limit": MAX_LISTED})
@@ -76,7 +76,7 @@ async def plan_grep(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    workspace, target = invocation.workspace, invocation.target(args.get("path") or ".")
+    workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     stat = await stat_kind(workspace, target, ("file", "directory"), "a file or directory")
     is_file = stat.kind == "file"
     request = {
@@ -150,40 +150,22 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\t " else repr(char)[1:-1] for char in text)
 
 
-LIST_FILES = Builtin(
-    name="list_files",
-    description=(
-        "List the files in a directory and below, except those that git ignores. A large tree is summarized by "
-        "directory."
-    ),
-    properties={
-        "path": {"type": "string", "description": "The directory. Default: the working directory."},
-        "pattern": {
-            "type": "string",
-            "description": "A glob: *.py matches file names in any directory, src/**/*.py matches relative paths.",
-        },
-    },
-    kind="search",
-    access="read",
-    plan=plan_list,
-    run=run_list,
+LIST_FILES_SPEC = tool_spec(
+    "list_files",
+    "List the files in a directory and below, except those that git ignores. A large tree is summarized by directory.",
+    path=argument("string", "The directory. Default: the working directory."),
+    pattern=argument("string", "A glob: *.py matches file names in any directory, src/**/*.py matches relative paths."),
 )
+LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list)
 
-GREP = Builtin(
-    name="grep",
-    description=(
-        "Search files for lines that match a Python regular expression, except binary files and those that git "
-        f"ignores. Returns path:line: text for at most {MAX_MATCHES} matches."
-    ),
-    properties={
-        "pattern": {"type": "string", "minLength": 1, "description": "The regular expression."},
-        "path": {"type": "string", "description": "A directory or file. Default: the working directory."},
-        "glob": {"type": "string", "description": "Search only files that match, such as *.py."},
-        "ignore_case": {"type": "boolean", "description": "Default false."},
-    },
-    required=("pattern",),
-    kind="search",
-    access="read",
-    plan=plan_grep,
-    run=run_grep,
+GREP_SPEC = tool_spec(
+    "grep",
+    "Search files for lines that match a Python regular expression, except binary files and those that git "
+    f"ignores. Returns path:line: text for at most {MAX_MATCHES} matches.",
+    required="pattern",
+    pattern=argument("string", "The regular expression.", minLength=1),
+    path=argument("string", "A directory or file. Default: the working directory."),
+    glob=argument("string", "Search only files that match, such as *.py."),
+    ignore_case=argument("boolean", "Default false."),
 )
+GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep)

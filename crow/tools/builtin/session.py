@@ -1,4 +1,7 @@
-"""`update_plan` and `recall`: tools that touch only the session."""
+"""`update_plan`, `recall` and `task`: tools that touch only the session.
+
+The session runs the sub-agent of a task. Each call that the sub-agent makes needs its own permission.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,25 @@ from typing import get_args, get_type_hints
 from crow.domain.entries import PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code
-from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
+from crow.tools import Outcome, PlannedCall, SubagentResult, Task
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
 """The search takes time in proportion to the query's length times that of the text."""
 
 MAX_ITEMS = 100
+TITLE_CHARS = 80
 FIELDS = get_type_hints(PlanItem)
 
 
 async def plan_update_plan(_context: ToolContext, args: Arguments) -> PlannedCall:
-    return plan_in_session(f"Plan: {describe_progress(items_from(args))}", "think")
+    return session_call(f"Plan: {describe_progress(items_from(args))}", "think")
 
 
 async def run_update_plan(invocation: ToolInvocation, args: Arguments) -> Outcome:
     items = items_from(args)
-    verb = "unchanged" if items == invocation.plan.current() else "updated"
+    verb = "unchanged" if items == invocation.ports.plan.current() else "updated"
     return Outcome(text=f"The plan is {verb}: {describe_progress(items)}.", plan=items)
 
 
@@ -39,12 +43,12 @@ def describe_progress(items: tuple[PlanItem, ...]) -> str:
 
 async def plan_recall(_context: ToolContext, args: Arguments) -> PlannedCall:
     query, entry = query_and_entry(args)
-    return plan_in_session(f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}", "think")
+    return session_call(f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}", "think")
 
 
 async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
     query, entry = query_and_entry(args)
-    return Outcome(text=await invocation.log.recall(query=query, entry=entry, limit=MAX_RECALLED))
+    return Outcome(text=await invocation.ports.log.recall(query=query, entry=entry, limit=MAX_RECALLED))
 
 
 def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
@@ -55,46 +59,77 @@ def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
     return query, entry
 
 
-UPDATE_PLAN = Builtin(
-    name="update_plan",
-    description=(
-        "Show the user a plan for work of several steps, and keep it up to date. Send the whole plan each time, with "
-        "at most one step in progress."
-    ),
-    properties={
-        "items": {
-            "type": "array",
-            "maxItems": MAX_ITEMS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "content": {"type": "string", "minLength": 1, "description": "The step, in one line."},
-                    "status": {"type": "string", "enum": list(get_args(FIELDS["status"]))},
-                    "priority": {"type": "string", "enum": list(get_args(FIELDS["priority"]))},
-                },
-                "required": ["content", "status"],
-            },
-        }
-    },
-    required=("items",),
-    kind="think",
-    access="none",
-    plan=plan_update_plan,
-    run=run_update_plan,
-)
+async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
+    return session_call(f"Task: {task_from(args).title}", "think")
 
-RECALL = Builtin(
-    name="recall",
-    description=(
-        "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by "
-        "its number."
-    ),
-    properties={
-        "query": {"type": "string", "maxLength": QUERY_CHARS, "description": "Words to search for."},
-        "entry": {"type": "integer", "minimum": 1, "description": "The number of an entry."},
+
+async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
+    """Reached only in a session without sub-agents: the toolbox runs other tasks in the call's own task."""
+    raise ArgumentError("this session has no sub-agents")
+
+
+def task_from(args: Arguments) -> Task:
+    """The task that the arguments describe."""
+    tools = args.get("tools")
+    return Task(
+        title=" ".join(args["description"].split())[:TITLE_CHARS],
+        prompt=args["prompt"],
+        tools=None if tools is None else tuple(tools),
+        resume=args.get("resume") or None,
+    )
+
+
+def task_outcome(done: SubagentResult) -> Outcome:
+    """The result of a task for the model."""
+    return Outcome(
+        text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
+        is_error=done.is_error,
+        raw_output={"task": done.id, "steps": done.steps},
+        usage=done.usage,
+        cost=done.cost,
+    )
+
+
+STEP = {
+    "type": "object",
+    "properties": {
+        "content": argument("string", "The step, in one line.", minLength=1),
+        "status": {"type": "string", "enum": list(get_args(FIELDS["status"]))},
+        "priority": {"type": "string", "enum": list(get_args(FIELDS["priority"]))},
     },
-    kind="think",
-    access="none",
-    plan=plan_recall,
-    run=run_recall,
+    "required": ["content", "status"],
+}
+UPDATE_PLAN_SPEC = tool_spec(
+    "update_plan",
+    "Show the user a plan for work of several steps, and keep it up to date. Send the whole plan each time, with "
+    "at most one step in progress.",
+    required="items",
+    items={"type": "array", "maxItems": MAX_ITEMS, "items": STEP},
 )
+UPDATE_PLAN = Builtin(UPDATE_PLAN_SPEC, "think", "none", plan_update_plan, run_update_plan)
+
+RECALL_SPEC = tool_spec(
+    "recall",
+    "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by "
+    "its number.",
+    query=argument("string", "Words to search for.", maxLength=QUERY_CHARS),
+    entry=argument("integer", "The number of an entry.", minimum=1),
+)
+RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
+
+TASK_SPEC = tool_spec(
+    "task",
+    "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
+    "only its prompt. Several tasks in one answer run in parallel.",
+    required="description prompt",
+    description=argument("string", "The task in a few words.", minLength=1),
+    prompt=argument("string", "Everything the sub-agent needs to know.", minLength=1),
+    tools=argument(
+        "array",
+        "Names of the tools it may use. Default: all except task and update_plan.",
+        maxItems=100,
+        items={"type": "string"},
+    ),
+    resume=argument("string", "The id of an earlier task, to continue it."),
+)
+TASK = Builtin(TASK_SPEC, "think", "none", plan_task, run_task)

@@ -11,7 +11,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, plan_in_session
+from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
 
 DEFAULT_TIMEOUT_S = 120
@@ -40,7 +40,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         job = await invocation.context.jobs.start(command)
         await job.wait(FIRST_OUTPUT_S)
         return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
-    code, output = await invocation.workspace.run(command, timeout_s=timeout_s, on_output=invocation.on_output)
+    code, output = await invocation.context.workspace.run(command, timeout_s=timeout_s, on_output=invocation.on_output)
     end = describe_end(code, timeout_s)
     return Outcome(
         text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
@@ -66,7 +66,7 @@ def describe_end(code: int | None, timeout_s: int) -> str:
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return plan_in_session(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
+    return session_call(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
 
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -78,7 +78,7 @@ async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return plan_in_session(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
+    return session_call(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
 
 
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -90,66 +90,42 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def job_outcome(job: Job, status: str) -> Outcome:
-    text = "\n".join(filter(None, [job.take_output().removesuffix("\n"), f"[{status}]"]))
+    text = "\n".join(filter(None, [job.unread.text().removesuffix("\n"), f"[{status}]"]))
+    job.unread.clear()
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
 
-SHELL = Builtin(
-    name="shell",
-    description=(
-        "Run a command line with bash in the working directory. It has no terminal and no input, each call starts "
-        "fresh, and processes it leaves behind are ended; for a server or watcher set background. Returns standard "
-        "output and standard error in order, and the exit code if it is not 0."
+SHELL_SPEC = tool_spec(
+    "shell",
+    "Run a command line with bash in the working directory. It has no terminal and no input, each call starts "
+    "fresh, and processes it leaves behind are ended; for a server or watcher set background. Returns standard "
+    "output and standard error in order, and the exit code if it is not 0.",
+    required="command",
+    command=argument("string", "The command line.", minLength=1),
+    timeout_s=argument(
+        "integer", f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
     ),
-    properties={
-        "command": {"type": "string", "minLength": 1, "description": "The command line."},
-        "timeout_s": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_TIMEOUT_S,
-            "description": f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.",
-        },
-        "background": {
-            "type": "boolean",
-            "description": "Start the command and return; use shell_output and shell_kill with it. It has no timeout.",
-        },
-        "description": {"type": "string", "description": "The purpose in a few words."},
-    },
-    required=("command",),
-    kind="execute",
-    access="execute",
-    plan=plan_shell,
-    run=run_shell,
+    background=argument(
+        "boolean", "Start the command and return; use shell_output and shell_kill with it. It has no timeout."
+    ),
+    description=argument("string", "The purpose in a few words."),
 )
+SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
 
-JOB = {"type": "string", "minLength": 1, "description": "The job's id, such as job1."}
+JOB = argument("string", "The job's id, such as job1.", minLength=1)
 
-SHELL_OUTPUT = Builtin(
-    name="shell_output",
-    description="Get what a background command has printed since the last call, and whether it is still running.",
-    properties={
-        "job": JOB,
-        "wait_s": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": MAX_WAIT_S,
-            "description": "Wait up to this many seconds for the command to end. Default 0.",
-        },
-    },
-    required=("job",),
-    kind="read",
-    access="none",
-    plan=plan_output,
-    run=run_output,
+SHELL_OUTPUT_SPEC = tool_spec(
+    "shell_output",
+    "Get what a background command has printed since the last call, and whether it is still running.",
+    required="job",
+    job=JOB,
+    wait_s=argument(
+        "integer", "Wait up to this many seconds for the command to end. Default 0.", minimum=0, maximum=MAX_WAIT_S
+    ),
 )
+SHELL_OUTPUT = Builtin(SHELL_OUTPUT_SPEC, "read", "none", plan_output, run_output)
 
-SHELL_KILL = Builtin(
-    name="shell_kill",
-    description="End a background command and all processes it started.",
-    properties={"job": JOB},
-    required=("job",),
-    kind="other",
-    access="none",
-    plan=plan_kill,
-    run=run_kill,
+SHELL_KILL_SPEC = tool_spec(
+    "shell_kill", "End a background command and all processes it started.", required="job", job=JOB
 )
+SHELL_KILL = Builtin(SHELL_KILL_SPEC, "other", "none", plan_kill, run_kill)

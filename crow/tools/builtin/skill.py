@@ -6,64 +6,63 @@ holds for that path and content, and is asked for again when either changes.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio.to_thread
 
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
-from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation
-from crow.tools.skills import FoundSkill, SkillText, read_skill
+from crow.tools import Outcome, PlannedCall, SkillInfo
+from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.skills import read_skill
 
 
 async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
-    found = find_skill(context, args["name"])
-    title, locations = f"Load the skill {found.skill.name}", (Location(path=found.skill.source),)
-    if not found.skill.of_workspace:
+    skill = find_skill(context, args["name"])
+    title, locations = f"Load the skill {skill.name}", (Location(path=skill.source),)
+    if not skill.of_workspace:
         return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
-    loaded = await anyio.to_thread.run_sync(read_skill, found)
+    text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     return PlannedCall(
         announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
         access="read",
-        argument=permission_argument(found, loaded),
-        paths=Target.at(context.workspace, found.path).rule_names,
+        argument=permission_argument(skill, digest),
+        paths=Target.at(context.workspace, Path(skill.source)).rule_names,
         asks_once=True,
-        shown=loaded.text,
+        shown=text,
     )
 
 
 async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    found = find_skill(invocation.context, args["name"])
-    loaded = await anyio.to_thread.run_sync(read_skill, found)
+    skill = find_skill(invocation.context, args["name"])
+    text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     allowed = invocation.allowed_argument
-    if allowed is not None and allowed != permission_argument(found, loaded):
-        raise ArgumentError(f"{found.skill.source} has changed since this call was allowed; repeat the call")
-    if not loaded.text:
-        raise ArgumentError(f"{found.skill.source} has no text below its front matter")
-    text = f"The skill {found.skill.name} follows; its files are in {found.path.parent}."
-    return Outcome(text=text, skill=(found.skill.name, loaded.text))
+    if allowed is not None and allowed != permission_argument(skill, digest):
+        raise ArgumentError(f"{skill.source} has changed since this call was allowed; repeat the call")
+    if not text:
+        raise ArgumentError(f"{skill.source} has no text below its front matter")
+    answer = f"The skill {skill.name} follows; its files are in {Path(skill.source).parent}."
+    return Outcome(text=answer, skill=(skill.name, text))
 
 
-def permission_argument(found: FoundSkill, loaded: SkillText) -> str:
+def permission_argument(skill: SkillInfo, digest: str) -> str:
     """What the user's permission is for."""
-    return f"{found.path} (sha256 {loaded.digest})"
+    return f"{skill.source} (sha256 {digest})"
 
 
-def find_skill(context: ToolContext, name: str) -> FoundSkill:
+def find_skill(context: ToolContext, name: str) -> SkillInfo:
     """:raises ~crow.domain.errors.ArgumentError: there is no such skill."""
-    for found in context.skills:
-        if found.skill.name == name:
-            return found
-    names = ", ".join(found.skill.name for found in context.skills) or "none"
+    for skill in context.skills:
+        if skill.name == name:
+            return skill
+    names = ", ".join(skill.name for skill in context.skills) or "none"
     raise ArgumentError(f'there is no skill "{name}"; skills: {names}')
 
 
-SKILL = Builtin(
-    name="skill",
-    description="Load a skill: instructions for one kind of work. <skills> lists the available ones.",
-    properties={"name": {"type": "string", "minLength": 1, "description": "The skill's name."}},
-    required=("name",),
-    kind="read",
-    access="read",
-    plan=plan_skill,
-    run=run_skill,
+SKILL_SPEC = tool_spec(
+    "skill",
+    "Load a skill: instructions for one kind of work. <skills> lists the available ones.",
+    required="name",
+    name=argument("string", "The skill's name.", minLength=1),
 )
+SKILL = Builtin(SKILL_SPEC, "read", "read", plan_skill, run_skill)

@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolSpec
-from crow.tools import Access, Log, OnOutput, Outcome, Plan, PlannedCall, Workspace
+from crow.domain.messages import ToolCall, ToolSpec
+from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, SkillInfo, Workspace
 from crow.tools.jobs import Jobs
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.skills import FoundSkill
 from crow.tools.workspace import SeenFiles
 
 Arguments: TypeAlias = Mapping[str, Any]
@@ -23,7 +22,7 @@ Arguments: TypeAlias = Mapping[str, Any]
 SHOWN_CHARS = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Builtin:
     """A built-in tool. `kind` and `access` hold for each of its calls, also for faulty ones.
 
@@ -31,22 +30,24 @@ class Builtin:
     :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, after the tool's name.
     """
 
-    name: str
-    description: str
-    properties: Mapping[str, Mapping[str, Any]]
-    required: tuple[str, ...] = ()
+    spec: ToolSpec
     kind: CallKind
     access: Access
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
 
-    @property
-    def spec(self) -> ToolSpec:
-        """The tool as offered to the model."""
-        schema: dict[str, Any] = {"type": "object", "properties": self.properties}
-        if self.required:
-            schema["required"] = list(self.required)
-        return ToolSpec(name=self.name, description=self.description, input_schema=schema)
+
+def tool_spec(name: str, description: str, /, *, required: str = "", **properties: Mapping[str, Any]) -> ToolSpec:
+    """A tool as offered to the model. `required` has the names of the required properties, separated by spaces."""
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required.split()
+    return ToolSpec(name=name, description=description, input_schema=schema)
+
+
+def argument(kind: str, description: str, /, **bounds: object) -> dict[str, Any]:
+    """The JSON Schema of an argument."""
+    return {"type": kind, **bounds, "description": description}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class ToolContext:
     workspace: Workspace
     jobs: Jobs
     seen_files: SeenFiles = field(default_factory=SeenFiles)
-    skills: tuple[FoundSkill, ...] = ()
+    skills: tuple[SkillInfo, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
 
@@ -71,17 +72,11 @@ class ToolInvocation:
     planned call; both are None if nothing was planned."""
 
     context: ToolContext
-    log: Log
-    plan: Plan
+    ports: Ports
     call_id: str
     on_output: OnOutput
     allowed_path: str | None = None
     allowed_argument: str | None = None
-
-    @property
-    def workspace(self) -> Workspace:
-        """The session's files and processes."""
-        return self.context.workspace
 
     def target(self, path: str) -> Target:
         """The file or directory that `path` leads to.
@@ -141,7 +136,7 @@ def display_name(workspace: Workspace, path: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def plan_in_session(title: str, kind: CallKind) -> PlannedCall:
+def session_call(title: str, kind: CallKind) -> PlannedCall:
     """A call that touches only the session."""
     return PlannedCall(announcement=Announcement(title=title, kind=kind), access="none")
 
@@ -167,13 +162,24 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     return value
 
 
-def parse_foreign(tool: str, text: str) -> dict[str, Any]:
+def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
+    """The arguments of a call, not checked. :raises ~crow.domain.errors.ArgumentError: not a JSON object; says what the
+    tool takes."""
+    if call.fault is not None:
+        raise ArgumentError(with_expectation(call.fault, spec))
+    try:
+        return parse(call.name, call.arguments)
+    except ArgumentError as error:
+        raise ArgumentError(with_expectation(f"{error}.", spec)) from None
+
+
+def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
     """The arguments of a call to an external tool, whose schema is not checked here.
 
     :raises ~crow.domain.errors.ArgumentError: not a JSON object, or not valid UTF-8.
     """
-    value = parse(tool, text)
-    check_encodable(tool, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
+    value = parse_call(call, spec)
+    check_encodable(call.name, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
     return value
 
 

@@ -1,7 +1,9 @@
-"""Results of MCP calls as outcomes, and questions of MCP servers to the user."""
+"""What MCP servers answer: results of calls, filled prompts, and questions to the user."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import math
 import time
@@ -14,20 +16,15 @@ from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Attachment, CallRef
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
-from crow.domain.messages import Image
+from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 
 ERROR_CHARS = 300
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 PROGRESS_LINES = 100
 PROGRESS_EVERY_S = 0.1
-FORM_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "array": list,
-}
+FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int, "number": int | float, "array": list}
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
@@ -62,7 +59,7 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
         pieces = [json.dumps(structured, ensure_ascii=False, indent=2)]
     text = "\n".join(pieces) if pieces else "(a picture)" if images else "(no output)"
     return Outcome(
-        text=text.encode("utf-8", "replace").decode("utf-8"),
+        text=encodable(text),
         is_error=result.is_error,
         images=tuple(images),
         attachments=tuple(attachments),
@@ -70,9 +67,62 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
     )
 
 
-def count_bytes(base64: str) -> int:
-    """The size of what base64 text encodes."""
-    return len(base64) * 3 // 4 - base64[-2:].count("=")
+def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
+    """A filled prompt as the parts of one user message; says who speaks if it is not the user alone."""
+    contents = [part_of(message.content) for message in result.messages]
+    solid = [not isinstance(part, Text) or bool(part.text.strip()) for part in contents]
+    is_dialogue = any(message.role != "user" for message in result.messages)
+    parts: list[Part] = []
+    for message, part, is_solid in zip(result.messages, contents, solid, strict=True):
+        if is_dialogue:
+            parts.append(Text(text=f"{message.role.capitalize()}:"))
+        if is_solid:
+            parts.append(part)
+    return tuple(parts) if any(solid) else ()
+
+
+def part_of(block: mcp.ContentBlock) -> Part:
+    match block:
+        case mcp.TextContent(text=text):
+            return Text(text=encodable(text))
+        case mcp.ImageContent(data=data, mime_type=kind):
+            return picture(data, kind, None) or describe("a picture", kind, data)
+        case mcp.AudioContent(data=data, mime_type=kind):
+            return describe("a sound", kind, data)
+        case mcp.ResourceLink(uri=uri, name=name, mime_type=mime_type):
+            return Link(uri=encodable(uri), name=encodable(name), mime_type=mime_type)
+        case mcp.EmbeddedResource(resource=mcp.TextResourceContents() as file):
+            return Resource(uri=encodable(file.uri), text=encodable(file.text), mime_type=file.mime_type)
+        case mcp.EmbeddedResource(resource=file):
+            data = file.blob if isinstance(file, mcp.BlobResourceContents) else ""
+            kind = file.mime_type or ""
+            return picture(data, kind, file.uri) or describe(f"the file {file.uri}", kind, data)
+
+
+def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
+    """An image that models take, with its base64 in the usual form; None for anything else."""
+    try:
+        raw = base64.b64decode("".join(data.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if mime_type not in IMAGE_TYPES or not raw:
+        return None
+    return Image(data=base64.b64encode(raw).decode(), mime_type=mime_type, uri=uri)
+
+
+def describe(what: str, mime_type: str, data: str) -> Text:
+    kind = mime_type or "type unknown"
+    return Text(text=f"({what} ({kind}, {count_bytes(data):,} bytes) came with the prompt; crow cannot read it.)")
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates replaced, since UTF-8 cannot encode them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def count_bytes(data: str) -> int:
+    """The number of bytes that base64 text encodes."""
+    return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 def describe_error(error: BaseException) -> str:

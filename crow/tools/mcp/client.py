@@ -15,62 +15,36 @@ import anyio.to_thread
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
+from crow import tools
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, ToolCall, ToolSpec
 from crow.domain.rendering import in_title
-from crow.tools import (
-    McpServer,
-    OnOutput,
-    Outcome,
-    PlannedCall,
-    Ports,
-    ServerPrompt,
-    ServerStatus,
-    SkillInfo,
-    Workspace,
-    builtin,
-)
-from crow.tools.builtin.task import outcome_of_task, task_of
-from crow.tools.builtin.tool import ToolContext, check, parse, parse_foreign, with_expectation
+from crow.tools import builtin
+from crow.tools.builtin.session import task_from, task_outcome
+from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.connection import OnChange, ServerConnection
 from crow.tools.mcp.listing import ExternalTool, find_tools, prefixes
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.skills import FoundSkill, find_skills
+from crow.tools.skills import find_skills
 
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
-FIND_TOOLS = ToolSpec(
-    name="find_tools",
-    description="Search the tools that are not listed, by words of their names and descriptions. call_tool calls them.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "query": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 300,
-                "description": "What the tool should do, or its name.",
-            }
-        },
-        "required": ["query"],
-    },
+FIND_TOOLS = tool_spec(
+    "find_tools",
+    "Search the tools that are not listed, by words of their names and descriptions. call_tool calls them.",
+    required="query",
+    query=argument("string", "What the tool should do, or its name.", minLength=1, maxLength=300),
 )
-
-CALL_TOOL = ToolSpec(
-    name="call_tool",
-    description="Call a tool that find_tools has found.",
-    input_schema={
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "description": "The exact name of the tool."},
-            "arguments": {"type": "object", "description": "Its arguments, as its schema says."},
-        },
-        "required": ["name"],
-    },
+CALL_TOOL = tool_spec(
+    "call_tool",
+    "Call a tool that find_tools has found.",
+    required="name",
+    name=argument("string", "The exact name of the tool."),
+    arguments=argument("object", "Its arguments, as its schema says."),
 )
 
 
@@ -93,9 +67,9 @@ class ToolSettings:
 
 @asynccontextmanager
 async def open_toolbox(
-    workspace: Workspace,
-    ports: Ports,
-    servers: Sequence[McpServer],
+    workspace: tools.Workspace,
+    ports: tools.Ports,
+    servers: Sequence[tools.McpServer],
     settings: ToolSettings | None = None,
     *,
     on_change: OnChange | None = None,
@@ -107,12 +81,12 @@ async def open_toolbox(
     settings = settings or ToolSettings()
     connections = [
         ServerConnection(
-            server,
+            server=server,
             prefix=prefix,
             cwd=workspace.cwd,
             keys=settings.keys,
-            start_timeout_s=settings.start_timeout_s,
-            call_timeout_s=settings.call_timeout_s,
+            start_timeout_s=server.options.start_timeout_s or settings.start_timeout_s,
+            call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
             asker=ports.asker,
         )
@@ -141,25 +115,18 @@ async def open_toolbox(
         raise failure
 
 
+@dataclass(frozen=True, eq=False)
 class McpToolbox:
     """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`.
 
     Built-in tools have plain names; external ones have the prefix of their server, so none can replace a built-in tool.
     """
 
-    def __init__(
-        self,
-        context: ToolContext,
-        ports: Ports,
-        client: Client,
-        connections: Sequence[ServerConnection],
-        settings: ToolSettings,
-    ) -> None:
-        self._context = context
-        self._ports = ports
-        self._client = client
-        self._connections = tuple(connections)
-        self._settings = settings
+    _context: ToolContext
+    _ports: tools.Ports
+    _client: Client
+    _connections: Sequence[ServerConnection]
+    _settings: ToolSettings
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
@@ -173,25 +140,25 @@ class McpToolbox:
         finding = (FIND_TOOLS, CALL_TOOL) if offered < len(external) else ()
         return (*own, *finding, *(tool.spec for tool in external[:offered]))
 
-    def servers(self) -> tuple[ServerStatus, ...]:
+    def servers(self) -> tuple[tools.ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
         return tuple(connection.status for connection in self._connections)
 
-    def skills(self) -> tuple[SkillInfo, ...]:
+    def skills(self) -> tuple[tools.SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
-        return tuple(found.skill for found in self._context.skills)
+        return self._context.skills
 
-    def prompts(self) -> tuple[ServerPrompt, ...]:
+    def prompts(self) -> tuple[tools.ServerPrompt, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
         return tuple(prompt for connection in self._ready() for prompt in connection.prompts)
 
-    async def prompt(self, name: str) -> ServerPrompt | None:
+    async def prompt(self, name: str) -> tools.ServerPrompt | None:
         """See :class:`crow.tools.ServerPrompts`."""
         connection = self._connection_of(name, ":")
         prompts = await connection.list_prompts() if connection is not None else ()
         return next((prompt for prompt in prompts if prompt.name == name), None)
 
-    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+    async def fill(self, prompt: tools.ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
         connection = self._connection_of(prompt.name, ":")
         assert connection is not None, "the prompt is of this toolbox"
@@ -204,7 +171,7 @@ class McpToolbox:
         skills.
         """
 
-        def load() -> tuple[FoundSkill, ...]:
+        def load() -> tuple[tools.SkillInfo, ...]:
             if beside is not None:
                 beside()
             return load_skills(self._settings, self._context.workspace)
@@ -230,24 +197,26 @@ class McpToolbox:
             await connection.settled.wait()
         return tuple(connection.name for connection in chosen)
 
-    async def offer(self, call: ToolCall) -> PlannedCall:
+    async def offer(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.offer`."""
         if call.name in BUILTIN_NAMES:
             return await builtin.offer(call, self._context)
         try:
             if call.name == FIND_TOOLS.name:
                 announcement = Announcement(title=f"Find tools: {in_title(query_of(call))}", kind="search")
-                return PlannedCall(announcement=announcement, access="none")
+                return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
                 return replace(await self.offer(inner), tool=inner.name)
         except ArgumentError as error:
             is_search = call.name == FIND_TOOLS.name
             announcement = Announcement(title=call.name, kind="search" if is_search else "other")
-            return PlannedCall(announcement=announcement, access="none" if is_search else "external", fault=str(error))
+            return tools.PlannedCall(
+                announcement=announcement, access="none" if is_search else "external", fault=str(error)
+            )
         found = await self._find(call.name)
         title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
-        return PlannedCall(
+        return tools.PlannedCall(
             announcement=Announcement(title=title),
             access="external",
             fault=self._fault(call, found),
@@ -255,32 +224,32 @@ class McpToolbox:
         )
 
     async def run(
-        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
-    ) -> Outcome:
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, judged: tools.PlannedCall | None = None
+    ) -> tools.Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
         try:
             if call.name == "task" and self._ports.delegate is not None:
                 # In the caller's task, so that the sub-agent has ended whenever the call has.
-                task = task_of(builtin.arguments_of(call))
-                return outcome_of_task(await self._ports.delegate.delegate(call_id, task, self, on_output))
+                task = task_from(builtin.arguments_of(call))
+                return task_outcome(await self._ports.delegate.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
                 return await self._run_builtin(call, call_id, on_output, judged)
             if call.name == FIND_TOOLS.name:
-                return Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
+                return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name == CALL_TOOL.name:
                 call = inner_call(call)
         except ArgumentError as error:
-            return Outcome(text=str(error), is_error=True)
+            return tools.Outcome(text=str(error), is_error=True)
         found = await self._find(call.name)
         fault = self._fault(call, found)
         if found is None or fault is not None:
-            return Outcome(text=fault or "", is_error=True)
+            return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
-        return await connection.call(tool, parse_foreign(call.name, call.arguments), on_output, call_id)
+        return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _run_builtin(
-        self, call: ToolCall, call_id: str, on_output: OnOutput, judged: PlannedCall | None
-    ) -> Outcome:
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, judged: tools.PlannedCall | None
+    ) -> tools.Outcome:
         """:raises ~crow.domain.errors.ArgumentError: bad arguments."""
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
@@ -318,16 +287,10 @@ class McpToolbox:
         if found is None:
             return self._describe_unknown(call.name)
         connection, tool = found
-        if call.fault is not None:
-            return with_expectation(call.fault, tool.spec)
-        if connection.status.state == "failed":
+        if call.fault is None and connection.status.state == "failed":
             return f"MCP server {connection.name} is not available: {connection.status.detail}"
         try:
-            parse(call.name, call.arguments)
-        except ArgumentError as error:
-            return with_expectation(f"{error}.", tool.spec)
-        try:
-            parse_foreign(call.name, call.arguments)
+            parse_foreign(call, tool.spec)
         except ArgumentError as error:
             return str(error)
         return None
@@ -342,7 +305,7 @@ class McpToolbox:
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
 
 
-def load_skills(settings: ToolSettings, workspace: Workspace) -> tuple[FoundSkill, ...]:
+def load_skills(settings: ToolSettings, workspace: tools.Workspace) -> tuple[tools.SkillInfo, ...]:
     """The skills of the user and of the workspace."""
     return find_skills(settings.skill_folders, workspace.cwd, workspace.contains)
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,19 +26,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.tools import (
-    ElicitationHandler,
-    HttpServer,
-    McpServer,
-    OnOutput,
-    Outcome,
-    ServerPrompt,
-    ServerStatus,
-    StdioServer,
-)
-from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, report_progress
-from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_tools
-from crow.tools.mcp.prompts import fill_prompt, list_prompts
+from crow.tools import ElicitationHandler, HttpServer, OnOutput, Outcome, ServerPrompt, ServerStatus, StdioServer
+from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, parts_of, report_progress
+from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
 
@@ -59,62 +50,55 @@ REFUSED_HANDSHAKE = frozenset(
 """Errors by which a server that speaks only the newer protocol answers `initialize`."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ServerConnection:
     """A server. `serve` is its task, which owns the library's client; all other methods may be called from any task.
 
     A failed server is restarted at its next use: at once after `STEADY_S` of work, later and later otherwise.
     """
 
-    def __init__(
-        self,
-        server: McpServer,
-        *,
-        prefix: str,
-        cwd: Path,
-        keys: KeySource,
-        start_timeout_s: float,
-        call_timeout_s: float,
-        on_change: OnChange | None,
-        asker: ElicitationHandler | None = None,
-    ) -> None:
-        self.name = server.name
-        self.prefix = prefix
-        self.tools: tuple[ExternalTool, ...] = ()
-        """The newest known tools, kept when the server is gone."""
-        self.prompts: Mapping[ServerPrompt, str] = {}
-        """The newest known prompts, with the server's own name of each."""
-        self.settled = anyio.Event()
-        """Set while the server is ready or has failed; a new event with each start."""
-        self.was_ready = False
-        self._server = server
-        self._cwd = cwd
-        self._keys = keys
-        self._start_timeout_s = server.options.start_timeout_s or start_timeout_s
-        self._call_timeout_s = server.options.call_timeout_s or call_timeout_s
-        self._on_change = on_change
-        self._asker = asker
-        self._state: Literal["starting", "ready", "failed"] = "starting"
-        self._detail = ""
-        self._client: Client | None = None
-        self._is_initialized = False
-        self._process: ServerProcess | None = None
-        self._starting = anyio.CancelScope()
-        self._stopping = anyio.Event()
-        self._restarting = anyio.Event()
-        self._wanted = anyio.Event()
-        self._lost = anyio.Event()
-        self._lost_words = ""
-        self._tools_changed = anyio.Event()
-        self._prompts_changed = anyio.Event()
-        self._prompts_known = anyio.Event()
-        self._running: list[str] = []
-        self._questions: dict[anyio.CancelScope, str] = {}
-        self._asked = 0
-        self._failures = 0
-        self._losses = 0
-        self._loss = ""
-        self._ready_at = math.inf
-        self._retry_at = -math.inf
+    server: StdioServer | HttpServer
+    prefix: str
+    cwd: Path
+    keys: KeySource
+    start_timeout_s: float
+    call_timeout_s: float
+    on_change: OnChange | None
+    asker: ElicitationHandler | None = None
+    tools: tuple[ExternalTool, ...] = ()
+    """The newest known tools, kept when the server is gone."""
+    prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
+    """The newest known prompts, with the server's own name of each."""
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    """Set while the server is ready or has failed; a new event with each start."""
+    was_ready: bool = False
+    _state: Literal["starting", "ready", "failed"] = "starting"
+    _detail: str = ""
+    _client: Client | None = None
+    _is_initialized: bool = False
+    _process: ServerProcess | None = None
+    _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _stopping: anyio.Event = field(default_factory=anyio.Event)
+    _restarting: anyio.Event = field(default_factory=anyio.Event)
+    _wanted: anyio.Event = field(default_factory=anyio.Event)
+    _lost: anyio.Event = field(default_factory=anyio.Event)
+    _lost_words: str = ""
+    _tools_changed: anyio.Event = field(default_factory=anyio.Event)
+    _prompts_changed: anyio.Event = field(default_factory=anyio.Event)
+    _prompts_known: anyio.Event = field(default_factory=anyio.Event)
+    _running: list[str] = field(default_factory=list)
+    _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
+    _asked: int = 0
+    _failures: int = 0
+    _losses: int = 0
+    _loss: str = ""
+    _ready_at: float = math.inf
+    _retry_at: float = -math.inf
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        return self.server.name
 
     @property
     def status(self) -> ServerStatus:
@@ -135,7 +119,7 @@ class ServerConnection:
         while not self._stopping.is_set():
             self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
             self._ready_at, self._is_initialized = math.inf, False
-            deadline = anyio.current_time() + self._start_timeout_s
+            deadline = anyio.current_time() + self.start_timeout_s
             try:
                 try:
                     # First the handshake that every server knows: the newer probe costs an old server ten seconds.
@@ -162,7 +146,7 @@ class ServerConnection:
         """
         if self._state != "failed" or self._stopping.is_set():
             return False
-        if not at_once and (self._server.options.problem or time.monotonic() < self._retry_at):
+        if not at_once and (self.server.options.problem or time.monotonic() < self._retry_at):
             return False
         self._state = "starting"
         self.settled = anyio.Event()
@@ -187,8 +171,8 @@ class ServerConnection:
 
     async def _connect(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
         """Connect and stay connected until `stop` or `restart`. :raises Exception: the server failed."""
-        if self._stopping.is_set() or self._server.options.problem:
-            raise ToolServerError("stopped" if self._stopping.is_set() else self._server.options.problem)
+        if self._stopping.is_set() or self.server.options.problem:
+            raise ToolServerError("stopped" if self._stopping.is_set() else self.server.options.problem)
         with anyio.CancelScope(deadline=deadline) as self._starting:
             async with AsyncExitStack() as stack:
                 transport = filter_invalid_tools(await self._open(stack), self.name)
@@ -196,13 +180,13 @@ class ServerConnection:
                     transport,
                     mode=mode,
                     cache=None,
-                    read_timeout_seconds=self._call_timeout_s,
+                    read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
                     elicitation_callback=self._on_question,
                 )
                 await stack.enter_async_context(client)
                 self._is_initialized = True
-                self.tools = await list_tools(client, self.prefix, self._server.options)
+                self.tools = await list_tools(client, self.prefix, self.server.options)
                 self._starting.deadline = math.inf
                 self._client = client
                 self.was_ready, self._ready_at = True, time.monotonic()
@@ -214,13 +198,13 @@ class ServerConnection:
                     self._client = None
         if self._starting.cancelled_caught:
             stopped = self._stopping.is_set()
-            raise ToolServerError("stopped" if stopped else f"it did not answer within {self._start_timeout_s:g} s")
+            raise ToolServerError("stopped" if stopped else f"it did not answer within {self.start_timeout_s:g} s")
 
     async def _open(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         """The transport to the server."""
-        match self._server:
+        match self.server:
             case StdioServer() as server:
-                self._process = ServerProcess(server, self._cwd, self._keys)
+                self._process = ServerProcess(server, self.cwd, self.keys)
                 return self._process
             case HttpServer(transport="sse", url=url, headers=headers):
                 return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
@@ -232,19 +216,13 @@ class ServerConnection:
                 return streamable_http_client(url, http_client=http)
 
     async def _follow(self, client: Client) -> None:
-        """Keep the listings up to date until `stop` or `restart`. :raises ToolServerError: the server ended."""
-        failure: Exception | None = None
+        """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_prompts, client)
             if sends_changes(client):
                 tasks.start_soon(self._listen, client)
-            try:
-                await self._follow_tools(client)
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
-                failure = error
+            await self._follow_tools(client)
             tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
 
     async def _follow_tools(self, client: Client) -> None:
         closed = self._process.closed if self._process is not None else anyio.Event()
@@ -257,7 +235,7 @@ class ServerConnection:
             if self._lost.is_set():
                 raise ToolServerError(self._lost_words)
             self._tools_changed = anyio.Event()
-            self.tools = await list_tools(client, self.prefix, self._server.options)
+            self.tools = await list_tools(client, self.prefix, self.server.options)
             await self._settle("ready", "")
 
     async def _follow_prompts(self, client: Client) -> None:
@@ -267,8 +245,8 @@ class ServerConnection:
             self._prompts_known.set()
             if found != self.prompts:
                 self.prompts = found
-                if self._on_change is not None:
-                    await self._on_change()
+                if self.on_change is not None:
+                    await self.on_change()
             await self._prompts_changed.wait()
 
     async def _listen(self, client: Client) -> None:
@@ -295,16 +273,16 @@ class ServerConnection:
                 self._tools_changed.set()
             case mcp.PromptListChangedNotification():
                 self._prompts_changed.set()
-            case mcp.ElicitCompleteNotification() if self._asker is not None:
-                await self._asker.elicited(message.params.elicitation_id)
+            case mcp.ElicitCompleteNotification() if self.asker is not None:
+                await self.asker.elicited(message.params.elicitation_id)
             case _:
                 pass
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
         self.settled.set()
-        if self._on_change is not None and not self._stopping.is_set():
-            await self._on_change()
+        if self.on_change is not None and not self._stopping.is_set():
+            await self.on_change()
 
     async def _fail(self, detail: str) -> None:
         lived_s = time.monotonic() - self._ready_at
@@ -344,14 +322,16 @@ class ServerConnection:
             return self._failure(f"gave {tool.name} an answer that cannot be used: {describe_error(error)}")
         finally:
             self._running.remove(call_id)
-            self._withdraw_questions(call_id)
+            for scope, asked_by in self._questions.items():
+                if not self._running or (asked_by and asked_by == call_id):
+                    scope.cancel()  # nobody needs the answer any more
         return outcome_of(result)
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
         """The prompts of the server, once it has started and listed them."""
         if not await self.available():
             return ()
-        with anyio.move_on_after(self._start_timeout_s):
+        with anyio.move_on_after(self.start_timeout_s):
             await self._prompts_known.wait()
         return tuple(self.prompts)
 
@@ -359,7 +339,16 @@ class ServerConnection:
         """See :meth:`crow.tools.ServerPrompts.fill`."""
         if self._client is None:
             raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
-        return await fill_prompt(self._client, prompt, self.prompts.get(prompt), arguments)
+        failed = f"`/{prompt.name}` could not be used: MCP server {self.name}"
+        if prompt not in self.prompts:
+            raise ToolServerError(f"{failed} has no such prompt any more.")
+        try:
+            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments))
+        except Exception as error:  # a server's answer may raise anything in the library
+            raise ToolServerError(f"{failed} did not give it: {describe_error(error)}") from error
+        if not (parts := parts_of(filled)):
+            raise ToolServerError(f"{failed} gave an empty prompt.")
+        return parts
 
     async def _on_question(
         self,
@@ -373,28 +362,22 @@ class ServerConnection:
             if self._running:
                 self._questions[scope] = call_id
             try:
-                return await ask_user(self._asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
+                return await ask_user(self.asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
             finally:
                 self._questions.pop(scope, None)
         return mcp.ElicitResult(action="cancel")
-
-    def _withdraw_questions(self, ended: str) -> None:
-        """Withdraw the questions of a call that has ended, and all questions when no call runs any more."""
-        for scope, call_id in self._questions.items():
-            if not self._running or (call_id and call_id == ended):
-                scope.cancel()
 
     def _failure(self, words: str) -> Outcome:
         return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
 
     def _describe_refusal(self, tool: ExternalTool, error: MCPError) -> str:
         gone = error.code == mcp.CONNECTION_CLOSED
-        if isinstance(self._server, HttpServer) and (gone or error.message == "Session terminated"):
+        if isinstance(self.server, HttpServer) and (gone or error.message == "Session terminated"):
             # There is no process to watch: only a call shows that the server is gone or has forgotten the session.
             self._lost_words = describe_error(error)
             self._lost.set()
         if error.code == mcp.REQUEST_TIMEOUT:
-            return f"did not answer {tool.name} within {self._call_timeout_s:g} s"
+            return f"did not answer {tool.name} within {self.call_timeout_s:g} s"
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"

@@ -1,4 +1,4 @@
-"""The tools that an MCP server lists: invalid ones left out, named for the model, and searched by words."""
+"""The tools and prompts that an MCP server lists, named for the model or the user, and the search for tools."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 import mcp_types as mcp
 from anyio.abc import ObjectReceiveStream
 from mcp.client import Client
@@ -20,12 +21,18 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from crow.domain.messages import ToolSpec
-from crow.tools import ServerOptions
+from crow.tools import PromptArgument, ServerOptions, ServerPrompt
+from crow.tools.mcp.calls import describe_error
 
 logger = logging.getLogger(__name__)
 
+Page = TypeVar("Page", bound=mcp.PaginatedResult)
+
 MAX_PAGES = 50
 MAX_TOOLS = 2_000
+MAX_PROMPTS = 100
+PROMPTS_S = 10.0
+PROMPT_DESCRIPTION_CHARS = 200
 MAX_FOUND = 10
 DESCRIPTION_CHARS = 8_000
 SCHEMA_CHARS = 50_000
@@ -54,18 +61,53 @@ class ExternalTool:
 async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tuple[ExternalTool, ...]:
     """The tools of a server that the user's settings allow, in the server's order."""
     tools: dict[str, mcp.Tool] = {}
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
+    async for page in pages(client.list_tools):
         for tool in page.tools:
             if (not options.allow or matches(tool.name, options.allow)) and not matches(tool.name, options.deny):
                 tools.setdefault(tool.name, tool)
-        cursor = page.next_cursor
-        if cursor is None or len(tools) >= MAX_TOOLS:
+        if len(tools) >= MAX_TOOLS:
             break
     chosen = tuple(tools.values())[:MAX_TOOLS]
     names = unique_names(prefix, "__", [tool.name for tool in chosen])
     return tuple(external_tool(tool, name, options) for tool, name in zip(chosen, names, strict=True))
+
+
+async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerPrompt, str]:
+    """The prompts of a server, with the server's own name of each; empty or partial if listing fails."""
+    if client.server_capabilities.prompts is None:
+        return {}
+    found: dict[str, mcp.Prompt] = {}
+    try:
+        with anyio.fail_after(PROMPTS_S):
+            async for page in pages(client.list_prompts):
+                for prompt in page.prompts:
+                    found.setdefault(prompt.name, prompt)
+    except Exception as error:  # noqa: BLE001 - whatever fails here must not cost the server its tools
+        logger.warning("MCP server %s did not list its prompts: %s", server, describe_error(error))
+    chosen = list(found.values())[:MAX_PROMPTS]
+    names = unique_names(prefix, ":", [prompt.name for prompt in chosen])
+    return {server_prompt(prompt, name, server): prompt.name for prompt, name in zip(chosen, names, strict=True)}
+
+
+def server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
+    required = {argument.name: argument.required is True for argument in prompt.arguments or ()}
+    return ServerPrompt(
+        name=name,
+        server=server,
+        description=" ".join((prompt.description or prompt.title or prompt.name).split())[:PROMPT_DESCRIPTION_CHARS],
+        arguments=tuple(PromptArgument(name=name, required=is_required) for name, is_required in required.items()),
+    )
+
+
+async def pages(fetch: Callable[..., Awaitable[Page]]) -> AsyncIterator[Page]:
+    """The pages of a listing; `fetch` takes the cursor of the next one."""
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await fetch(cursor=cursor)
+        yield page
+        cursor = page.next_cursor
+        if cursor is None:
+            return
 
 
 def matches(tool: str, patterns: Sequence[str]) -> bool:

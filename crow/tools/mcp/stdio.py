@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -35,6 +36,7 @@ INHERITED = (
 )
 
 
+@dataclass(eq=False)
 class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in one task; once only.
 
@@ -45,22 +47,21 @@ class ServerProcess:
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which.
     """
 
-    def __init__(self, server: StdioServer, cwd: Path, keys: KeySource = HiddenKeys) -> None:
-        self.closed = anyio.Event()
-        self.reason = ""
-        self._server = server
-        self._cwd = cwd
-        self._keys = keys
-        self._process: Process | None = None
-        self._stack = AsyncExitStack()
-        self._partial = bytearray()
-        self._lines: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._received_bytes = 0
-        self._is_paused = False
-        self._arrived = anyio.Event()
-        self._errors = bytearray()
-        self._error_lines = 0
+    server: StdioServer
+    cwd: Path
+    keys: KeySource = HiddenKeys
+    closed: anyio.Event = field(default_factory=anyio.Event)
+    reason: str = ""
+    _process: Process | None = None
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _partial: bytearray = field(default_factory=bytearray)
+    _lines: deque[bytes] = field(default_factory=deque)
+    _queued_bytes: int = 0
+    _received_bytes: int = 0
+    _is_paused: bool = False
+    _arrived: anyio.Event = field(default_factory=anyio.Event)
+    _errors: bytearray = field(default_factory=bytearray)
+    _error_lines: int = 0
 
     @property
     def last_words(self) -> str:
@@ -77,9 +78,9 @@ class ServerProcess:
     ) -> tuple[ObjectReceiveStream[SessionMessage | Exception], ObjectSendStream[SessionMessage]]:
         """Start the server. :raises OSError: it cannot be started. :raises ValueError: a NUL in its command."""
         self._process = await start(
-            [self._server.command, *self._server.args],
-            cwd=self._cwd,
-            env=child_environment(self._keys(), only=INHERITED, more=dict(self._server.env)),
+            [self.server.command, *self.server.args],
+            cwd=self.cwd,
+            env=child_environment(self.keys(), only=INHERITED, more=dict(self.server.env)),
             on_output=self._on_output,
             on_errors=self._on_errors,
             takes_input=True,
@@ -172,13 +173,13 @@ class ServerProcess:
             self._close(f"it sent a line of more than {LINE_BYTES:,} bytes")
         if self._queued_bytes > QUEUED_BYTES and not self._is_paused and self._process is not None:
             self._is_paused = True
-            self._process.pause()
+            self._process.read_output(False)
 
     def _resume(self) -> None:
         self._queued_bytes = 0
         if self._is_paused and self._process is not None:
             self._is_paused = False
-            self._process.resume()
+            self._process.read_output(True)
 
     def _on_errors(self, data: bytes) -> None:
         self._errors += data
@@ -186,9 +187,9 @@ class ServerProcess:
         for line in data.decode("utf-8", "replace").splitlines():
             self._error_lines += 1
             if self._error_lines <= LOGGED_LINES:
-                logger.info("%s: %s", self._server.name, line[:LAST_WORDS_CHARS])
+                logger.info("%s: %s", self.server.name, line[:LAST_WORDS_CHARS])
             elif self._error_lines == LOGGED_LINES + 1:
-                logger.info("%s: further lines are not logged", self._server.name)
+                logger.info("%s: further lines are not logged", self.server.name)
 
 
 class _Incoming(ObjectReceiveStream[SessionMessage | Exception]):
