@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from sqlite3 import Connection
+from typing import TypeAlias
 
 from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
@@ -20,16 +21,16 @@ from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import dead_twin, is_alive, readable
-from crow.store.sqlite.paths import PathMethods, checksum, load_tail, session_row
+from crow.store.sqlite.paths import USAGE_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
 from crow.store.sqlite.sessions import change_session
 
 logger = logging.getLogger(__name__)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-_LARGEST = 2**63 - 1
+EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 
-_USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+_LARGEST = 2**63 - 1
 
 _COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
 """Columns of `sessions` that sum up its entries."""
@@ -145,14 +146,7 @@ class TurnMethods(PathMethods):
         return await self.database.write(append)
 
     def _append(
-        self,
-        sql: Connection,
-        session_id: str,
-        *,
-        leaf: int | None,
-        turn: int,
-        entries: Sequence[tuple[NewEntry, Encoded]],
-        release: bool,
+        self, sql: Connection, session_id: str, *, leaf: int | None, turn: int, entries: EncodedEntries, release: bool
     ) -> tuple[Entry, ...]:
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
@@ -241,13 +235,7 @@ class SessionState:
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
         """:raises NoSuchSession: there is none, or it is deleted."""
-        row = sql.execute(
-            "SELECT conversation, leaf, turn, state, owner, lease_ms, model FROM sessions"
-            " WHERE id = ? AND deleted_ms IS NULL",
-            (session_id,),
-        ).fetchone()
-        if row is None:
-            raise NoSuchSession(session_id)
+        row = session_values(sql, session_id, "conversation, leaf, turn, state, owner, lease_ms, model")
         self.sql = sql
         self.session_id = session_id
         self.now_ms = now_ms
@@ -285,7 +273,7 @@ class SessionState:
             mend(new.model),
             call.assistant if call else None,
             call.index if call else None,
-            *(getattr(usage, name, None) for name in _USAGE_COLUMNS),
+            *(getattr(usage, name, None) for name in USAGE_COLUMNS),
             _storable_cost(new.cost),
             new.estimate,
             self.now_ms,
@@ -475,7 +463,7 @@ def _storable_usage(usage: Usage | None) -> Usage | None:
     """The usage as columns can hold it; None if nothing is known."""
     if usage is None:
         return None
-    counts = {name: count for name in _USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
+    counts = {name: count for name in USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
     return Usage(**{name: _storable(count) for name, count in counts.items()}) if counts else None
 
 

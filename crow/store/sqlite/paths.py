@@ -42,6 +42,10 @@ from crow.store.sqlite.lease import readable
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
+USAGE_COLUMNS = tuple(field.name for field in fields(Usage))
+"""Columns of `entries` with the counts of a `Usage`."""
+
+_ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
 
 SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
@@ -222,12 +226,16 @@ class PathMethods(UsesDatabase):
 
 def session_row(sql: Connection, session_id: str) -> SessionRow:
     """:raises NoSuchSession: there is none, or it is deleted."""
-    row = sql.execute(
-        f"SELECT {SESSION_COLUMNS} FROM sessions WHERE id = ? AND deleted_ms IS NULL", (session_id,)
-    ).fetchone()
+    return session_of(session_values(sql, session_id, SESSION_COLUMNS))
+
+
+def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[Any]:
+    """Columns of a session's row. :raises NoSuchSession: there is none, or it is deleted."""
+    query = f"SELECT {columns} FROM sessions WHERE id = ? AND deleted_ms IS NULL"
+    row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
     if row is None:
         raise NoSuchSession(session_id)
-    return session_of(row)
+    return row
 
 
 def session_of(row: Sequence[Any]) -> SessionRow:
@@ -366,7 +374,7 @@ def loader(sql: Connection) -> Load:
 def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
     """A remark in place of an entry that another one, or a session, refers to but that does not exist."""
     words = f"Entry {entry_id} is missing from the database, and with it all before it. {REPAIR}"
-    body = Remark(text=words, message_id=_stand_in_id(entry_id))
+    body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
 
 
@@ -464,46 +472,31 @@ def _entry_of(row: Sequence[Any], load: Load) -> Entry:
     try:
         body = body_of(row, load)
     except Unreadable as error:
-        return Entry(
-            id=row[0],
-            conversation=row[1],
-            session=row[2],
-            parent=row[3] if isinstance(row[3], int) else None,
-            turn=row[4] if isinstance(row[4], int) else 0,
-            body=_stand_in(row, f"Entry {row[0]} ({row[5]}) could not be read: {error}."),
-        )
+        body = _stand_in(row, f"Entry {row[0]} ({row[5]}) could not be read: {error}.")
+        parent, turn = (value if isinstance(value, int) else None for value in row[3:5])
+        return Entry(id=row[0], conversation=row[1], session=row[2], parent=parent, turn=turn or 0, body=body)
     counts = row[8:12]
-    usage = Usage(input_tokens=counts[0], output_tokens=counts[1], cached_tokens=counts[2], reasoning_tokens=counts[3])
-    return Entry(
-        id=row[0],
-        conversation=row[1],
-        session=row[2],
-        parent=row[3],
-        turn=row[4],
-        body=body,
-        model=row[7],
-        usage=None if all(count is None for count in counts) else usage,
-        cost=row[12],
-        estimate=row[13],
-        created_ms=row[14],
-    )
+    usage = None if all(count is None for count in counts) else Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
+    values = (*row[:5], body, row[7], usage, *row[12:15])
+    return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
 
 
 def _stand_in(row: Sequence[Any], words: str) -> Body:
     """A body of the same role if the entry was part of the conversation with the model, else a remark."""
-    name, kind, call_entry, call_index = _stand_in_id(row[0]), row[5], row[16], row[17]
+    name, kind, call_entry, call_index = f"unreadable-{row[0]}", row[5], row[16], row[17]
     if kind == "user":
         return User(parts=(Text(text=f"[{words}]"),), message_id=name)
     if kind == "assistant":
         return Assistant(text=f"[{words}]", message_id=name)
     if kind == "tool" and isinstance(call_entry, int) and isinstance(call_index, int):
-        call, announcement = CallRef(assistant=call_entry, index=call_index), Announcement(title="(damaged)")
-        return ToolResult(call=call, name="", text=f"[{words}]", is_error=True, announcement=announcement)
+        return error_result(CallRef(assistant=call_entry, index=call_index), words, title="(damaged)")
     return Remark(text=words, message_id=name)
 
 
-def _stand_in_id(entry_id: int) -> str:
-    return f"unreadable-{entry_id}"
+def error_result(call: CallRef, words: str, *, title: str) -> ToolResult:
+    """A tool result in place of one that is damaged or lost."""
+    announcement = Announcement(title=title)
+    return ToolResult(call=call, name="", text=f"[{words}]", is_error=True, announcement=announcement)
 
 
 def _check_blob(name: str, data: bytes) -> None:

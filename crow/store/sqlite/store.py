@@ -11,12 +11,11 @@ from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.database import Database, JournalMode, snapshot, transaction
 from crow.store.sqlite.lease import Owner, enlist, retire
-from crow.store.sqlite.maintenance import MaintenanceMethods
 from crow.store.sqlite.search import SearchMethods
 from crow.store.sqlite.sessions import SessionMethods
 
 
-class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods, Store):
+class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
     """A :class:`~crow.store.Store` in one file. The opener closes it."""
 
     def __init__(self, database: Database, owner: str) -> None:
