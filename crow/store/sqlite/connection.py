@@ -7,6 +7,7 @@ import importlib
 import logging
 import math
 import os
+import shutil
 import sqlite3
 import time
 from collections import deque
@@ -61,6 +62,25 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
+
+
+def copy_files(source: Path, target: Path, *, suffixes: Sequence[str] = ("", "-wal", "-journal")) -> None:
+    """Copy a database with its write-ahead log or journal, as far as they exist. :raises OSError:"""
+    for suffix in suffixes:
+        with suppress(FileNotFoundError):
+            shutil.copy(f"{source}{suffix}", f"{target}{suffix}")
+
+
+def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "-journal")) -> None:
+    """Remove a database with the files that SQLite keeps beside it. :raises OSError:"""
+    for suffix in suffixes:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}{suffix}")
+
+
+def pragma(connection: sqlite3.Connection, statement: str) -> Any:
+    """The first value that a pragma gives."""
+    return connection.execute(f"PRAGMA {statement}").fetchone()[0]
 
 
 class FileGone(Exception):
@@ -271,10 +291,8 @@ class FileLock:
 
         :raises StoreUnavailable: it cannot be made, or another process held it for too long.
         """
-        file = self._acquired()
-        while not self._is_there(file):  # deleted meanwhile: other processes lock a newer one
+        while not self._is_there(file := self._acquired()):  # deleted meanwhile: other processes lock a newer one
             os.close(file)
-            file = self._acquired()
         try:
             yield
         finally:

@@ -18,24 +18,11 @@ from dataclasses import fields, replace
 from sqlite3 import Connection
 from typing import Any
 
-from crow.domain.entries import (
-    Announcement,
-    Assistant,
-    Body,
-    CallRef,
-    Checkpoint,
-    Entry,
-    File,
-    Prompt,
-    Remark,
-    Restore,
-    ToolResult,
-    User,
-)
+from crow.domain.entries import Body, Checkpoint, Entry, File, Prompt, Remark, Restore
 from crow.domain.errors import NoSuchSession
-from crow.domain.messages import Text, Usage
+from crow.domain.messages import Usage
 from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
-from crow.store.codec import Load, Unreadable, decode, from_json
+from crow.store.codec import Load, Unreadable, decode, from_json, stand_in
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.lease import readable
@@ -472,31 +459,14 @@ def _entry_of(row: Sequence[Any], load: Load) -> Entry:
     try:
         body = body_of(row, load)
     except Unreadable as error:
-        body = _stand_in(row, f"Entry {row[0]} ({row[5]}) could not be read: {error}.")
+        words, name = f"Entry {row[0]} ({row[5]}) could not be read: {error}.", f"unreadable-{row[0]}"
+        body = stand_in(row[5], words, message_id=name, title="(damaged)", call=row[16:18])
         parent, turn = (value if isinstance(value, int) else None for value in row[3:5])
         return Entry(id=row[0], conversation=row[1], session=row[2], parent=parent, turn=turn or 0, body=body)
     counts = row[8:12]
     usage = None if all(count is None for count in counts) else Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
     values = (*row[:5], body, row[7], usage, *row[12:15])
     return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
-
-
-def _stand_in(row: Sequence[Any], words: str) -> Body:
-    """A body of the same role if the entry was part of the conversation with the model, else a remark."""
-    name, kind, call_entry, call_index = f"unreadable-{row[0]}", row[5], row[16], row[17]
-    if kind == "user":
-        return User(parts=(Text(text=f"[{words}]"),), message_id=name)
-    if kind == "assistant":
-        return Assistant(text=f"[{words}]", message_id=name)
-    if kind == "tool" and isinstance(call_entry, int) and isinstance(call_index, int):
-        return error_result(CallRef(assistant=call_entry, index=call_index), words, title="(damaged)")
-    return Remark(text=words, message_id=name)
-
-
-def error_result(call: CallRef, words: str, *, title: str) -> ToolResult:
-    """A tool result in place of one that is damaged or lost."""
-    announcement = Announcement(title=title)
-    return ToolResult(call=call, name="", text=f"[{words}]", is_error=True, announcement=announcement)
 
 
 def _check_blob(name: str, data: bytes) -> None:

@@ -21,13 +21,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
-from crow.domain.entries import Body, CallRef, Remark, ToolResult
+from crow.domain.entries import ToolResult
 from crow.domain.errors import ArgumentError, StoreTooNew, StoreUnavailable
-from crow.store.codec import KINDS, Unreadable, encode
-from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, fcntl
+from crow.store.codec import KINDS, Unreadable, encode, stand_in
+from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, copy_files, fcntl, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.pages import PageRow, Pages, Value
-from crow.store.sqlite.paths import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, checksum, error_result, loader
+from crow.store.sqlite.paths import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, checksum, loader
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -105,10 +105,10 @@ def repair(path: Path) -> Repaired:
                 _copy(file, path, kept)
                 return _repair(path, kept, work)
             except BaseException:
-                _remove(kept)  # the file is unchanged
+                remove_files(kept)  # the file is unchanged
                 raise
             finally:
-                _remove(work)
+                remove_files(work)
     except OSError as error:
         raise StoreUnavailable(f"{path} cannot be repaired: {error.strerror} ({error.filename}).") from error
 
@@ -123,7 +123,7 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
         return tuple(line for words in found for line in words.splitlines() if not line.startswith("***"))
     if is_schema_damaged(connection):
         return ("the schema is not crow's",)
-    (query_only,) = connection.execute("PRAGMA query_only").fetchone()
+    query_only = pragma(connection, "query_only")
     connection.execute("PRAGMA query_only = OFF")  # to make a temporary table
     try:
         connection.execute("CREATE VIRTUAL TABLE temp.words USING fts5vocab(main, entries_fts, row)")
@@ -159,7 +159,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     """Repair `kept` in `work`, and put the result at `path` if there was something to repair."""
     outcome: Literal["whole", "rebuilt", "recovered"] = "whole"
     lost: tuple[str, ...] = ()
-    _duplicate(kept, work)
+    copy_files(kept, work)
     found = _check(work)
     if found:
         outcome = "rebuilt"
@@ -173,10 +173,10 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
         (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
         lost = (*lost, *damaged_entries(connection))
     if found:
-        _remove(path, suffixes=("-wal", "-shm", "-journal"))
+        remove_files(path, suffixes=("-wal", "-shm", "-journal"))
         os.replace(work, path)
     else:
-        _remove(kept)
+        remove_files(kept)
     return Repaired(
         outcome=outcome, copy=kept if found else None, problems=found, lost=lost, sessions=sessions, entries=entries
     )
@@ -189,11 +189,9 @@ def _check(path: Path) -> tuple[str, ...]:
     """
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if application_id != APPLICATION_ID:
+            if pragma(connection, "application_id") != APPLICATION_ID:
                 return ("the header is not that of a crow database",)
-            if version > VERSION:
+            if (version := pragma(connection, "user_version")) > VERSION:
                 raise StoreTooNew(f"The database was written by a newer crow (schema {version}). Upgrade crow.")
             migrate(connection)
             if found := problems(connection):
@@ -225,12 +223,12 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 def _recover(kept: Path, work: Path) -> tuple[str, ...]:
     """Recover the rows of `kept` into `work`; returns what was lost."""
     source = work.with_name(f"{work.name}.source")
-    _remove(work)
+    remove_files(work)
     try:
-        _duplicate(kept, source)
+        copy_files(kept, source)
         return recover(source, work)
     finally:
-        _remove(source)
+        remove_files(source)
 
 
 @contextmanager
@@ -264,21 +262,7 @@ def _copy(file: int, path: Path, target: Path) -> None:
         shutil.copyfileobj(source, copy, _CHUNK_BYTES)
         copy.flush()
         os.fsync(created)
-    for suffix in ("-wal", "-journal"):
-        with suppress(FileNotFoundError):
-            shutil.copy(f"{path}{suffix}", f"{target}{suffix}")
-
-
-def _duplicate(kept: Path, target: Path) -> None:
-    for suffix in ("", "-wal", "-journal"):
-        with suppress(FileNotFoundError):
-            shutil.copy(f"{kept}{suffix}", f"{target}{suffix}")
-
-
-def _remove(path: Path, *, suffixes: tuple[str, ...] = ("", "-wal", "-shm", "-journal")) -> None:
-    for suffix in suffixes:
-        with suppress(FileNotFoundError):
-            os.unlink(f"{path}{suffix}")
+    copy_files(path, target, suffixes=("-wal", "-journal"))
 
 
 def recover(source: Path, target: Path) -> tuple[str, ...]:
@@ -424,7 +408,8 @@ class _Recovery:
             "SELECT session, turn, model, created_ms FROM entries WHERE id = ? OR parent = ? ORDER BY id DESC LIMIT 1",
             (parent, entry),
         ).fetchone() or ("", 0, "", 0)
-        body = _replacement(entry, call)
+        words = f"Entry {entry} was lost when the database was damaged."
+        body = stand_in("tool", words, message_id=f"lost-{entry}", title="(lost)", call=call or ())
         columns: dict[str, Any] = dict.fromkeys(_CHECKED_COLUMNS)
         columns.update(zip(("session", "turn", "model", "created_ms"), beside, strict=True))
         columns["conversation"] = conversation
@@ -553,12 +538,3 @@ def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
     if values["cost"] is not None:  # SQLite stores 1.0 as 1
         columns[_CHECKED_COLUMNS.index("cost")] = float(values["cost"])
     return values.get("checksum") in (None, checksum(str(body).encode(), columns))
-
-
-def _replacement(entry: int, call: tuple[object, object] | None) -> Body:
-    """The message in place of a lost entry; a result if it was the result of a call."""
-    words = f"Entry {entry} was lost when the database was damaged."
-    match call:
-        case (int(assistant), int(index)):
-            return error_result(CallRef(assistant=assistant, index=index), words, title="(lost)")
-    return Remark(text=words, message_id=f"lost-{entry}")
