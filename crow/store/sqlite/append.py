@@ -19,6 +19,7 @@ from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionB
 from crow.domain.messages import Part, Text, Usage
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
+from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import dead_twin, is_alive, readable
 from crow.store.sqlite.paths import USAGE_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
@@ -77,13 +78,9 @@ class TurnMethods(PathMethods):
 
     @transaction(raise_if_moved=True)
     def enqueue(self, sql: Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        inserted = sql.execute(
-            "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
-            " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
-            (self.owner, message_id, encode_parts(parts), now_ms(), session_id),
-        )
-        if not inserted.rowcount:
-            raise NoSuchSession(session_id)
+        session_row(sql, session_id)
+        values = {"session": session_id, "owner": self.owner, "message_id": message_id, "created_ms": now_ms()}
+        insert(sql, "inbox", values | {"parts": encode_parts(parts)})
 
     @snapshot()
     def queued(self, sql: Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
@@ -189,26 +186,17 @@ class TurnMethods(PathMethods):
     def _renew_lease(self, sql: Connection, session_id: str) -> None:
         sql.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms(), session_id, self.owner))
 
-    @transaction()
-    def save_draft(
-        self,
-        sql: Connection,
-        session_id: str,
-        *,
-        after_leaf: int | None,
-        turn: int,
-        message_id: str,
-        text: str,
-        thought: str,
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        self._renew_lease(sql, session_id)
-        inserted = sql.execute(
-            "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
-            " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
-            (after_leaf, turn, message_id, text, thought, now_ms(), session_id),
-        )
-        if not inserted.rowcount:
-            raise NoSuchSession(session_id)
+        draft = {"after_leaf": after_leaf, "turn": turn, "message_id": message_id, "text": text, "thought": thought}
+
+        def save(sql: Connection) -> None:
+            session_values(sql, session_id, "id")
+            self._renew_lease(sql, session_id)
+            insert(sql, "drafts", {"session": session_id, "created_ms": now_ms(), **draft})
+
+        await self.database.write(save)
 
     @transaction()
     def move_leaf(self, sql: Connection, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
@@ -218,10 +206,8 @@ class TurnMethods(PathMethods):
             found = sql.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
             if found != (state.conversation,):
                 raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
-        sql.execute(
-            "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
-            (session_id, leaf, to, reason, state.now_ms),
-        )
+        move = {"session": session_id, "from_leaf": leaf, "to_leaf": to, "reason": reason, "created_ms": state.now_ms}
+        insert(sql, "moves", move)
         state.leaf = to
         state.save()
 
@@ -264,29 +250,25 @@ class SessionState:
         stored = encoded or encode(new.body)
         usage = _storable_usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
-        columns = (
-            self.conversation,
-            mend(self.session_id),
-            self.leaf,
-            turn,
-            stored.kind,
-            mend(new.model),
-            call.assistant if call else None,
-            call.index if call else None,
-            *(getattr(usage, name, None) for name in USAGE_COLUMNS),
-            _storable_cost(new.cost),
-            new.estimate,
-            self.now_ms,
-        )
+        columns = {
+            "conversation": self.conversation,
+            "session": mend(self.session_id),
+            "parent": self.leaf,
+            "turn": turn,
+            "kind": stored.kind,
+            "model": mend(new.model),
+            "call_entry": call.assistant if call else None,
+            "call_index": call.index if call else None,
+            **{name: getattr(usage, name, None) for name in USAGE_COLUMNS},
+            "cost": _storable_cost(new.cost),
+            "estimate": new.estimate,
+            "created_ms": self.now_ms,
+        }
         body = stored.spilled if stored.text is None else stored.text
         assert body is not None
-        entry_id = self.sql.execute(
-            "INSERT INTO entries (id, body, body_blob, checksum, conversation, session, parent, turn, kind, model,"
-            " call_entry, call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate,"
-            " created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (entry_id, stored.text, stored.spilled, checksum(body.encode(), columns), *columns),
-        ).lastrowid
-        assert entry_id is not None
+        columns["checksum"] = checksum(body.encode(), tuple(columns.values()))
+        columns |= {"id": entry_id, "body": stored.text, "body_blob": stored.spilled}
+        entry_id = insert(self.sql, "entries", columns)
         for name, data in stored.blobs.items():
             self.sql.execute(
                 "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, len(data), data)

@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,14 @@ def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:
     """The first value that a pragma gives."""
     return connection.execute(f"PRAGMA {statement}").fetchone()[0]
+
+
+def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, object]) -> int:
+    """Insert a row and return its rowid."""
+    statement = f"INSERT INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})"  # noqa: S608  constants
+    rowid = connection.execute(statement, values).lastrowid
+    assert rowid is not None
+    return rowid
 
 
 class FileGone(Exception):

@@ -38,14 +38,14 @@ _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
 SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
 """Columns of `sessions` that `session_of` takes."""
 
-ENTRY_COLUMNS = (
+_ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
     " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
     " e.body_blob, e.call_entry, e.call_index, e.checksum"
 )
-"""Columns of `ENTRY_SOURCE` that `body_of` takes. The body comes as bytes: damaged text would fail the whole query."""
+"""Columns of `_ENTRY_SOURCE`. The body comes as bytes: damaged text would fail the whole query."""
 
-ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
+_ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
 _PATH_BATCH = 256
@@ -295,7 +295,7 @@ def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], 
         return data
 
     rows = sql.execute(
-        f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
+        f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for row in rows:
@@ -307,19 +307,20 @@ def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], 
     return tuple(found), len(wanted)
 
 
-def damage(sql: Connection, entry_id: int) -> str:
-    """Why an entry cannot be read; empty if it can, or if there is none."""
-    row = sql.execute(f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id = ?", (entry_id,)).fetchone()
-    try:
-        if row is not None:
-            body_of(row, loader(sql))
-    except Unreadable as error:
-        return str(error)
-    return ""
+def unreadable_entries(
+    sql: Connection, where: str = "true", values: Sequence[object] = ()
+) -> Iterator[tuple[Sequence[Any], Unreadable]]:
+    """Rows of `_ENTRY_COLUMNS` whose body cannot be read, each with the reason."""
+    load = loader(sql)
+    for row in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
+        try:
+            _body_of(row, load)
+        except Unreadable as error:
+            yield row, error
 
 
-def body_of(row: Sequence[Any], load: Load) -> Body:
-    """The body of a row of `ENTRY_COLUMNS`.
+def _body_of(row: Sequence[Any], load: Load) -> Body:
+    """The body of a row of `_ENTRY_COLUMNS`.
 
     :raises Unreadable: it is damaged, or of a kind that this version does not know.
     """
@@ -449,15 +450,15 @@ def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, str]:
 
 def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
     load = loader(sql)
-    query = f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
     for row in sql.execute(query, values).fetchall():
         yield _entry_of(row, load)
 
 
 def _entry_of(row: Sequence[Any], load: Load) -> Entry:
-    """The entry of a row of `ENTRY_COLUMNS`; text stands in for a body that is damaged or unknown."""
+    """The entry of a row of `_ENTRY_COLUMNS`; text stands in for a body that is damaged or unknown."""
     try:
-        body = body_of(row, load)
+        body = _body_of(row, load)
     except Unreadable as error:
         words, name = f"Entry {row[0]} ({row[5]}) could not be read: {error}.", f"unreadable-{row[0]}"
         body = stand_in(row[5], words, message_id=name, title="(damaged)", call=row[16:18])

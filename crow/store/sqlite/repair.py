@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 from crow.domain.entries import ToolResult
 from crow.domain.errors import ArgumentError, StoreTooNew, StoreUnavailable
-from crow.store.codec import KINDS, Unreadable, encode, stand_in
+from crow.store.codec import KINDS, encode, stand_in
 from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, copy_files, fcntl, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.pages import PageRow, Pages, Value
-from crow.store.sqlite.paths import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, checksum, loader
+from crow.store.sqlite.paths import checksum, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -145,14 +145,10 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
 
 def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
     """The entries that cannot be read, each with the reason."""
-    load = loader(connection)
-    found = []
-    for row in connection.execute(f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} ORDER BY e.id"):
-        try:
-            body_of(row, load)
-        except Unreadable as error:
-            found.append(f"entry {row[0]} ({row[5]}) of session {row[2] or 'unknown'}: {error}")
-    return tuple(found)
+    return tuple(
+        f"entry {row[0]} ({row[5]}) of session {row[2] or 'unknown'}: {error}"
+        for row, error in unreadable_entries(connection)
+    )
 
 
 def _repair(path: Path, kept: Path, work: Path) -> Repaired:

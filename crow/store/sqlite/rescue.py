@@ -29,7 +29,7 @@ def rescue(
 ) -> tuple[Path, str]:
     """Copy the open database to a new file: to `path` if no file is there, else to one beside it.
 
-    Returns where the stored data is now, and words that tell the user what happened; empty if nothing was lost or moved.
+    Returns where the stored data is now, and words for the user; empty if nothing was lost or moved.
     `opened` is the file that is open, `shared` the index of its write-ahead log (`-shm`; None without one). Writes
     happen inside `writing`.
 

@@ -19,6 +19,7 @@ from sqlite3 import Connection
 from crow.domain.errors import ArgumentError
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import to_json
+from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive
 from crow.store.sqlite.paths import SESSION_COLUMNS, has_user, marks, session_of, session_row
@@ -273,7 +274,7 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
         _check_alias(sql, new.alias, new.id)
     now, turn, has_prompt, conversation = now_ms(), 0, False, new.conversation
     if conversation is None:
-        conversation = sql.execute("INSERT INTO conversations (created_ms) VALUES (?)", (now,)).lastrowid
+        conversation = insert(sql, "conversations", {"created_ms": now})
     if new.leaf is not None:
         found = sql.execute("SELECT conversation, turn FROM entries WHERE id = ?", (new.leaf,)).fetchone()
         if found is None or found[0] != conversation:
@@ -289,7 +290,7 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
         "created_ms": now,
         "updated_ms": now,
     }
-    sql.execute(f"INSERT INTO sessions ({', '.join(row)}) VALUES (:{', :'.join(row)})", row)
+    insert(sql, "sessions", row)
     if new.title is not None:
         set_title(sql, new.id, new.title)
 

@@ -10,7 +10,7 @@ from crow.store import Store
 from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.database import Database, JournalMode, snapshot, transaction
-from crow.store.sqlite.lease import Owner, enlist, retire
+from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.search import SearchMethods
 from crow.store.sqlite.sessions import SessionMethods
 
@@ -42,7 +42,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
         except BaseException:
             await database.close()
             raise
-        enlist(store.owner)
+        open_stores.add(store.owner)
         return store
 
     @property
@@ -81,7 +81,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
         try:
             await self.database.close()
         finally:
-            retire(self.owner)
+            open_stores.discard(self.owner)
 
 
 def _facts(sql: Connection, base_url: str, model: str) -> Mapping[str, object]:

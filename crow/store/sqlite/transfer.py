@@ -8,7 +8,7 @@ import sqlite3
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from crow.store import portable
 from crow.store.codec import Encoded, encode
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
 from crow.store.sqlite.append import SessionState
+from crow.store.sqlite.connection import insert
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
 from crow.store.sqlite.sessions import set_title
 
@@ -306,10 +307,8 @@ class Importer:
             )
         for one in piece:
             if isinstance(one, MoveRecord):
-                connection.execute(
-                    "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
-                    (one.session, self._id(one.from_leaf), self._id(one.to_leaf), one.reason, one.created_ms),
-                )
+                leaves = {"from_leaf": self._id(one.from_leaf), "to_leaf": self._id(one.to_leaf)}
+                insert(connection, "moves", {**asdict(one), **leaves})
                 continue
             record, stored = one
             state = self._states[record.session]
@@ -332,9 +331,7 @@ class Importer:
             )
 
     def _add_conversation(self, connection: sqlite3.Connection, created_ms: int, now_ms: int) -> None:
-        cursor = connection.execute("INSERT INTO conversations (created_ms) VALUES (?)", (created_ms,))
-        assert cursor.lastrowid is not None
-        self._conversation = cursor.lastrowid
+        self._conversation = insert(connection, "conversations", {"created_ms": created_ms})
         connection.execute(
             "INSERT OR REPLACE INTO imports (conversation, hash, created_ms) VALUES (?, ?, ?)",
             (self._conversation, self._block.hash, now_ms),
@@ -347,7 +344,7 @@ class Importer:
             "model": self._defaults.model,
             "mode": self._defaults.mode,
         }
-        connection.execute(f"INSERT INTO sessions ({', '.join(values)}) VALUES (:{', :'.join(values)})", values)
+        insert(connection, "sessions", values)
         if record.title is not None:
             set_title(connection, record.id, record.title)
         self._rows.append(record)
