@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,19 +214,14 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
     A thread inherits the daemon flag from the thread that creates it; aiosqlite does not set it.
     """
-    loop = asyncio.get_running_loop()
-    created: asyncio.Future[aiosqlite.Connection] = loop.create_future()
+    created: Future[aiosqlite.Connection] = Future()
+    created.set_running_or_notify_cancel()  # `set_result` would fail if a cancelled caller could cancel it
 
     def create() -> None:
-        connection = aiosqlite.Connection(connect, iter_chunk_size=64)
-        loop.call_soon_threadsafe(settle, connection)
-
-    def settle(connection: aiosqlite.Connection) -> None:
-        if not created.done():  # else cancelled
-            created.set_result(connection)
+        created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
 
     Thread(target=create, name="crow-store-open", daemon=True).start()
-    return await created
+    return await asyncio.wrap_future(created)
 
 
 def explain(error: Exception, path: Path, waited_s: float) -> Exception:

@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
@@ -123,6 +123,7 @@ class Database:
         self.warning = ""
         self.foreign_version = 0
         self.lock_timeout = LockTimeout(busy_timeout_s)
+        self._connect = partial(SqliteConnection.open, busy_timeout_s=busy_timeout_s)
         self._wanted_journal_mode = journal_mode
         self._reader: SqliteConnection | None = None
         self._reader_lock = anyio.Lock()
@@ -247,7 +248,7 @@ class Database:
 
     async def _open_to_write(self) -> None:
         """:raises StoreUnavailable: it cannot be made, opened or written."""
-        await self._open_writer(self._set_up, self.path, prepare=lambda: _prepare(self.path))
+        await self._set_up_writer(self._connect(self.path, prepare=lambda: _prepare(self.path)), self._set_up)
 
     async def _open_to_read(self) -> None:
         """Open a file that cannot be written: as it is, or else a copy of it among the temporary files.
@@ -256,7 +257,7 @@ class Database:
         """
         for mode in await anyio.to_thread.run_sync(_read_modes, self.path):
             try:
-                await self._open_writer(partial(_check_version, path=self.path), self.path, mode=mode)
+                await self._set_up_writer(self._connect(self.path, mode=mode), partial(_check_version, path=self.path))
             except StoreUnavailable as error:
                 logger.info("%s cannot be read with %s: %s", self.path, mode, error)
             else:
@@ -264,24 +265,17 @@ class Database:
         directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
         copy = directory / self.path.name
         try:
-            await self._open_writer(migrate, copy, prepare=lambda: _copy_files(self.path, copy))
+            await self._set_up_writer(self._connect(copy, prepare=lambda: _copy_files(self.path, copy)), migrate)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self._read_only_copy = directory
 
-    async def _open_writer(
-        self,
-        set_up: Callable[[sqlite3.Connection], None],
-        path: Path,
-        *,
-        prepare: Callable[[], None] = lambda: None,
-        mode: str = "mode=rw",
+    async def _set_up_writer(
+        self, connecting: Awaitable[SqliteConnection], set_up: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """Connect the writer; `prepare` runs before, `set_up` after that. Nothing stays open if one fails."""
-        writer = await SqliteConnection.open(
-            path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=prepare, mode=mode
-        )
+        """Connect the writer, then call `set_up`. Nothing stays open if one fails."""
+        writer = await connecting
         try:
             await self._run(writer, set_up)
         except BaseException:
@@ -326,9 +320,7 @@ class Database:
         async with self._reader_lock:
             if self._reader is None:
                 self._check_open()
-                reader = await SqliteConnection.open(
-                    self.path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=self._check_in_place
-                )
+                reader = await self._connect(self.path, prepare=self._check_in_place)
                 if reader.file != self._writer.file:
                     await reader.close()
                     raise FileGone
@@ -379,7 +371,7 @@ class Database:
             if words:
                 logger.error("%s", words)
                 self._notice = words
-            writer = await SqliteConnection.open(path, busy_timeout_s=self.lock_timeout.timeout_s)
+            writer = await self._connect(path)
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     await connection.close()  # queued work raises FileGone and is repeated on the new file

@@ -13,10 +13,12 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
+from itertools import takewhile
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from crow.domain.entries import Body, Checkpoint, Entry, File, Prompt, Remark, Restore
 from crow.domain.errors import NoSuchSession
@@ -55,6 +57,10 @@ _HISTORY_BATCH = 1_024
 _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
+_PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
+_POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
+"""What an outline calls entries of these kinds; not every note is a label."""
+
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
 # A damaged parent may name anything: only an older entry of the same conversation is followed.
@@ -86,24 +92,18 @@ class PathMethods(UsesDatabase):
         newest_first = array("q")  # eight bytes an entry: a path may have a hundred thousand
         start, missing = row.leaf, None
         while start is not None:
-            rows, start, missing = await self._read_path(start, row.conversation)
+            read = partial(_path_rows, start=start, conversation=row.conversation, limit=_HISTORY_BATCH)
+            rows, start, missing = await self.database.read(read)
             newest_first.extend(one[0] for one in rows)
         newest_first.reverse()
         if missing is not None:
             yield (missing_entry(missing, row.conversation, session_id),)
         done = 0
         while done < len(newest_first):
-            entries, taken = await self._read_entries(newest_first[done : done + _PATH_BATCH])
+            ids = newest_first[done : done + _PATH_BATCH]
+            entries, taken = await self.database.read(partial(entries_of, ids=ids))
             done += taken
             yield entries
-
-    @snapshot()
-    def _read_path(self, sql: Connection, start: int, conversation: int) -> _PathRows:
-        return _path_rows(sql, start, conversation, limit=_HISTORY_BATCH)
-
-    @snapshot()
-    def _read_entries(self, sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-        return entries_of(sql, ids)
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -190,17 +190,10 @@ class PathMethods(UsesDatabase):
             if kind in _MESSAGE_KINDS:
                 with_successors.add(message_at[entry_id])
                 message_at[entry_id] = entry_id
-            if kind in ("user", "checkpoint") or entry_id in labels:
+            if entry_id in labels or (kind in _POINT_KINDS and kind != "note"):
                 point_at[entry_id] = entry_id
-                points.append(
-                    BranchPoint(
-                        entry=entry_id,
-                        before=parent,
-                        previous=previous,
-                        kind="prompt" if kind == "user" else "checkpoint" if kind == "checkpoint" else "label",
-                        text=labels.get(entry_id) or prompts.get(entry_id) or "",
-                    )
-                )
+                name, text = _POINT_KINDS[kind], labels.get(entry_id) or prompts.get(entry_id) or ""
+                points.append(BranchPoint(entry=entry_id, before=parent, previous=previous, kind=name, text=text))
         tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
         listed = {message_at.get(leaf)}
         for end in ends:
@@ -269,6 +262,18 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
 def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
     """The ids of the path that ends at `leaf`, newest first."""
     return (entry_id for rows, _ in _path_batches(sql, leaf) for entry_id, _, _ in rows)
+
+
+def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
+    """The ids that two falling sequences share."""
+    other = next(right, None)
+    for entry_id in left:
+        while other is not None and other > entry_id:
+            other = next(right, None)
+        if other is None:
+            return
+        if other == entry_id:
+            yield entry_id
 
 
 def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
@@ -411,16 +416,8 @@ def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None
 
 def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
     """Ids that only the path of `leaf` has, newest first. Both paths are read only up to where they meet."""
-    ids: list[int] = []
-    others = path_ids(sql, to)
-    other = next(others, None)
-    for entry_id in path_ids(sql, leaf):
-        while other is not None and other > entry_id:
-            other = next(others, None)
-        if entry_id == other:
-            break
-        ids.append(entry_id)
-    return ids
+    meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)
+    return list(takewhile(lambda entry_id: entry_id != meeting, path_ids(sql, leaf)))
 
 
 def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:

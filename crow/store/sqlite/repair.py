@@ -63,6 +63,9 @@ _CHECKED_COLUMNS = (
 )
 """Columns that the checksum of an entry covers, in its order."""
 
+_SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
+"""Columns of a session that can be computed from its entries."""
+
 _SMALL_TABLES = (
     ("inbox", "inbox_by_session", "seq", "a waiting prompt of session"),
     ("drafts", "drafts_by_session", "seq", "a piece of an unfinished answer of session"),
@@ -161,7 +164,13 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
         outcome = "rebuilt"
         if not _rebuild_indexes(work, found):
             outcome = "recovered"
-            lost = _recover(kept, work)
+            source = work.with_name(f"{work.name}.source")
+            remove_files(work)
+            try:
+                copy_files(kept, source)
+                lost = _recover(source, work)
+            finally:
+                remove_files(source)
             if remaining := _check(work):
                 raise StoreUnavailable(f"{path} could not be repaired ({remaining[0]}). It was left as it is.")
     with closing(sqlite3.connect(work, isolation_level=None)) as connection:
@@ -210,21 +219,10 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
             if damaged_entries(connection):  # where an index and a row differ, the row may be the damaged one
                 return False
             connection.execute("REINDEX")
-            index_words(connection)
+            _index_words(connection)
     except FAILURES:
         return False
     return not _check(path)
-
-
-def _recover(kept: Path, work: Path) -> tuple[str, ...]:
-    """Recover the rows of `kept` into `work`; returns what was lost."""
-    source = work.with_name(f"{work.name}.source")
-    remove_files(work)
-    try:
-        copy_files(kept, source)
-        return recover(source, work)
-    finally:
-        remove_files(source)
 
 
 @contextmanager
@@ -261,7 +259,7 @@ def _copy(file: int, path: Path, target: Path) -> None:
     copy_files(path, target, suffixes=("-wal", "-journal"))
 
 
-def recover(source: Path, target: Path) -> tuple[str, ...]:
+def _recover(source: Path, target: Path) -> tuple[str, ...]:
     """Make a database at `target` from the rows of `source`, and return what was lost.
 
     Moves the content of `source`'s write-ahead log into `source`.
@@ -288,7 +286,7 @@ def recover(source: Path, target: Path) -> tuple[str, ...]:
     return tuple(lost)
 
 
-def index_words(connection: sqlite3.Connection) -> None:
+def _index_words(connection: sqlite3.Connection) -> None:
     """Rebuild the full-text index. FTS5's own `rebuild` cannot read from a view of this kind."""
     connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('delete-all')")
     connection.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
@@ -444,10 +442,10 @@ class _Recovery:
         self, session: str, conversation: int, leaf: int | None, cwd: str | None, values: Mapping[str, Any]
     ) -> None:
         query = self._new.execute
-        newest, turn, entries, created_ms, updated_ms, *usage = query(
-            "SELECT max(id), max(turn), count(*), min(created_ms), max(created_ms), total(input_tokens),"
-            " total(output_tokens), total(cached_tokens), total(cost) FROM entries"
-            " WHERE session = ? AND conversation = ?",
+        newest, *sums = query(
+            "SELECT max(id), coalesce(max(turn), 0), count(*), coalesce(min(created_ms), 0),"
+            " coalesce(max(created_ms), 0), total(input_tokens), total(output_tokens), total(cached_tokens),"
+            " total(cost) FROM entries WHERE session = ? AND conversation = ?",
             (session, conversation),
         ).fetchone()
         leaf = leaf or newest
@@ -457,14 +455,14 @@ class _Recovery:
             (conversation, leaf),
         ).fetchone() or ("", None)
         prompt = query(
-            "SELECT content FROM messages WHERE conversation = ? AND role = 'user' ORDER BY id LIMIT 1",
-            (conversation,),
+            "SELECT content FROM messages WHERE conversation = ? AND role = 'user' ORDER BY id LIMIT 1", (conversation,)
         ).fetchone()
         lines = [line.strip() for line in str(prompt[0] or "").splitlines() if line.strip()] if prompt else []
         self._insert(
             "sessions",
             {
                 **values,
+                **dict(zip(_SUMS, sums, strict=True)),
                 "id": session,
                 "conversation": conversation,
                 "leaf": leaf,
@@ -472,14 +470,8 @@ class _Recovery:
                 "model": str(model or ""),
                 "mode": "ask",
                 "title": lines[0][:_TITLE_CHARS] if lines else None,
-                "entries": entries,
                 "newest_entry": leaf or 0,
                 "has_prompt": prompt is not None,
-                "turn": turn or 0,
-                "created_ms": created_ms or 0,
-                "updated_ms": updated_ms or 0,
-                **dict(zip(("tokens_in", "tokens_out", "tokens_cached"), map(int, usage), strict=False)),
-                "cost": usage[3],
             },
         )
         self._lost.append(f"the row of session {session}; it has a new title, mode ask and no permissions now")
@@ -506,7 +498,7 @@ class _Recovery:
             " (SELECT conversation, created_ms FROM entries UNION ALL SELECT conversation, created_ms FROM sessions)"
             " GROUP BY conversation"
         )
-        index_words(self._new)
+        _index_words(self._new)
 
 
 def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple[type, ...]]:

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from crow.domain.entries import Assistant, Checkpoint, Command, Entry, Reminder, Skill, ToolResult
 from crow.store import Hit, Scan, Scope
 from crow.store.sqlite.database import UsesDatabase, snapshot
-from crow.store.sqlite.paths import entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
+from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -81,7 +81,7 @@ class SearchMethods(UsesDatabase):
             ids = _indexed(sql, match) if match else _all_messages(sql)
         else:
             path = path_ids(sql, leaf)
-            ids = _common(_indexed(sql, match), path) if match else islice(path, _MOST_PATH_ENTRIES)
+            ids = common_ids(_indexed(sql, match), path) if match else islice(path, _MOST_PATH_ENTRIES)
         limits = asdict(scope or Scope())
         found = chain(_titles(sql, match, session_id, limits), _texts(sql, ids, session_id, limits))
         hits = (_hit(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
@@ -204,18 +204,6 @@ def _indexed(sql: Connection, match: str) -> Iterator[int]:
 def _all_messages(sql: Connection) -> Iterator[int]:
     rows = sql.execute("SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC")
     return (row[0] for row in rows)
-
-
-def _common(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
-    """The values that two falling sequences share."""
-    other = next(right, None)
-    for value in left:
-        while other is not None and other > value:
-            other = next(right, None)
-        if other is None:
-            return
-        if other == value:
-            yield value
 
 
 def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
