@@ -398,8 +398,6 @@ class Block:
                         raise Unreadable(f"move: {name} is {leaf}, but the conversation has {self.entries} entries")
             case Header():
                 raise Unreadable("a second header; expected a conversation, one of its records, or the end")
-            case _:
-                pass
 
     def check_end(self) -> None:
         """:raises Unreadable: the conversation is not complete."""

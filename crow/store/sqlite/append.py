@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from sqlite3 import Connection
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
@@ -250,7 +250,7 @@ class SessionState:
         stored = encoded or encode(new.body)
         usage = _storable_usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
-        columns = {
+        columns: dict[str, Any] = {
             "conversation": self.conversation,
             "session": mend(self.session_id),
             "parent": self.leaf,
@@ -275,20 +275,11 @@ class SessionState:
             )
             self.sql.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         self._index(entry_id, stored.body)
-        parent, self.leaf, self._newest = self.leaf, entry_id, entry_id
+        self.leaf = self._newest = entry_id
         self._count(new, usage)
+        same = {name: columns[name] for name in ("conversation", "parent", "turn", "estimate", "created_ms")}
         return Entry(
-            id=entry_id,
-            conversation=self.conversation,
-            session=self.session_id,
-            parent=parent,
-            turn=turn,
-            body=stored.body,
-            model=new.model,
-            usage=usage,
-            cost=new.cost,
-            estimate=new.estimate,
-            created_ms=self.now_ms,
+            id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
         )
 
     def drop_draft(self) -> None:
@@ -342,11 +333,10 @@ class SessionState:
             case File():
                 added["files_changed"] += 1
             case ToolResult(is_error=False, announcement=announcement):
-                lines_added, lines_removed = _lines_changed(announcement.diffs)
-                added["lines_added"] += lines_added
-                added["lines_removed"] += lines_removed
-            case _:
-                pass
+                for diff in announcement.diffs:  # a line that only moved counts as neither
+                    before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
+                    added["lines_added"] += (after - before).total()
+                    added["lines_removed"] += (before - after).total()
 
 
 def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
@@ -457,13 +447,3 @@ def _storable_cost(cost: float | None) -> float | None:
 def _storable(count: int) -> int:
     """The nearest number that SQLite can hold."""
     return max(-_LARGEST, min(count, _LARGEST))
-
-
-def _lines_changed(diffs: Iterable[Diff]) -> tuple[int, int]:
-    """Lines added and removed. A line that only moved counts as neither."""
-    added = removed = 0
-    for diff in diffs:
-        before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
-        added += (after - before).total()
-        removed += (before - after).total()
-    return added, removed

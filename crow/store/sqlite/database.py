@@ -182,8 +182,9 @@ class Database:
         with anyio.CancelScope(shield=True):
             while True:
                 await self._exchange_done()
-                if raise_if_moved:
-                    self._raise_if_moved()
+                if raise_if_moved and (self._notice or self._replaced):
+                    notice, self._notice = self._replaced or self._notice, ""
+                    raise StoreUnavailable(notice)
                 if self._read_only:
                     await self._retry_to_write()
                 exchanges, job = self._exchanges, WriteJob(work)
@@ -344,11 +345,6 @@ class Database:
             if await connection.run(_has_damaged_schema):
                 raise StoreUnavailable(f"{self.path} is damaged ({error}). {REPAIR}") from error
             raise
-
-    def _raise_if_moved(self) -> None:
-        notice, self._notice = self._notice, ""
-        if notice or self._replaced:
-            raise StoreUnavailable(self._replaced or notice)
 
     async def _exchange_done(self) -> None:
         if self._exchange.locked():

@@ -31,8 +31,8 @@ from crow.store.sqlite.lease import readable
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-USAGE_COLUMNS = tuple(field.name for field in fields(Usage))
-"""Columns of `entries` with the counts of a `Usage`."""
+USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+"""Columns of `entries` with the counts of a `Usage`, in the order of the checksum."""
 
 _ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
@@ -250,8 +250,6 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
             case Checkpoint(first_kept=kept) if first_kept is None and entry.id not in restored:
                 # A checkpoint keeps nothing newer than itself: a larger id can only be damage.
                 first_kept = entry.id if kept is None else min(kept, entry.id)
-            case _:
-                pass
     if newest_first and not has_prompt:
         newest_prompt = _newest_of_kind(sql, newest_first[-1].parent, "prompt")
         if newest_prompt is not None:

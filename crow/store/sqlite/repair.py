@@ -341,10 +341,9 @@ class _Recovery:
                 self._damaged[row.rowid] = row.values
 
     def _insert(self, table: str, values: Mapping[str, Any]) -> None:
-        marks = ", ".join("?" * len(values))
         with suppress(sqlite3.IntegrityError):  # a row that breaks the rules of its table was damaged
             self._new.execute(
-                f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+                f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})", values
             )
 
     def _reserve_ids(self, table: str, number: int) -> None:

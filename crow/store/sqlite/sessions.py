@@ -67,14 +67,11 @@ class SessionMethods(UsesDatabase):
         fork = NewSession(
             id=new_id,
             cwd=cwd,
-            model=row.model,
-            mode=row.mode,
             additional_directories=additional_directories,
-            config=row.config,
             forked_from=session_id,
-            conversation=row.conversation,
             leaf=row.leaf if entry is None else entry,
             title=_fork_title(sql, row),
+            **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
         )
         _insert_session(sql, fork)
         sql.execute(

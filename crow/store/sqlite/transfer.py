@@ -267,8 +267,6 @@ class Importer:
                 case EntryRecord() | MoveRecord():
                     self._records = chain([(record, body)], self._records)
                     break
-                case _:
-                    pass
         # For entries of sessions that are not in the file: they count for no session.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._states[None].session_id = ""
