@@ -85,12 +85,12 @@ def _copy(connection: sqlite3.Connection, target: Path) -> bool:
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        version = pragma(connection, "data_version")  # changes whenever another connection writes
+        version = _data_version(connection)
         with closing(sqlite3.connect(part, isolation_level=None)) as copy:
             connection.backup(copy)
         connection.execute("BEGIN IMMEDIATE")  # from here on, nobody writes to the open file
         try:
-            return bool(pragma(connection, "data_version") == version and _move(part, target))
+            return _data_version(connection) == version and _move(part, target)
         finally:
             connection.execute("ROLLBACK")
     finally:
@@ -136,6 +136,11 @@ def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
     except sqlite3.Error:
         return False
     return True
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """A number that changes whenever another connection writes."""
+    return int(pragma(connection, "data_version"))
 
 
 def _name_beside(path: Path, attempt: int) -> Path:
