@@ -128,7 +128,7 @@ class OpenSessions:
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> OpenSession:
         """Creates and opens a session. With an alias, opens the session that has it, if there is one."""
         store = await self.store()
-        row = None if alias is None else await store.named(alias)
+        row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
             new = NewSession(
                 id=new_session_id(),
@@ -142,7 +142,7 @@ class OpenSessions:
             try:
                 return self._start(Tail(row=await store.create_session(new), entries=()), request)
             except ArgumentError:  # another process may have just created it
-                row = None if alias is None else await store.named(alias)
+                row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
                     raise
         async with self.reopened(row.id, request) as opened:

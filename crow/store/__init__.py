@@ -13,24 +13,6 @@ from typing import Literal, Protocol, TypedDict
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
 
-__all__ = [
-    "BranchPoint",
-    "BranchTip",
-    "Hit",
-    "Move",
-    "NewSession",
-    "Outline",
-    "QueuedPrompt",
-    "Scan",
-    "Scope",
-    "SessionChanges",
-    "SessionPage",
-    "SessionRow",
-    "Store",
-    "Tail",
-    "TurnStart",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
@@ -253,7 +235,7 @@ class Store(Protocol):
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
 
-    async def named(self, alias: str) -> SessionRow | None:
+    async def session_by_alias(self, alias: str) -> SessionRow | None:
         """The session with this alias."""
 
     async def move_alias(self, session_id: str, to: str) -> None:

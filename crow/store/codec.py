@@ -83,6 +83,28 @@ def decode_value(kind: str, value: object, load: Load) -> Body:
         raise Unreadable(f"it is damaged: {error}") from error
 
 
+def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequence[object]) -> Body:
+    """Words in place of a body that cannot be read.
+
+    It has the same role if the entry was part of the conversation with the model, else it is a remark. `call` is the
+    assistant entry and the index of a tool result's call, `title` is shown with that result.
+    """
+    match kind, call:
+        case "user", _:
+            return entries.User(parts=(Text(text=f"[{words}]"),), message_id=message_id)
+        case "assistant", _:
+            return entries.Assistant(text=f"[{words}]", message_id=message_id)
+        case "tool", (int(assistant), int(index)):
+            reference, announcement = (
+                entries.CallRef(assistant=assistant, index=index),
+                entries.Announcement(title=title),
+            )
+            return entries.ToolResult(
+                call=reference, name="", text=f"[{words}]", is_error=True, announcement=announcement
+            )
+    return entries.Remark(text=words, message_id=message_id)
+
+
 def encode_parts(parts: Sequence[Part]) -> str:
     """The parts of a prompt as JSON, pictures included."""
     assert _PARTS.encode is not None
@@ -310,7 +332,7 @@ def _encode_base64(text: str, blobs: Blobs) -> object:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        return {"blob": blobs.add_text(text)}
+        data = b""
     # base64 has several spellings of the same bytes; only the usual one can be made again from them.
     if base64.b64encode(data).decode() != text:
         return {"blob": blobs.add_text(text)}

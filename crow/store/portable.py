@@ -135,10 +135,7 @@ _COUNT = expect("a whole number from 0", lambda value: type(value) is int and 0 
 _TOKENS = expect("a number of tokens", lambda value: type(value) is int and -(2**63) < value < 2**63)
 
 _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
-    EntryRecord: {
-        "usage": codec.optional(codec.record(Usage, integer=_TOKENS)),
-        "estimate": codec.optional(_TOKENS),
-    }
+    EntryRecord: {"usage": codec.optional(codec.record(Usage, integer=_TOKENS)), "estimate": codec.optional(_TOKENS)}
 }
 _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
     record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
@@ -209,11 +206,9 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
     What happened on this machine is not what happened on another: a file entry is `recorded_here` no longer.
     """
     match body:
-        case File():
-            call = replace(body.call, assistant=named(body.call.assistant))
-            return replace(body, call=call, recorded_here=False)
-        case Started() | ToolResult():
-            return replace(body, call=replace(body.call, assistant=named(body.call.assistant)))
+        case Started() | File() | ToolResult():
+            body = replace(body, call=replace(body.call, assistant=named(body.call.assistant)))
+            return replace(body, recorded_here=False) if isinstance(body, File) else body
         case Checkpoint():
             first = body.first_kept
             return replace(
@@ -237,18 +232,6 @@ def _renumbered_pin(pin: Pin, entry: int) -> Pin:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A conversation in a file: where its lines begin, how many, their hash, its sessions and number of entries."""
-
-    offset: int
-    line: int
-    lines: int
-    hash: str
-    sessions: tuple[str, ...]
-    entries: int
 
 
 class ExportFile:
@@ -279,7 +262,7 @@ class ExportFile:
         :raises ArgumentError: a record is not; the message names the line and the reason.
         """
         number = 1
-        checks: list[_BlockCheck] = []
+        blocks: list[Block] = []
         sessions: set[str] = set()
         whole = hashlib.sha256()
         try:
@@ -293,25 +276,25 @@ class ExportFile:
                 line = self._next_line(_MAX_LINE_BYTES, "too long for a line of an export")
                 record = parse_line(line)
                 if isinstance(record, End | ConversationRecord):
-                    if checks:
-                        checks[-1].check_end()
+                    if blocks:
+                        blocks[-1].check_end()
                     self._blobs.clear()
                 if isinstance(record, End):
                     _check_end(record, number - 1, whole.hexdigest(), self._file.read(1))
                     break
                 if isinstance(record, ConversationRecord):
-                    checks.append(_BlockCheck(offset, number, sessions))
+                    blocks.append(Block(offset, number, sessions))
                 if isinstance(record, BlobRecord):
                     self._blobs[record.sha256] = offset
-                _last(checks).add(line, number, record, self._load)
-            for check in checks:
-                check.check_relatives()
+                _last(blocks).add(line, number, record, self._load)
+            for block in blocks:
+                block.check_relatives()
         except Unreadable as error:
             number = error.line if isinstance(error, _MisplacedError) else number
             raise ArgumentError(f"{self.path}, line {number}: {error}. Nothing was imported.") from error
         except OSError as error:
             raise ArgumentError(f"{self.path} cannot be read: {error.strerror}. Nothing was imported.") from error
-        return tuple(check.block() for check in checks)
+        return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
         """The records of a checked block, an entry with its body (numbered as in the file).
@@ -361,26 +344,39 @@ class _MisplacedError(Unreadable):
         self.line = line
 
 
-class _BlockCheck:
-    """Checks that the records of one conversation are in their places. `sessions` are those of the file so far."""
+class Block:
+    """A conversation in a file. Its lines begin at `offset` (bytes); `lines` and `entries` are numbers of them.
 
-    def __init__(self, offset: int, line: int, sessions: set[str]) -> None:
-        self._offset = offset
+    Each record is added when it is read, and checked for being in its place. `sessions_of_file` are those so far.
+    """
+
+    def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
+        self.offset = offset
+        self.lines = 0
+        self.entries = 0
         self._line = line
-        self._lines = 0
         self._hash = hashlib.sha256()
         self._sessions: dict[str, tuple[int, SessionRecord]] = {}
-        self._sessions_of_file = sessions
-        self._entries = 0
+        self._sessions_of_file = sessions_of_file
         self._has_moves = False
+
+    @property
+    def hash(self) -> str:
+        """The sha256 (hex) of its lines."""
+        return self._hash.hexdigest()
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """The ids of its sessions."""
+        return tuple(self._sessions)
 
     def add(self, line: bytes, number: int, record: Record, load: Load) -> None:
         """:raises Unreadable: the record is not valid, or not in its place."""
         self._hash.update(line)
-        self._lines += 1
+        self.lines += 1
         match record:
             case SessionRecord():
-                if self._entries or self._has_moves:
+                if self.entries or self._has_moves:
                     raise Unreadable("session: it comes after an entry; expected it before")
                 if not record.id or record.id in self._sessions_of_file:
                     raise Unreadable(
@@ -392,26 +388,24 @@ class _BlockCheck:
                 blob_data(record)
             case EntryRecord():
                 self._check_entry(record)
-                self._entries = record.id
+                self.entries = record.id
                 _body(record, load)
             case MoveRecord():
                 self._has_moves = True
                 self._check_writer("move", record.session)
                 for name, leaf in (("from_leaf", record.from_leaf), ("to_leaf", record.to_leaf)):
-                    if leaf is not None and leaf > self._entries:
-                        raise Unreadable(f"move: {name} is {leaf}, but the conversation has {self._entries} entries")
+                    if leaf is not None and leaf > self.entries:
+                        raise Unreadable(f"move: {name} is {leaf}, but the conversation has {self.entries} entries")
             case Header():
                 raise Unreadable("a second header; expected a conversation, one of its records, or the end")
-            case _:
-                pass
 
     def check_end(self) -> None:
         """:raises Unreadable: the conversation is not complete."""
         if not self._sessions:
             raise _MisplacedError(self._line, "conversation: it has no session")
         for line, session in self._sessions.values():
-            if session.leaf is not None and session.leaf > self._entries:
-                words = f"leaf is {session.leaf}, but the conversation has {self._entries} entries"
+            if session.leaf is not None and session.leaf > self.entries:
+                words = f"leaf is {session.leaf}, but the conversation has {self.entries} entries"
                 raise _MisplacedError(line, f'session "{session.id}": {words}')
 
     def check_relatives(self) -> None:
@@ -422,22 +416,11 @@ class _BlockCheck:
                     words = f'parent_id or forked_from is "{relative:.80}", which is not a session of this file'
                     raise _MisplacedError(line, f'session "{session.id}": {words}')
 
-    def block(self) -> Block:
-        """The checked conversation."""
-        return Block(
-            offset=self._offset,
-            line=self._line,
-            lines=self._lines,
-            hash=self._hash.hexdigest(),
-            sessions=tuple(self._sessions),
-            entries=self._entries,
-        )
-
     def _check_entry(self, record: EntryRecord) -> None:
         if self._has_moves:
             raise Unreadable("entry: it comes after a move; expected it before")
-        if record.id != self._entries + 1:
-            raise Unreadable(f"entry: id is {record.id}; expected {self._entries + 1}, the next number")
+        if record.id != self.entries + 1:
+            raise Unreadable(f"entry: id is {record.id}; expected {self.entries + 1}, the next number")
         if record.parent is not None and not 0 < record.parent < record.id:
             raise Unreadable(f"entry: parent is {record.parent}; expected an entry before {record.id}, or null")
         if record.session is not None:
@@ -448,10 +431,10 @@ class _BlockCheck:
             raise Unreadable(f'{kind}: session is "{session:.80}", which is not a session of this conversation')
 
 
-def _last(checks: Sequence[_BlockCheck]) -> _BlockCheck:
-    if not checks:
+def _last(blocks: Sequence[Block]) -> Block:
+    if not blocks:
         raise Unreadable("it comes before any conversation")
-    return checks[-1]
+    return blocks[-1]
 
 
 def _check_header(line: bytes) -> None:

@@ -162,8 +162,8 @@ async def test_a_fork_outlives_the_session_it_came_from(store: Store) -> None:
 async def test_an_alias_names_one_session_and_moves_in_one_step(stores: Stores) -> None:
     store, other = await stores.open(), await stores.open()
     made = await store.create_session(new_session(alias="discord:channel:1"))
-    assert await other.named("discord:channel:1") == made
-    assert await other.named("discord:channel:2") is None
+    assert await other.session_by_alias("discord:channel:1") == made
+    assert await other.session_by_alias("discord:channel:2") is None
     with pytest.raises(ArgumentError, match='Alias "discord:channel:1" belongs to session s1'):
         await other.create_session(new_session("s2", alias="discord:channel:1"))
     await store.create_session(new_session("s2"))
@@ -176,5 +176,5 @@ async def test_an_alias_names_one_session_and_moves_in_one_step(stores: Stores) 
 async def test_a_deleted_session_gives_its_alias_free(store: Store) -> None:
     await store.create_session(new_session(alias="cli:default"))
     await store.delete_session("s1")
-    assert await store.named("cli:default") is None
+    assert await store.session_by_alias("cli:default") is None
     assert (await store.create_session(new_session("s2", alias="cli:default"))).alias == "cli:default"

@@ -10,7 +10,7 @@ import pytest
 
 from crow.domain.entries import NewEntry
 from crow.store import NewSession, SessionChanges
-from crow.store.sqlite.maintenance import Removal
+from crow.store.sqlite.sessions import Removal
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse, new_session, said
 
@@ -40,7 +40,7 @@ OPERATIONS: dict[str, Operation] = {
         NewSession(id="new", cwd="/", model="m", mode="ask", title="N")
     ),
     "set a title": lambda store, _: store.update_session("s7", SessionChanges(title="Other")),
-    "look up an alias": lambda store, _: store.named("cli:default"),
+    "look up an alias": lambda store, _: store.session_by_alias("cli:default"),
     "list sessions": lambda store, _: store.sessions(limit=5),
     "list sessions of a directory": lambda store, _: store.sessions(cwd="/", limit=5),
     "append a message": lambda store, _: store.append("s7", leaf=None, turn=1, entries=[NewEntry(body=said("a b"))]),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from crow.store.sqlite.lease import LEASE_MS, Owner, enlist, is_alive, readable, retire
+from crow.store.sqlite.lease import LEASE_MS, Owner, is_alive, open_stores, readable
 
 HERE = Owner.current()
 
@@ -29,9 +29,9 @@ def test_a_text_that_is_not_an_owner_counts_as_dead(text: str) -> None:
 def test_a_store_of_this_process_is_alive_while_open() -> None:
     owner = str(HERE)
     assert not is_alive(owner, lease_age_ms=0)
-    enlist(owner)
+    open_stores.add(owner)
     assert is_alive(owner, lease_age_ms=10 * LEASE_MS)
-    retire(owner)
+    open_stores.discard(owner)
     assert not is_alive(owner, lease_age_ms=0)
 
 

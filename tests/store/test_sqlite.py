@@ -21,7 +21,7 @@ from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
 from crow.domain.errors import LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text
 from crow.store.sqlite.database import JournalMode
-from crow.store.sqlite.lease import Owner, retire
+from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, schema
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
@@ -216,7 +216,7 @@ async def test_a_turn_on_another_host_is_busy_until_its_lease_expires(tmp_path: 
     store = await SqliteStore.open(path)
     await elsewhere.create_session(new_session())
     user = await begin(elsewhere, "s1", "hi")
-    retire(elsewhere.owner)  # as if it ran in a process that this one knows nothing of
+    open_stores.discard(elsewhere.owner)  # as if it ran in a process that this one knows nothing of
 
     def grow_old() -> None:
         with raw(path) as connection:

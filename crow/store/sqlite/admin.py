@@ -17,7 +17,7 @@ from sqlite3 import Connection
 import anyio
 
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
-from crow.store.portable import ExportFile
+from crow.store.portable import FORMAT, ExportFile, Header
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
@@ -152,10 +152,10 @@ class SessionAdmin(UsageMethods):
         known = frozenset(ids)
         for session_id in ids:
             await self._store.open_session(session_id)  # closes a turn that a dead process left open
-        yield lines.header()
+        yield lines.records(Header(format=FORMAT))
         for conversation, sessions in chosen.items():
             part = await database.read(partial(choose, conversation=conversation, sessions=sessions, known=known))
-            yield lines.head(part)
+            yield lines.records(*part.head)
             done = 0
             while done < len(part.ids):
                 read = partial(next_entries, chosen=part, start=done, most=_EXPORT_BATCH)
@@ -163,7 +163,7 @@ class SessionAdmin(UsageMethods):
                 done += taken
                 for line in lines.entries(part, entries):
                     yield line
-            yield lines.moves(part)
+            yield lines.records(*part.moves)
         yield lines.end()
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:

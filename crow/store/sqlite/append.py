@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from sqlite3 import Connection
+from typing import Any, TypeAlias
 
-from crow.domain.entries import Assistant, Body, Diff, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
+from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import dead_twin, is_alive, readable
-from crow.store.sqlite.paths import PathMethods, checksum, load_tail, session_row
+from crow.store.sqlite.paths import USAGE_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
 from crow.store.sqlite.sessions import change_session
 
 logger = logging.getLogger(__name__)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-_LARGEST = 2**63 - 1
+EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 
-_USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+_LARGEST = 2**63 - 1
 
 _COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
 """Columns of `sessions` that sum up its entries."""
@@ -76,13 +78,9 @@ class TurnMethods(PathMethods):
 
     @transaction(raise_if_moved=True)
     def enqueue(self, sql: Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        inserted = sql.execute(
-            "INSERT INTO inbox (session, owner, message_id, parts, created_ms)"
-            " SELECT id, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
-            (self.owner, message_id, encode_parts(parts), now_ms(), session_id),
-        )
-        if not inserted.rowcount:
-            raise NoSuchSession(session_id)
+        session_row(sql, session_id)
+        values = {"session": session_id, "owner": self.owner, "message_id": message_id, "created_ms": now_ms()}
+        insert(sql, "inbox", values | {"parts": encode_parts(parts)})
 
     @snapshot()
     def queued(self, sql: Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
@@ -145,14 +143,7 @@ class TurnMethods(PathMethods):
         return await self.database.write(append)
 
     def _append(
-        self,
-        sql: Connection,
-        session_id: str,
-        *,
-        leaf: int | None,
-        turn: int,
-        entries: Sequence[tuple[NewEntry, Encoded]],
-        release: bool,
+        self, sql: Connection, session_id: str, *, leaf: int | None, turn: int, entries: EncodedEntries, release: bool
     ) -> tuple[Entry, ...]:
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
@@ -195,26 +186,17 @@ class TurnMethods(PathMethods):
     def _renew_lease(self, sql: Connection, session_id: str) -> None:
         sql.execute("UPDATE sessions SET lease_ms = ? WHERE id = ? AND owner = ?", (now_ms(), session_id, self.owner))
 
-    @transaction()
-    def save_draft(
-        self,
-        sql: Connection,
-        session_id: str,
-        *,
-        after_leaf: int | None,
-        turn: int,
-        message_id: str,
-        text: str,
-        thought: str,
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        self._renew_lease(sql, session_id)
-        inserted = sql.execute(
-            "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
-            " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
-            (after_leaf, turn, message_id, text, thought, now_ms(), session_id),
-        )
-        if not inserted.rowcount:
-            raise NoSuchSession(session_id)
+        draft = {"after_leaf": after_leaf, "turn": turn, "message_id": message_id, "text": text, "thought": thought}
+
+        def save(sql: Connection) -> None:
+            session_values(sql, session_id, "id")
+            self._renew_lease(sql, session_id)
+            insert(sql, "drafts", {"session": session_id, "created_ms": now_ms(), **draft})
+
+        await self.database.write(save)
 
     @transaction()
     def move_leaf(self, sql: Connection, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
@@ -224,10 +206,8 @@ class TurnMethods(PathMethods):
             found = sql.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
             if found != (state.conversation,):
                 raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
-        sql.execute(
-            "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
-            (session_id, leaf, to, reason, state.now_ms),
-        )
+        move = {"session": session_id, "from_leaf": leaf, "to_leaf": to, "reason": reason, "created_ms": state.now_ms}
+        insert(sql, "moves", move)
         state.leaf = to
         state.save()
 
@@ -241,13 +221,7 @@ class SessionState:
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
         """:raises NoSuchSession: there is none, or it is deleted."""
-        row = sql.execute(
-            "SELECT conversation, leaf, turn, state, owner, lease_ms, model FROM sessions"
-            " WHERE id = ? AND deleted_ms IS NULL",
-            (session_id,),
-        ).fetchone()
-        if row is None:
-            raise NoSuchSession(session_id)
+        row = session_values(sql, session_id, "conversation, leaf, turn, state, owner, lease_ms, model")
         self.sql = sql
         self.session_id = session_id
         self.now_ms = now_ms
@@ -276,49 +250,36 @@ class SessionState:
         stored = encoded or encode(new.body)
         usage = _storable_usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
-        columns = (
-            self.conversation,
-            mend(self.session_id),
-            self.leaf,
-            turn,
-            stored.kind,
-            mend(new.model),
-            call.assistant if call else None,
-            call.index if call else None,
-            *(getattr(usage, name, None) for name in _USAGE_COLUMNS),
-            _storable_cost(new.cost),
-            new.estimate,
-            self.now_ms,
-        )
+        columns: dict[str, Any] = {
+            "conversation": self.conversation,
+            "session": mend(self.session_id),
+            "parent": self.leaf,
+            "turn": turn,
+            "kind": stored.kind,
+            "model": mend(new.model),
+            "call_entry": call.assistant if call else None,
+            "call_index": call.index if call else None,
+            **{name: getattr(usage, name, None) for name in USAGE_COLUMNS},
+            "cost": _storable_cost(new.cost),
+            "estimate": new.estimate,
+            "created_ms": self.now_ms,
+        }
         body = stored.spilled if stored.text is None else stored.text
         assert body is not None
-        entry_id = self.sql.execute(
-            "INSERT INTO entries (id, body, body_blob, checksum, conversation, session, parent, turn, kind, model,"
-            " call_entry, call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost, estimate,"
-            " created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (entry_id, stored.text, stored.spilled, checksum(body.encode(), columns), *columns),
-        ).lastrowid
-        assert entry_id is not None
+        columns["checksum"] = checksum(body.encode(), tuple(columns.values()))
+        columns |= {"id": entry_id, "body": stored.text, "body_blob": stored.spilled}
+        entry_id = insert(self.sql, "entries", columns)
         for name, data in stored.blobs.items():
             self.sql.execute(
                 "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, len(data), data)
             )
             self.sql.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         self._index(entry_id, stored.body)
-        parent, self.leaf, self._newest = self.leaf, entry_id, entry_id
+        self.leaf = self._newest = entry_id
         self._count(new, usage)
+        same = {name: columns[name] for name in ("conversation", "parent", "turn", "estimate", "created_ms")}
         return Entry(
-            id=entry_id,
-            conversation=self.conversation,
-            session=self.session_id,
-            parent=parent,
-            turn=turn,
-            body=stored.body,
-            model=new.model,
-            usage=usage,
-            cost=new.cost,
-            estimate=new.estimate,
-            created_ms=self.now_ms,
+            id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
         )
 
     def drop_draft(self) -> None:
@@ -372,11 +333,10 @@ class SessionState:
             case File():
                 added["files_changed"] += 1
             case ToolResult(is_error=False, announcement=announcement):
-                lines_added, lines_removed = _lines_changed(announcement.diffs)
-                added["lines_added"] += lines_added
-                added["lines_removed"] += lines_removed
-            case _:
-                pass
+                for diff in announcement.diffs:  # a line that only moved counts as neither
+                    before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
+                    added["lines_added"] += (after - before).total()
+                    added["lines_removed"] += (before - after).total()
 
 
 def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
@@ -475,7 +435,7 @@ def _storable_usage(usage: Usage | None) -> Usage | None:
     """The usage as columns can hold it; None if nothing is known."""
     if usage is None:
         return None
-    counts = {name: count for name in _USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
+    counts = {name: count for name in USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
     return Usage(**{name: _storable(count) for name, count in counts.items()}) if counts else None
 
 
@@ -487,13 +447,3 @@ def _storable_cost(cost: float | None) -> float | None:
 def _storable(count: int) -> int:
     """The nearest number that SQLite can hold."""
     return max(-_LARGEST, min(count, _LARGEST))
-
-
-def _lines_changed(diffs: Iterable[Diff]) -> tuple[int, int]:
-    """Lines added and removed. A line that only moved counts as neither."""
-    added = removed = 0
-    for diff in diffs:
-        before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
-        added += (after - before).total()
-        removed += (before - after).total()
-    return added, removed

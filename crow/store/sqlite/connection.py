@@ -7,10 +7,12 @@ import importlib
 import logging
 import math
 import os
+import shutil
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +63,33 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
+
+
+def copy_files(source: Path, target: Path, *, suffixes: Sequence[str] = ("", "-wal", "-journal")) -> None:
+    """Copy a database with its write-ahead log or journal, as far as they exist. :raises OSError:"""
+    for suffix in suffixes:
+        with suppress(FileNotFoundError):
+            shutil.copy(f"{source}{suffix}", f"{target}{suffix}")
+
+
+def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "-journal")) -> None:
+    """Remove a database with the files that SQLite keeps beside it. :raises OSError:"""
+    for suffix in suffixes:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}{suffix}")
+
+
+def pragma(connection: sqlite3.Connection, statement: str) -> Any:
+    """The first value that a pragma gives."""
+    return connection.execute(f"PRAGMA {statement}").fetchone()[0]
+
+
+def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, object]) -> int:
+    """Insert a row and return its rowid."""
+    statement = f"INSERT INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})"  # noqa: S608  constants
+    rowid = connection.execute(statement, values).lastrowid
+    assert rowid is not None
+    return rowid
 
 
 class FileGone(Exception):
@@ -185,19 +214,14 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
     A thread inherits the daemon flag from the thread that creates it; aiosqlite does not set it.
     """
-    loop = asyncio.get_running_loop()
-    created: asyncio.Future[aiosqlite.Connection] = loop.create_future()
+    created: Future[aiosqlite.Connection] = Future()
+    created.set_running_or_notify_cancel()  # `set_result` would fail if a cancelled caller could cancel it
 
     def create() -> None:
-        connection = aiosqlite.Connection(connect, iter_chunk_size=64)
-        loop.call_soon_threadsafe(settle, connection)
-
-    def settle(connection: aiosqlite.Connection) -> None:
-        if not created.done():  # else cancelled
-            created.set_result(connection)
+        created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
 
     Thread(target=create, name="crow-store-open", daemon=True).start()
-    return await created
+    return await asyncio.wrap_future(created)
 
 
 def explain(error: Exception, path: Path, waited_s: float) -> Exception:
@@ -271,10 +295,8 @@ class FileLock:
 
         :raises StoreUnavailable: it cannot be made, or another process held it for too long.
         """
-        file = self._acquired()
-        while not self._is_there(file):  # deleted meanwhile: other processes lock a newer one
+        while not self._is_there(file := self._acquired()):  # deleted meanwhile: other processes lock a newer one
             os.close(file)
-            file = self._acquired()
         try:
             yield
         finally:

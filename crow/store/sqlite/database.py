@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
@@ -40,6 +40,7 @@ from crow.store.sqlite.connection import (
     explain,
     file_id,
     make_directory,
+    pragma,
     run_jobs,
 )
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
@@ -122,6 +123,7 @@ class Database:
         self.warning = ""
         self.foreign_version = 0
         self.lock_timeout = LockTimeout(busy_timeout_s)
+        self._connect = partial(SqliteConnection.open, busy_timeout_s=busy_timeout_s)
         self._wanted_journal_mode = journal_mode
         self._reader: SqliteConnection | None = None
         self._reader_lock = anyio.Lock()
@@ -180,8 +182,9 @@ class Database:
         with anyio.CancelScope(shield=True):
             while True:
                 await self._exchange_done()
-                if raise_if_moved:
-                    self._raise_if_moved()
+                if raise_if_moved and (self._notice or self._replaced):
+                    notice, self._notice = self._replaced or self._notice, ""
+                    raise StoreUnavailable(notice)
                 if self._read_only:
                     await self._retry_to_write()
                 exchanges, job = self._exchanges, WriteJob(work)
@@ -246,7 +249,7 @@ class Database:
 
     async def _open_to_write(self) -> None:
         """:raises StoreUnavailable: it cannot be made, opened or written."""
-        await self._open_writer(self._set_up, self.path, prepare=lambda: _prepare(self.path))
+        await self._set_up_writer(self._connect(self.path, prepare=lambda: _prepare(self.path)), self._set_up)
 
     async def _open_to_read(self) -> None:
         """Open a file that cannot be written: as it is, or else a copy of it among the temporary files.
@@ -255,7 +258,7 @@ class Database:
         """
         for mode in await anyio.to_thread.run_sync(_read_modes, self.path):
             try:
-                await self._open_writer(partial(_check_version, path=self.path), self.path, mode=mode)
+                await self._set_up_writer(self._connect(self.path, mode=mode), partial(_check_version, path=self.path))
             except StoreUnavailable as error:
                 logger.info("%s cannot be read with %s: %s", self.path, mode, error)
             else:
@@ -263,24 +266,17 @@ class Database:
         directory = Path(await anyio.to_thread.run_sync(tempfile.mkdtemp, None, "crow-"))
         copy = directory / self.path.name
         try:
-            await self._open_writer(migrate, copy, prepare=lambda: _copy_files(self.path, copy))
+            await self._set_up_writer(self._connect(copy, prepare=lambda: _copy_files(self.path, copy)), migrate)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self._read_only_copy = directory
 
-    async def _open_writer(
-        self,
-        set_up: Callable[[sqlite3.Connection], None],
-        path: Path,
-        *,
-        prepare: Callable[[], None] = lambda: None,
-        mode: str = "mode=rw",
+    async def _set_up_writer(
+        self, connecting: Awaitable[SqliteConnection], set_up: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """Connect the writer; `prepare` runs before, `set_up` after that. Nothing stays open if one fails."""
-        writer = await SqliteConnection.open(
-            path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=prepare, mode=mode
-        )
+        """Connect the writer, then call `set_up`. Nothing stays open if one fails."""
+        writer = await connecting
         try:
             await self._run(writer, set_up)
         except BaseException:
@@ -325,9 +321,7 @@ class Database:
         async with self._reader_lock:
             if self._reader is None:
                 self._check_open()
-                reader = await SqliteConnection.open(
-                    self.path, busy_timeout_s=self.lock_timeout.timeout_s, prepare=self._check_in_place
-                )
+                reader = await self._connect(self.path, prepare=self._check_in_place)
                 if reader.file != self._writer.file:
                     await reader.close()
                     raise FileGone
@@ -352,11 +346,6 @@ class Database:
                 raise StoreUnavailable(f"{self.path} is damaged ({error}). {REPAIR}") from error
             raise
 
-    def _raise_if_moved(self) -> None:
-        notice, self._notice = self._notice, ""
-        if notice or self._replaced:
-            raise StoreUnavailable(self._replaced or notice)
-
     async def _exchange_done(self) -> None:
         if self._exchange.locked():
             async with self._exchange:
@@ -372,19 +361,19 @@ class Database:
                 return
             file = self._writer.file
             assert file is not None, "an unknown file cannot be missed"
-            rescued = await self._writer.run(
+            path, words = await self._writer.run(
                 partial(rescue, path=self.path, opened=file, shared=self._wal_index, writing=self._writing)
             )
-            if rescued.words:
-                logger.error("%s", rescued.words)
-                self._notice = rescued.words
-            writer = await SqliteConnection.open(rescued.path, busy_timeout_s=self.lock_timeout.timeout_s)
+            if words:
+                logger.error("%s", words)
+                self._notice = words
+            writer = await self._connect(path)
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     await connection.close()  # queued work raises FileGone and is repeated on the new file
-            self._lock = FileLock(rescued.path, self.lock_timeout)
-            self.path, self._writer, self._reader = rescued.path, writer, None
-            self._replaced = "" if rescued.is_in_place else rescued.words
+            self._lock = FileLock(path, self.lock_timeout)
+            self._replaced = "" if path == self.path else words
+            self.path, self._writer, self._reader = path, writer, None
             self._exchanges += 1
             self._checkpoint_at_bytes = _CHECKPOINT_BYTES
             await self._run(writer, self._set_up)
@@ -401,13 +390,13 @@ class Database:
         wanted = self._wanted_journal_mode
         _set_busy_timeout(connection, self.lock_timeout.timeout_s)
         version = _schema_version(connection, self.path)
-        journal_mode = str(_pragma(connection, "journal_mode"))
+        journal_mode = str(pragma(connection, "journal_mode"))
         if version < VERSION or journal_mode != wanted:
             with self._lock.held():
                 if _schema_version(connection, self.path) == 0:
                     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     connection.execute("PRAGMA synchronous = NORMAL")  # there is nothing to lose yet
-                journal_mode = str(_pragma(connection, f"journal_mode = {wanted}"))
+                journal_mode = str(pragma(connection, f"journal_mode = {wanted}"))
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
             self.warning = (
@@ -446,7 +435,7 @@ class Database:
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
             try:
                 self._check_in_place()
-                self.foreign_version = _pragma(connection, "data_version")
+                self.foreign_version = pragma(connection, "data_version")
                 run_jobs(connection, jobs)
                 self._execute_patiently(connection, "COMMIT")
             except BaseException:
@@ -486,9 +475,9 @@ class Database:
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
         """Return some free pages to the file system. True if there may be more."""
         with self._writing():
-            before: int = _pragma(connection, "freelist_count")
+            before: int = pragma(connection, "freelist_count")
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-            return before > int(_pragma(connection, "freelist_count")) > 0
+            return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
         """Close the connection here: the last one to close makes a checkpoint, which belongs under the lock too."""
@@ -507,7 +496,7 @@ class Database:
         """Make a checkpoint. Never fails: the transaction before it is on disk already."""
         try:
             _set_busy_timeout(connection, 0)
-            is_busy = bool(_pragma(connection, "wal_checkpoint(TRUNCATE)"))
+            is_busy = bool(pragma(connection, "wal_checkpoint(TRUNCATE)"))
         except sqlite3.Error as error:
             logger.warning("%s: the checkpoint failed (%s); the WAL keeps growing", self.path, error)
             is_busy = True
@@ -533,18 +522,13 @@ def _one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def _pragma(connection: sqlite3.Connection, pragma: str) -> Any:
-    """The first value that a pragma gives."""
-    return connection.execute(f"PRAGMA {pragma}").fetchone()[0]
-
-
 def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
 def _has_damaged_schema(connection: sqlite3.Connection) -> bool:
     try:
-        return bool(_pragma(connection, "user_version") == VERSION and is_schema_damaged(connection))
+        return bool(pragma(connection, "user_version") == VERSION and is_schema_damaged(connection))
     except FAILURES:
         return True
 
@@ -556,8 +540,8 @@ def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
     :raises StoreUnavailable: it belongs to another program.
     """
     with _one_snapshot(connection):
-        version: int = _pragma(connection, "user_version")
-        application_id = _pragma(connection, "application_id")
+        version: int = pragma(connection, "user_version")
+        application_id = pragma(connection, "application_id")
         (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if (version or objects) and application_id != APPLICATION_ID:
         raise StoreUnavailable(

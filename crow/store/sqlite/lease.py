@@ -17,7 +17,8 @@ from pathlib import Path
 LEASE_MS = 60_000
 """How long an owner whose process cannot be looked up counts as alive after its last sign of life."""
 
-_open_stores: set[str] = set()
+open_stores: set[str] = set()
+"""The owners whose stores are open in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +61,6 @@ class Owner:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
-def enlist(owner: str) -> None:
-    """Count `owner` as an open store of this process."""
-    _open_stores.add(owner)
-
-
-def retire(owner: str) -> None:
-    """Count that store as closed."""
-    _open_stores.discard(owner)
-
-
 def dead_twin(owner: str) -> str:
     """An owner of the same process whose store is closed, for a turn that nobody runs any more."""
     parsed = Owner.parse(owner)
@@ -84,7 +75,7 @@ def readable(owner: str) -> str:
 
 def is_alive(owner: str, *, lease_age_ms: int) -> bool:
     """Whether the owner can still go on with its turn. `lease_age_ms` is the time since its last sign of life."""
-    if owner in _open_stores:
+    if owner in open_stores:
         return True
     other = Owner.parse(owner)
     if other is None:
@@ -112,10 +103,8 @@ def _exists(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -13,48 +13,41 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
+from itertools import takewhile
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from crow.domain.entries import (
-    Announcement,
-    Assistant,
-    Body,
-    CallRef,
-    Checkpoint,
-    Entry,
-    File,
-    Prompt,
-    Remark,
-    Restore,
-    ToolResult,
-    User,
-)
+from crow.domain.entries import Body, Checkpoint, Entry, File, Prompt, Remark, Restore
 from crow.domain.errors import NoSuchSession
-from crow.domain.messages import Text, Usage
+from crow.domain.messages import Usage
 from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
-from crow.store.codec import Load, Unreadable, decode, from_json
+from crow.store.codec import Load, Unreadable, decode, from_json, stand_in
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.lease import readable
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
+USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+"""Columns of `entries` with the counts of a `Usage`, in the order of the checksum."""
+
+_ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
 
 SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
 """Columns of `sessions` that `session_of` takes."""
 
-ENTRY_COLUMNS = (
+_ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
     " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
     " e.body_blob, e.call_entry, e.call_index, e.checksum"
 )
-"""Columns of `ENTRY_SOURCE` that `body_of` takes. The body comes as bytes: damaged text would fail the whole query."""
+"""Columns of `_ENTRY_SOURCE`. The body comes as bytes: damaged text would fail the whole query."""
 
-ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
+_ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
 _PATH_BATCH = 256
@@ -64,6 +57,10 @@ _HISTORY_BATCH = 1_024
 _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
+_PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
+_POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
+"""What an outline calls entries of these kinds; not every note is a label."""
+
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
 # A damaged parent may name anything: only an older entry of the same conversation is followed.
@@ -95,24 +92,18 @@ class PathMethods(UsesDatabase):
         newest_first = array("q")  # eight bytes an entry: a path may have a hundred thousand
         start, missing = row.leaf, None
         while start is not None:
-            rows, start, missing = await self._read_path(start, row.conversation)
+            read = partial(_path_rows, start=start, conversation=row.conversation, limit=_HISTORY_BATCH)
+            rows, start, missing = await self.database.read(read)
             newest_first.extend(one[0] for one in rows)
         newest_first.reverse()
         if missing is not None:
             yield (missing_entry(missing, row.conversation, session_id),)
         done = 0
         while done < len(newest_first):
-            entries, taken = await self._read_entries(newest_first[done : done + _PATH_BATCH])
+            ids = newest_first[done : done + _PATH_BATCH]
+            entries, taken = await self.database.read(partial(entries_of, ids=ids))
             done += taken
             yield entries
-
-    @snapshot()
-    def _read_path(self, sql: Connection, start: int, conversation: int) -> _PathRows:
-        return _path_rows(sql, start, conversation, limit=_HISTORY_BATCH)
-
-    @snapshot()
-    def _read_entries(self, sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-        return entries_of(sql, ids)
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -199,17 +190,10 @@ class PathMethods(UsesDatabase):
             if kind in _MESSAGE_KINDS:
                 with_successors.add(message_at[entry_id])
                 message_at[entry_id] = entry_id
-            if kind in ("user", "checkpoint") or entry_id in labels:
+            if entry_id in labels or (kind in _POINT_KINDS and kind != "note"):
                 point_at[entry_id] = entry_id
-                points.append(
-                    BranchPoint(
-                        entry=entry_id,
-                        before=parent,
-                        previous=previous,
-                        kind="prompt" if kind == "user" else "checkpoint" if kind == "checkpoint" else "label",
-                        text=labels.get(entry_id) or prompts.get(entry_id) or "",
-                    )
-                )
+                name, text = _POINT_KINDS[kind], labels.get(entry_id) or prompts.get(entry_id) or ""
+                points.append(BranchPoint(entry=entry_id, before=parent, previous=previous, kind=name, text=text))
         tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
         listed = {message_at.get(leaf)}
         for end in ends:
@@ -222,12 +206,16 @@ class PathMethods(UsesDatabase):
 
 def session_row(sql: Connection, session_id: str) -> SessionRow:
     """:raises NoSuchSession: there is none, or it is deleted."""
-    row = sql.execute(
-        f"SELECT {SESSION_COLUMNS} FROM sessions WHERE id = ? AND deleted_ms IS NULL", (session_id,)
-    ).fetchone()
+    return session_of(session_values(sql, session_id, SESSION_COLUMNS))
+
+
+def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[Any]:
+    """Columns of a session's row. :raises NoSuchSession: there is none, or it is deleted."""
+    query = f"SELECT {columns} FROM sessions WHERE id = ? AND deleted_ms IS NULL"
+    row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
     if row is None:
         raise NoSuchSession(session_id)
-    return session_of(row)
+    return row
 
 
 def session_of(row: Sequence[Any]) -> SessionRow:
@@ -262,8 +250,6 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
             case Checkpoint(first_kept=kept) if first_kept is None and entry.id not in restored:
                 # A checkpoint keeps nothing newer than itself: a larger id can only be damage.
                 first_kept = entry.id if kept is None else min(kept, entry.id)
-            case _:
-                pass
     if newest_first and not has_prompt:
         newest_prompt = _newest_of_kind(sql, newest_first[-1].parent, "prompt")
         if newest_prompt is not None:
@@ -274,6 +260,18 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
 def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
     """The ids of the path that ends at `leaf`, newest first."""
     return (entry_id for rows, _ in _path_batches(sql, leaf) for entry_id, _, _ in rows)
+
+
+def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
+    """The ids that two falling sequences share."""
+    other = next(right, None)
+    for entry_id in left:
+        while other is not None and other > entry_id:
+            other = next(right, None)
+        if other is None:
+            return
+        if other == entry_id:
+            yield entry_id
 
 
 def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
@@ -300,7 +298,7 @@ def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], 
         return data
 
     rows = sql.execute(
-        f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
+        f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for row in rows:
@@ -312,19 +310,20 @@ def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], 
     return tuple(found), len(wanted)
 
 
-def damage(sql: Connection, entry_id: int) -> str:
-    """Why an entry cannot be read; empty if it can, or if there is none."""
-    row = sql.execute(f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE e.id = ?", (entry_id,)).fetchone()
-    try:
-        if row is not None:
-            body_of(row, loader(sql))
-    except Unreadable as error:
-        return str(error)
-    return ""
+def unreadable_entries(
+    sql: Connection, where: str = "true", values: Sequence[object] = ()
+) -> Iterator[tuple[Sequence[Any], Unreadable]]:
+    """Rows of `_ENTRY_COLUMNS` whose body cannot be read, each with the reason."""
+    load = loader(sql)
+    for row in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
+        try:
+            _body_of(row, load)
+        except Unreadable as error:
+            yield row, error
 
 
-def body_of(row: Sequence[Any], load: Load) -> Body:
-    """The body of a row of `ENTRY_COLUMNS`.
+def _body_of(row: Sequence[Any], load: Load) -> Body:
+    """The body of a row of `_ENTRY_COLUMNS`.
 
     :raises Unreadable: it is damaged, or of a kind that this version does not know.
     """
@@ -366,7 +365,7 @@ def loader(sql: Connection) -> Load:
 def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
     """A remark in place of an entry that another one, or a session, refers to but that does not exist."""
     words = f"Entry {entry_id} is missing from the database, and with it all before it. {REPAIR}"
-    body = Remark(text=words, message_id=_stand_in_id(entry_id))
+    body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
 
 
@@ -415,16 +414,8 @@ def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None
 
 def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
     """Ids that only the path of `leaf` has, newest first. Both paths are read only up to where they meet."""
-    ids: list[int] = []
-    others = path_ids(sql, to)
-    other = next(others, None)
-    for entry_id in path_ids(sql, leaf):
-        while other is not None and other > entry_id:
-            other = next(others, None)
-        if entry_id == other:
-            break
-        ids.append(entry_id)
-    return ids
+    meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)
+    return list(takewhile(lambda entry_id: entry_id != meeting, path_ids(sql, leaf)))
 
 
 def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
@@ -454,56 +445,24 @@ def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, str]:
 
 def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
     load = loader(sql)
-    query = f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
     for row in sql.execute(query, values).fetchall():
         yield _entry_of(row, load)
 
 
 def _entry_of(row: Sequence[Any], load: Load) -> Entry:
-    """The entry of a row of `ENTRY_COLUMNS`; text stands in for a body that is damaged or unknown."""
+    """The entry of a row of `_ENTRY_COLUMNS`; text stands in for a body that is damaged or unknown."""
     try:
-        body = body_of(row, load)
+        body = _body_of(row, load)
     except Unreadable as error:
-        return Entry(
-            id=row[0],
-            conversation=row[1],
-            session=row[2],
-            parent=row[3] if isinstance(row[3], int) else None,
-            turn=row[4] if isinstance(row[4], int) else 0,
-            body=_stand_in(row, f"Entry {row[0]} ({row[5]}) could not be read: {error}."),
-        )
+        words, name = f"Entry {row[0]} ({row[5]}) could not be read: {error}.", f"unreadable-{row[0]}"
+        body = stand_in(row[5], words, message_id=name, title="(damaged)", call=row[16:18])
+        parent, turn = (value if isinstance(value, int) else None for value in row[3:5])
+        return Entry(id=row[0], conversation=row[1], session=row[2], parent=parent, turn=turn or 0, body=body)
     counts = row[8:12]
-    usage = Usage(input_tokens=counts[0], output_tokens=counts[1], cached_tokens=counts[2], reasoning_tokens=counts[3])
-    return Entry(
-        id=row[0],
-        conversation=row[1],
-        session=row[2],
-        parent=row[3],
-        turn=row[4],
-        body=body,
-        model=row[7],
-        usage=None if all(count is None for count in counts) else usage,
-        cost=row[12],
-        estimate=row[13],
-        created_ms=row[14],
-    )
-
-
-def _stand_in(row: Sequence[Any], words: str) -> Body:
-    """A body of the same role if the entry was part of the conversation with the model, else a remark."""
-    name, kind, call_entry, call_index = _stand_in_id(row[0]), row[5], row[16], row[17]
-    if kind == "user":
-        return User(parts=(Text(text=f"[{words}]"),), message_id=name)
-    if kind == "assistant":
-        return Assistant(text=f"[{words}]", message_id=name)
-    if kind == "tool" and isinstance(call_entry, int) and isinstance(call_index, int):
-        call, announcement = CallRef(assistant=call_entry, index=call_index), Announcement(title="(damaged)")
-        return ToolResult(call=call, name="", text=f"[{words}]", is_error=True, announcement=announcement)
-    return Remark(text=words, message_id=name)
-
-
-def _stand_in_id(entry_id: int) -> str:
-    return f"unreadable-{entry_id}"
+    usage = None if all(count is None for count in counts) else Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
+    values = (*row[:5], body, row[7], usage, *row[12:15])
+    return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
 
 
 def _check_blob(name: str, data: bytes) -> None:

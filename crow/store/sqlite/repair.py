@@ -1,27 +1,33 @@
 """Checks a database and repairs a damaged one.
 
-All work is done on copies. The damaged file is kept beside the one that replaces it.
+All work is done on copies. The damaged file is kept beside the one that replaces it. If rebuilding the indexes does not
+help, the readable rows are copied into a new database. They are read from the pages themselves, whatever table they
+belong to, and the indexes tell which rows are lost.
 """
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal
 
+from crow.domain.entries import ToolResult
 from crow.domain.errors import ArgumentError, StoreTooNew, StoreUnavailable
-from crow.store.codec import Unreadable
-from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, fcntl
+from crow.store.codec import KINDS, encode, stand_in
+from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, copy_files, fcntl, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
-from crow.store.sqlite.paths import ENTRY_COLUMNS, ENTRY_SOURCE, body_of, loader
-from crow.store.sqlite.recovery import index_words, recover
+from crow.store.sqlite.pages import PageRow, Pages, Value
+from crow.store.sqlite.paths import checksum, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -36,6 +42,39 @@ _INDEX_PROBLEM = re.compile(
     rf"row \d+ missing from index|wrong # of entries in index|non-unique entry in index|{_FULL_TEXT}"
 )
 """Problems that rebuilding the indexes solves."""
+
+_TITLE_CHARS = 80
+_LARGEST_ID = 2**48
+"""Larger ids can only be damage."""
+
+_BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
+
+_TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
+
+_ENTRY_COLUMNS_OF_VERSION_1 = 18
+"""Rows of older versions have fewer columns."""
+
+_PLACE_COLUMNS = 5
+"""The first columns of an entry say where it belongs: id, conversation, session, parent, turn."""
+
+_CHECKED_COLUMNS = (
+    *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
+    *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
+)
+"""Columns that the checksum of an entry covers, in its order."""
+
+_SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
+"""Columns of a session that can be computed from its entries."""
+
+_SMALL_TABLES = (
+    ("inbox", "inbox_by_session", "seq", "a waiting prompt of session"),
+    ("drafts", "drafts_by_session", "seq", "a piece of an unfinished answer of session"),
+    ("moves", "moves_by_session", "id", "a move in the history of session"),
+    ("imports", "imports_by_hash", "conversation", "the origin of an import with the sha256"),
+)
+"""Table, an index on it, its key, and words for a lost row, which the first column of the index completes."""
+
+_TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "REAL": (float, int), "BLOB": (bytes,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +108,10 @@ def repair(path: Path) -> Repaired:
                 _copy(file, path, kept)
                 return _repair(path, kept, work)
             except BaseException:
-                _remove(kept)  # the file is unchanged
+                remove_files(kept)  # the file is unchanged
                 raise
             finally:
-                _remove(work)
+                remove_files(work)
     except OSError as error:
         raise StoreUnavailable(f"{path} cannot be repaired: {error.strerror} ({error.filename}).") from error
 
@@ -87,7 +126,7 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
         return tuple(line for words in found for line in words.splitlines() if not line.startswith("***"))
     if is_schema_damaged(connection):
         return ("the schema is not crow's",)
-    (query_only,) = connection.execute("PRAGMA query_only").fetchone()
+    query_only = pragma(connection, "query_only")
     connection.execute("PRAGMA query_only = OFF")  # to make a temporary table
     try:
         connection.execute("CREATE VIRTUAL TABLE temp.words USING fts5vocab(main, entries_fts, row)")
@@ -109,27 +148,29 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
 
 def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
     """The entries that cannot be read, each with the reason."""
-    load = loader(connection)
-    found = []
-    for row in connection.execute(f"SELECT {ENTRY_COLUMNS} FROM {ENTRY_SOURCE} ORDER BY e.id"):
-        try:
-            body_of(row, load)
-        except Unreadable as error:
-            found.append(f"entry {row[0]} ({row[5]}) of session {row[2] or 'unknown'}: {error}")
-    return tuple(found)
+    return tuple(
+        f"entry {row[0]} ({row[5]}) of session {row[2] or 'unknown'}: {error}"
+        for row, error in unreadable_entries(connection)
+    )
 
 
 def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     """Repair `kept` in `work`, and put the result at `path` if there was something to repair."""
     outcome: Literal["whole", "rebuilt", "recovered"] = "whole"
     lost: tuple[str, ...] = ()
-    _duplicate(kept, work)
+    copy_files(kept, work)
     found = _check(work)
     if found:
         outcome = "rebuilt"
         if not _rebuild_indexes(work, found):
             outcome = "recovered"
-            lost = _recover(kept, work)
+            source = work.with_name(f"{work.name}.source")
+            remove_files(work)
+            try:
+                copy_files(kept, source)
+                lost = _recover(source, work)
+            finally:
+                remove_files(source)
             if remaining := _check(work):
                 raise StoreUnavailable(f"{path} could not be repaired ({remaining[0]}). It was left as it is.")
     with closing(sqlite3.connect(work, isolation_level=None)) as connection:
@@ -137,17 +178,12 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
         (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
         lost = (*lost, *damaged_entries(connection))
     if found:
-        _remove(path, suffixes=("-wal", "-shm", "-journal"))
+        remove_files(path, suffixes=("-wal", "-shm", "-journal"))
         os.replace(work, path)
     else:
-        _remove(kept)
+        remove_files(kept)
     return Repaired(
-        outcome=outcome,
-        copy=kept if found else None,
-        problems=found,
-        lost=lost,
-        sessions=sessions,
-        entries=entries,
+        outcome=outcome, copy=kept if found else None, problems=found, lost=lost, sessions=sessions, entries=entries
     )
 
 
@@ -158,11 +194,9 @@ def _check(path: Path) -> tuple[str, ...]:
     """
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if application_id != APPLICATION_ID:
+            if pragma(connection, "application_id") != APPLICATION_ID:
                 return ("the header is not that of a crow database",)
-            if version > VERSION:
+            if (version := pragma(connection, "user_version")) > VERSION:
                 raise StoreTooNew(f"The database was written by a newer crow (schema {version}). Upgrade crow.")
             migrate(connection)
             if found := problems(connection):
@@ -185,21 +219,10 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
             if damaged_entries(connection):  # where an index and a row differ, the row may be the damaged one
                 return False
             connection.execute("REINDEX")
-            index_words(connection)
+            _index_words(connection)
     except FAILURES:
         return False
     return not _check(path)
-
-
-def _recover(kept: Path, work: Path) -> tuple[str, ...]:
-    """Recover the rows of `kept` into `work`; returns what was lost."""
-    source = work.with_name(f"{work.name}.source")
-    _remove(work)
-    try:
-        _duplicate(kept, source)
-        return recover(source, work)
-    finally:
-        _remove(source)
 
 
 @contextmanager
@@ -233,18 +256,272 @@ def _copy(file: int, path: Path, target: Path) -> None:
         shutil.copyfileobj(source, copy, _CHUNK_BYTES)
         copy.flush()
         os.fsync(created)
-    for suffix in ("-wal", "-journal"):
-        with suppress(FileNotFoundError):
-            shutil.copy(f"{path}{suffix}", f"{target}{suffix}")
+    copy_files(path, target, suffixes=("-wal", "-journal"))
 
 
-def _duplicate(kept: Path, target: Path) -> None:
-    for suffix in ("", "-wal", "-journal"):
-        with suppress(FileNotFoundError):
-            shutil.copy(f"{kept}{suffix}", f"{target}{suffix}")
+def _recover(source: Path, target: Path) -> tuple[str, ...]:
+    """Make a database at `target` from the rows of `source`, and return what was lost.
+
+    Moves the content of `source`'s write-ahead log into `source`.
+
+    :raises StoreUnavailable: `source` has no rows of crow.
+    """
+    if not source.stat().st_size:
+        raise StoreUnavailable("The database file is empty, so it was left as it is.")
+    # On close, SQLite copies the log into the file, even if it cannot read the file.
+    with suppress(*FAILURES), closing(sqlite3.connect(source)) as connection:
+        connection.execute("SELECT * FROM sqlite_master").fetchall()
+    lost = ["everything in the write-ahead log"] if Path(f"{source}-wal").exists() else []
+    with source.open("rb") as file, closing(sqlite3.connect(target, isolation_level=None)) as connection:
+        os.chmod(target, 0o600)
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        migrate(connection)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            connection.execute("BEGIN")
+            lost += _Recovery(Pages(view), connection).run()
+            connection.execute("COMMIT")
+        if not connection.execute("SELECT 1 FROM entries UNION SELECT 1 FROM sessions").fetchone():
+            raise StoreUnavailable("There is nothing of crow in the file, so it was left as it is.")
+        connection.execute("PRAGMA journal_mode = WAL")
+    return tuple(lost)
 
 
-def _remove(path: Path, *, suffixes: tuple[str, ...] = ("", "-wal", "-shm", "-journal")) -> None:
-    for suffix in suffixes:
-        with suppress(FileNotFoundError):
-            os.unlink(f"{path}{suffix}")
+def _index_words(connection: sqlite3.Connection) -> None:
+    """Rebuild the full-text index. FTS5's own `rebuild` cannot read from a view of this kind."""
+    connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('delete-all')")
+    connection.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
+
+
+class _Recovery:
+    """Copies rows from the pages of a damaged database into a new one."""
+
+    def __init__(self, pages: Pages, new: sqlite3.Connection) -> None:
+        self._pages = pages
+        self._new = new
+        self._types = {table: _column_types(new, table) for table in _TABLES}
+        self._damaged: dict[int, tuple[Value, ...]] = {}
+        """Rows of entries that are damaged but tell where the entry belongs, by id."""
+        self._lost: list[str] = []
+
+    def run(self) -> list[str]:
+        """Copy all rows; returns what was lost."""
+        for row in self._pages.rows():
+            self._copy(row)
+        self._list_lost_rows()
+        self._replace_lost_entries()
+        self._restore_sessions()
+        self._refer_to_blobs()
+        self._make_consistent()
+        return self._lost
+
+    def _copy(self, row: PageRow) -> None:
+        """Insert a row into the table that it fits, if there is one."""
+        match row.values:
+            case (str() as table, int() as number) if table in _TABLES and 0 < number < _LARGEST_ID:
+                self._reserve_ids(table, number)
+            case (str() as base_url, str() as model, str() as learned) if "://" in base_url and learned[:1] == "{":
+                self._insert("endpoints", {"base_url": base_url, "model": model, "learned": learned})
+        for table, types in self._types.items():
+            if not _fits(row, types):
+                continue
+            least = _ENTRY_COLUMNS_OF_VERSION_1 if table == "entries" else len(types)
+            values: dict[str, Any] = dict(zip(types, row.values, strict=False))
+            if not row.is_whole or len(values) < least:
+                is_intact = False
+            elif table == "blobs":
+                is_intact = hashlib.sha256(values["data"]).hexdigest() == values["hash"]
+            else:
+                is_intact = table != "entries" or _has_valid_checksum(values)
+            if is_intact:
+                if row.values[0] is None:
+                    values[next(iter(types))] = row.rowid
+                self._insert(table, values)
+                return
+            if table == "entries" and row.rowid is not None and len(values) >= _PLACE_COLUMNS:
+                self._damaged[row.rowid] = row.values
+
+    def _insert(self, table: str, values: Mapping[str, Any]) -> None:
+        with suppress(sqlite3.IntegrityError):  # a row that breaks the rules of its table was damaged
+            self._new.execute(
+                f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})", values
+            )
+
+    def _reserve_ids(self, table: str, number: int) -> None:
+        """Never give an id up to this number to a new row: an id is never used twice."""
+        query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?"
+        if not self._new.execute(query, (number, table)).rowcount:
+            self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
+
+    def _index(self, name: str, columns: int) -> Iterator[tuple[Any, ...]]:
+        """The rows of an index, as far as its pages can be reached; the last of the columns is the key of a row."""
+        root = self._pages.roots.get(name)
+        for row in self._pages.tree(root) if root else ():
+            if len(row.values) == columns and isinstance(row.values[-1], int):
+                yield row.values
+
+    def _list_lost_rows(self) -> None:
+        """Note the lost rows of small tables: those that only the index has."""
+        for table, index, key, words in _SMALL_TABLES:
+            for value, number in self._index(index, 2):
+                if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
+                    self._lost.append(f"{words} {value}")
+
+    def _replace_lost_entries(self) -> None:
+        """Insert a message in place of each lost entry, so that paths stay connected."""
+        writers = {entry: session for session, entry in self._index("entries_by_session", 2)}
+        calls = {entry: (assistant, index) for assistant, index, entry in self._index("entries_results", 3)}
+        # A damaged index page may name entries that never existed: two indexes have to agree.
+        places: dict[int, tuple[int, int | None]] = {
+            entry: (conversation, parent)
+            for conversation, parent, entry in self._index("entries_by_conversation", 3)
+            if entry in writers and isinstance(conversation, int) and isinstance(parent, int | None)
+        }
+        for entry, (_, conversation, session, parent, *_) in self._damaged.items():
+            assert isinstance(conversation, int)
+            assert isinstance(parent, int | None)
+            places.setdefault(entry, (conversation, parent))
+            writers.setdefault(entry, session)
+        named = self._new.execute(
+            "WITH named (entry, conversation) AS ("
+            " SELECT parent, conversation FROM entries UNION SELECT leaf, conversation FROM sessions)"
+            " SELECT *, (SELECT max(id) FROM entries e WHERE e.conversation = named.conversation AND e.id < entry)"
+            " FROM named WHERE entry IS NOT NULL"
+        )
+        for entry, conversation, before in named:
+            places.setdefault(entry, (conversation, before))
+        existing = {entry for (entry,) in self._new.execute("SELECT id FROM entries")}
+        for entry in sorted(places.keys() - existing):
+            self._replace_entry(entry, *places[entry], session=writers.get(entry), call=calls.get(entry))
+
+    def _replace_entry(
+        self, entry: int, conversation: int, parent: int | None, *, session: object, call: tuple[object, object] | None
+    ) -> None:
+        """Insert the message for one entry; what is unknown about it is taken from the entries beside it."""
+        beside = self._new.execute(
+            "SELECT session, turn, model, created_ms FROM entries WHERE id = ? OR parent = ? ORDER BY id DESC LIMIT 1",
+            (parent, entry),
+        ).fetchone() or ("", 0, "", 0)
+        words = f"Entry {entry} was lost when the database was damaged."
+        body = stand_in("tool", words, message_id=f"lost-{entry}", title="(lost)", call=call or ())
+        columns: dict[str, Any] = dict.fromkeys(_CHECKED_COLUMNS)
+        columns.update(zip(("session", "turn", "model", "created_ms"), beside, strict=True))
+        columns["conversation"] = conversation
+        columns["parent"] = parent if parent is None or parent < entry else None
+        columns["kind"] = KINDS[type(body)]
+        if isinstance(session, str):
+            columns["session"] = session
+        if isinstance(body, ToolResult):
+            columns["call_entry"], columns["call_index"] = body.call.assistant, body.call.index
+        text = encode(body).text or ""
+        sealed = checksum(text.encode(), tuple(columns.values()))
+        self._insert("entries", {"id": entry, "body": text, "checksum": sealed, **columns})
+        self._lost.append(f"entry {entry} of session {columns['session'] or 'unknown'}")
+
+    def _restore_sessions(self) -> None:
+        """Make lost rows of sessions again, from indexes and entries."""
+        existing = {number for (number,) in self._new.execute("SELECT number FROM sessions")}
+        deleted = {number for _, number in self._index("sessions_deleted", 2)}
+        conversations = {number: conversation for conversation, number in self._index("sessions_by_conversation", 2)}
+        parents = {number: parent for parent, number in self._index("sessions_by_parent", 2)}
+        aliases = {number: alias for alias, number in self._index("sqlite_autoindex_sessions_2", 2)}
+        listed = {number: row for *row, _, number in self._index("sessions_listed_by_cwd", 5)}
+        for session, number in self._index("sqlite_autoindex_sessions_1", 2):
+            if number in conversations.keys() - existing - deleted:
+                cwd, archived, leaf = listed.get(number, (None, 0, None))
+                values = {"number": number, "parent_id": parents.get(number), "alias": aliases.get(number)}
+                self._restore_session(session, conversations[number], leaf, cwd, {**values, "archived": archived})
+        orphans = self._new.execute(
+            "SELECT max(session), conversation FROM entries WHERE session <> '' AND conversation NOT IN"
+            " (SELECT conversation FROM sessions) GROUP BY conversation"
+        ).fetchall()
+        for session, conversation in orphans:
+            self._restore_session(session, conversation, None, None, {})
+
+    def _restore_session(
+        self, session: str, conversation: int, leaf: int | None, cwd: str | None, values: Mapping[str, Any]
+    ) -> None:
+        query = self._new.execute
+        newest, *sums = query(
+            "SELECT max(id), coalesce(max(turn), 0), count(*), coalesce(min(created_ms), 0),"
+            " coalesce(max(created_ms), 0), total(input_tokens), total(output_tokens), total(cached_tokens),"
+            " total(cost) FROM entries WHERE session = ? AND conversation = ?",
+            (session, conversation),
+        ).fetchone()
+        leaf = leaf or newest
+        model, prompt_cwd = query(
+            "SELECT json_extract(body, '$.model'), json_extract(body, '$.cwd') FROM entry_bodies"
+            " WHERE conversation = ? AND kind = 'prompt' AND id <= ? ORDER BY id DESC LIMIT 1",
+            (conversation, leaf),
+        ).fetchone() or ("", None)
+        prompt = query(
+            "SELECT content FROM messages WHERE conversation = ? AND role = 'user' ORDER BY id LIMIT 1", (conversation,)
+        ).fetchone()
+        lines = [line.strip() for line in str(prompt[0] or "").splitlines() if line.strip()] if prompt else []
+        self._insert(
+            "sessions",
+            {
+                **values,
+                **dict(zip(_SUMS, sums, strict=True)),
+                "id": session,
+                "conversation": conversation,
+                "leaf": leaf,
+                "cwd": cwd or str(prompt_cwd or "/"),
+                "model": str(model or ""),
+                "mode": "ask",
+                "title": lines[0][:_TITLE_CHARS] if lines else None,
+                "newest_entry": leaf or 0,
+                "has_prompt": prompt is not None,
+            },
+        )
+        self._lost.append(f"the row of session {session}; it has a new title, mode ask and no permissions now")
+
+    def _refer_to_blobs(self) -> None:
+        rows = self._new.execute(
+            "SELECT e.id, e.body_blob, coalesce(CAST(e.body AS BLOB), b.data) FROM entries e"
+            " LEFT JOIN blobs b ON b.hash = e.body_blob"
+        )
+        for entry, spilled, body in rows:
+            names = {name.decode() for name in _BLOB_NAME.findall(body or b"")} | {spilled}
+            self._new.executemany(
+                "INSERT OR IGNORE INTO blob_refs (blob, entry) SELECT hash, ? FROM blobs WHERE hash = ?",
+                [(entry, name) for name in names],
+            )
+
+    def _make_consistent(self) -> None:
+        """Remove what belongs to nothing, add missing conversations, rebuild the full-text index."""
+        self._new.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)")
+        for table in ("inbox", "drafts", "moves"):
+            self._new.execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions)")
+        self._new.execute(
+            "INSERT OR IGNORE INTO conversations (id, created_ms) SELECT conversation, min(created_ms) FROM"
+            " (SELECT conversation, created_ms FROM entries UNION ALL SELECT conversation, created_ms FROM sessions)"
+            " GROUP BY conversation"
+        )
+        _index_words(self._new)
+
+
+def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple[type, ...]]:
+    """The columns of a table, with the types that a stored value may have."""
+    types: dict[str, tuple[type, ...]] = {}
+    for _, name, kind, not_null, _, is_key in connection.execute(f"PRAGMA table_info({table})"):
+        if is_key and kind == "INTEGER":
+            types[name] = (NoneType,)  # it is the rowid, and stored as that alone
+        else:
+            types[name] = _TYPES[kind] if not_null or is_key else (*_TYPES[kind], NoneType)
+    return types
+
+
+def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
+    """Whether the row may be one of a table with these columns, as far as the row was read."""
+    if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(types):
+        return False
+    return all(isinstance(value, allowed) for value, allowed in zip(row.values, types.values(), strict=False))
+
+
+def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
+    """Whether the checksum of an entry is right. Versions before the fifth stored none."""
+    body = values["body"] if values["body_blob"] is None else values["body_blob"]
+    columns = [values[name] for name in _CHECKED_COLUMNS]
+    if values["cost"] is not None:  # SQLite stores 1.0 as 1
+        columns[_CHECKED_COLUMNS.index("cost")] = float(values["cost"])
+    return values.get("checksum") in (None, checksum(str(body).encode(), columns))

@@ -8,28 +8,15 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.errors import StoreUnavailable
-from crow.store.sqlite.connection import FileId, file_id, make_directory
+from crow.store.sqlite.connection import FileId, file_id, make_directory, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rescue:
-    """Where the stored data is now. `words` tell the user what happened; empty if nothing was lost or moved.
-
-    `is_in_place` is false if another file is at the database's path: then `path` is a copy beside it.
-    """
-
-    path: Path
-    words: str
-    is_in_place: bool
 
 
 def rescue(
@@ -39,9 +26,10 @@ def rescue(
     *,
     shared: FileId | None,
     writing: Callable[[], AbstractContextManager[None]],
-) -> Rescue:
+) -> tuple[Path, str]:
     """Copy the open database to a new file: to `path` if no file is there, else to one beside it.
 
+    Returns where the stored data is now, and words for the user; empty if nothing was lost or moved.
     `opened` is the file that is open, `shared` the index of its write-ahead log (`-shm`; None without one). Writes
     happen inside `writing`.
 
@@ -56,13 +44,13 @@ def rescue(
                 found = file_id(path)
                 if found == opened or (found is not None and _holds_all(path, connection)):
                     logger.warning("%s was %s, and is back with all its content", path, what)
-                    return Rescue(path=path, words="", is_in_place=True)
+                    return path, ""
                 if found is None and _copy(connection, path):
                     words = (
                         f"{path} was deleted while crow was running. Crow has put it back with everything in it, from"
                         " the file that it still held open. Send this again."
                     )
-                    return Rescue(path=path, words=words, is_in_place=True)
+                    return path, words
                 copy = _name_beside(path, attempt)
                 if found is not None and _copy(connection, copy):
                     words = (
@@ -70,7 +58,7 @@ def rescue(
                         f" everything stored until now is in {copy}. To continue with it, close every crow and move it"
                         f" to {path}. To use the new file, restart crow."
                     )
-                    return Rescue(path=copy, words=words, is_in_place=False)
+                    return copy, words
     except (OSError, sqlite3.Error, StoreUnavailable) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreUnavailable(
@@ -87,17 +75,14 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
         return
     with suppress(sqlite3.Error):  # somebody reads; the log stays open here without its name
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    for suffix in ("-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            os.unlink(f"{path}{suffix}")
+    remove_files(path, suffixes=("-wal", "-shm"))
 
 
 def _copy(connection: sqlite3.Connection, target: Path) -> bool:
     """Copy the database to `target`. Returns false, and does nothing, if that exists or somebody wrote meanwhile."""
     make_directory(target.parent)
     part = target.with_name(f"{target.name}.part-{os.getpid()}")
-    with suppress(FileNotFoundError):
-        part.unlink()
+    part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         version = _data_version(connection)
@@ -109,9 +94,7 @@ def _copy(connection: sqlite3.Connection, target: Path) -> bool:
         finally:
             connection.execute("ROLLBACK")
     finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            with suppress(FileNotFoundError):
-                os.unlink(f"{part}{suffix}")
+        remove_files(part)
 
 
 def _move(part: Path, target: Path) -> bool:
@@ -141,9 +124,7 @@ def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=1)) as other:
             other.execute("PRAGMA query_only = ON")
-            if other.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
-                return False
-            if other.execute("PRAGMA user_version").fetchone() != (VERSION,):
+            if (pragma(other, "application_id"), pragma(other, "user_version")) != (APPLICATION_ID, VERSION):
                 return False
             for session, conversation, *leaf in connection.execute(query):
                 found = other.execute("SELECT conversation FROM sessions WHERE id = ?", (session,)).fetchone()
@@ -159,7 +140,7 @@ def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
 
 def _data_version(connection: sqlite3.Connection) -> int:
     """A number that changes whenever another connection writes."""
-    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+    return int(pragma(connection, "data_version"))
 
 
 def _name_beside(path: Path, attempt: int) -> Path:

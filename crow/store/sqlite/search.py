@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from crow.domain.entries import Assistant, Checkpoint, Command, Entry, Reminder, Skill, ToolResult
 from crow.store import Hit, Scan, Scope
 from crow.store.sqlite.database import UsesDatabase, snapshot
-from crow.store.sqlite.paths import damage, entries_of, is_on_path, marks, path_ids, session_row
+from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -66,16 +66,10 @@ class SearchMethods(UsesDatabase):
 
     @snapshot()
     def search(
-        self,
-        sql: Connection,
-        query: str,
-        *,
-        session_id: str | None = None,
-        scope: Scope | None = None,
-        limit: int = 20,
+        self, sql: Connection, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
     ) -> tuple[Hit, ...]:
         leaf = session_row(sql, session_id).leaf if session_id is not None else None
-        words = _words_of(query)
+        words = query.replace("\0", " ").split()
         if not words:
             return ()
         # Words are quoted, so no character is an operator.
@@ -87,7 +81,7 @@ class SearchMethods(UsesDatabase):
             ids = _indexed(sql, match) if match else _all_messages(sql)
         else:
             path = path_ids(sql, leaf)
-            ids = _common(_indexed(sql, match), path) if match else islice(path, _MOST_PATH_ENTRIES)
+            ids = common_ids(_indexed(sql, match), path) if match else islice(path, _MOST_PATH_ENTRIES)
         limits = asdict(scope or Scope())
         found = chain(_titles(sql, match, session_id, limits), _texts(sql, ids, session_id, limits))
         hits = (_hit(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
@@ -95,16 +89,10 @@ class SearchMethods(UsesDatabase):
 
     @snapshot()
     def scan(
-        self,
-        sql: Connection,
-        query: str,
-        *,
-        session_id: str,
-        limit: int = 20,
-        without: Collection[str] = frozenset(),
+        self, sql: Connection, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
     ) -> Scan:
         leaf = session_row(sql, session_id).leaf
-        patterns = _patterns_of(_words_of(query))
+        patterns = _patterns_of(query.replace("\0", " ").split())
         if not patterns or limit < 1:
             return Scan(hits=(), stopped_at=None)
         hits = []
@@ -133,11 +121,15 @@ class UsageMethods(UsesDatabase):
         """
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
+        names = ["requests", "tokens_in", "tokens_out", "tokens_cached", "cost", *keys]
+        if "session" in keys:
+            names.append("title")
+            columns += ", coalesce(p.title, s.title)"
         order = "g_day, tokens_in DESC" if "day" in by else "sum(e.input_tokens) DESC"
         grouping = f"GROUP BY {', '.join(f'g_{key}' for key in keys)} ORDER BY {order}" if keys else ""
         rows = sql.execute(
             "SELECT count(*), coalesce(sum(e.input_tokens), 0) AS tokens_in, coalesce(sum(e.output_tokens), 0),"
-            f" coalesce(sum(e.cached_tokens), 0), sum(e.cost), coalesce(p.title, s.title){columns}"
+            f" coalesce(sum(e.cached_tokens), 0), sum(e.cost){columns}"
             " FROM entries e LEFT JOIN sessions s ON s.id = e.session AND s.conversation = e.conversation"
             " AND s.deleted_ms IS NULL"
             " LEFT JOIN sessions p ON p.id = s.parent_id AND p.deleted_ms IS NULL"
@@ -146,28 +138,13 @@ class UsageMethods(UsesDatabase):
             f" AND (:cwd IS NULL OR coalesce(p.cwd, s.cwd) = :cwd) AND {_IN_SCOPE} {grouping}",
             asdict(scope),
         )
-        return tuple(
-            UsageTotal(
-                requests=requests,
-                tokens_in=tokens_in,
-                tokens_out=tokens_out,
-                tokens_cached=tokens_cached,
-                cost=cost,
-                title=title if "session" in keys else None,
-                **dict(zip(keys, groups, strict=True)),
-            )
-            for requests, tokens_in, tokens_out, tokens_cached, cost, title, *groups in rows
-        )
+        return tuple(UsageTotal(**dict(zip(names, row, strict=True))) for row in rows)
 
 
 _IN_SCOPE = (
     "(:model IS NULL OR instr(lower(e.model), lower(:model)) > 0)"
     " AND (:since_ms IS NULL OR e.created_ms >= :since_ms) AND (:before_ms IS NULL OR e.created_ms < :before_ms)"
 )
-
-
-def _words_of(query: str) -> list[str]:
-    return query.replace("\0", " ").split()
 
 
 def _patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
@@ -200,8 +177,8 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
         if row is None:
             continue
         conversation, session, is_there, kind, created_ms, text = row
-        if why := damage(sql, entry_id):
-            text = f"[Entry {entry_id} ({kind}) could not be read: {why}.]"
+        for _, reason in unreadable_entries(sql, "e.id = ?", (entry_id,)):
+            text = f"[Entry {entry_id} ({kind}) could not be read: {reason}.]"
         if not is_there:
             session = session_id or _session_with(sql, conversation, entry_id, limits["cwd"])
         if session is not None:
@@ -227,18 +204,6 @@ def _indexed(sql: Connection, match: str) -> Iterator[int]:
 def _all_messages(sql: Connection) -> Iterator[int]:
     rows = sql.execute("SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC")
     return (row[0] for row in rows)
-
-
-def _common(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
-    """The values that two falling sequences share."""
-    other = next(right, None)
-    for value in left:
-        while other is not None and other > value:
-            other = next(right, None)
-        if other is None:
-            return
-        if other == value:
-            yield value
 
 
 def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:

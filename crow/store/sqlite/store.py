@@ -9,14 +9,13 @@ from sqlite3 import Connection
 from crow.store import Store
 from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
-from crow.store.sqlite.database import Database, JournalMode, snapshot, transaction
-from crow.store.sqlite.lease import Owner, enlist, retire
-from crow.store.sqlite.maintenance import MaintenanceMethods
+from crow.store.sqlite.database import Database, JournalMode, transaction
+from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.search import SearchMethods
 from crow.store.sqlite.sessions import SessionMethods
 
 
-class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods, Store):
+class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
     """A :class:`~crow.store.Store` in one file. The opener closes it."""
 
     def __init__(self, database: Database, owner: str) -> None:
@@ -43,7 +42,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods
         except BaseException:
             await database.close()
             raise
-        enlist(store.owner)
+        open_stores.add(store.owner)
         return store
 
     @property
@@ -54,12 +53,9 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods
         version = (self.database.foreign_version, self._times_learned)
         known = self._learned.get((base_url, model))
         if known is None or known[0] != version:
-            known = self._learned[base_url, model] = version, await self._read_facts(base_url, model)
+            facts = await self.database.read(lambda sql: _facts(sql, base_url, model))
+            known = self._learned[base_url, model] = version, facts
         return known[1]
-
-    @snapshot()
-    def _read_facts(self, sql: Connection, base_url: str, model: str) -> Mapping[str, object]:
-        return _facts(sql, base_url, model)
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         try:
@@ -82,7 +78,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, MaintenanceMethods
         try:
             await self.database.close()
         finally:
-            retire(self.owner)
+            open_stores.discard(self.owner)
 
 
 def _facts(sql: Connection, base_url: str, model: str) -> Mapping[str, object]:

@@ -7,35 +7,30 @@ import json
 import sqlite3
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, groupby
 from operator import itemgetter
+from typing import Any, TypeAlias
 
 from crow.domain.entries import Body, Entry, NewEntry
 from crow.domain.errors import ArgumentError, StoreUnavailable
+from crow.store import portable
 from crow.store.codec import Encoded, encode
-from crow.store.portable import (
-    FORMAT,
-    Block,
-    ConversationRecord,
-    End,
-    EntryRecord,
-    ExportFile,
-    Header,
-    MoveRecord,
-    Record,
-    SessionRecord,
-    blob_record,
-    line_of,
-    renumbered,
-)
+from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
 from crow.store.sqlite.append import SessionState
+from crow.store.sqlite.connection import insert
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
 from crow.store.sqlite.sessions import set_title
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
+
+_COPIED = ("turn", "model", "usage", "cost", "estimate")
+"""Fields of an entry that are the same in the file."""
+
+_WRITTEN_LATER = ("title", "leaf", "listed")
+"""Fields of a session that are not columns of its new row, or not yet."""
 
 _PIECE_RECORDS = 200
 _PIECE_CHARACTERS = 1024 * 1024
@@ -62,66 +57,55 @@ class ExportSelection:
     """What is exported of a conversation: the paths of the chosen sessions, what they wrote, and where they stood.
 
     `head` and `moves` are ready; `ids` are the entries, ascending. Those in `missing` are named by others but are not
-    in the database, which is damaged.
+    in the database, which is damaged. `written_blobs` are already in the file.
     """
 
     conversation: int
-    head: tuple[ConversationRecord | SessionRecord, ...]
+    head: tuple[portable.ConversationRecord | SessionRecord, ...]
     moves: tuple[MoveRecord, ...]
     ids: array[int]
     missing: frozenset[int]
     sessions: frozenset[str]
+    written_blobs: set[str] = field(default_factory=set)
 
 
 class Lines:
-    """Writes the lines of one export file: `header`, then for each conversation `head`, `entries`, `moves`; `end`."""
+    """Writes the lines of one export file: a header, then the head, entries and moves of each conversation; `end`."""
 
     def __init__(self) -> None:
         self._count = 0
         self._hash = hashlib.sha256()
-        self._blobs: set[str] = set()
 
-    def header(self) -> bytes:
-        """The first line."""
-        return self._counted(line_of(Header(format=FORMAT)))
-
-    def head(self, chosen: ExportSelection) -> bytes:
-        """The conversation and its sessions."""
-        self._blobs = set()
-        return b"".join(self._counted(line_of(record)) for record in chosen.head)
+    def records(self, *records: Record) -> bytes:
+        """The lines of records that are not entries."""
+        return b"".join(self._counted(portable.line_of(record)) for record in records)
 
     def entries(self, chosen: ExportSelection, entries: Sequence[Entry]) -> Iterator[bytes]:
         """Some of its entries, each after the blobs that it is the first to name."""
         for entry in entries:
-            numbered = renumbered(entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one))
+            numbered = portable.renumbered(
+                entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one)
+            )
             body = encode(numbered)
             text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
             for name, data in body.blobs.items():
-                if name != body.spilled and name not in self._blobs:
-                    self._blobs.add(name)
-                    yield self._counted(line_of(blob_record(name, data)))
+                if name != body.spilled and name not in chosen.written_blobs:
+                    chosen.written_blobs.add(name)
+                    yield self._counted(portable.line_of(portable.blob_record(name, data)))
             record = EntryRecord(
                 id=_number(chosen.ids, entry.id),
                 parent=None if entry.parent is None or entry.parent >= entry.id else _number(chosen.ids, entry.parent),
                 session=entry.session if entry.session in chosen.sessions else None,
-                turn=entry.turn,
-                model=entry.model,
-                usage=entry.usage,
-                cost=entry.cost,
-                estimate=entry.estimate,
                 created_ms=entry.created_ms,
                 kind=body.kind,
                 body={},
+                **{name: getattr(entry, name) for name in _COPIED},
             )
-            yield self._counted(line_of(record, body=text))
-
-    def moves(self, chosen: ExportSelection) -> bytes:
-        """The moves of its sessions."""
-        return b"".join(self._counted(line_of(record)) for record in chosen.moves)
+            yield self._counted(portable.line_of(record, body=text))
 
     def end(self) -> bytes:
         """The last line."""
-        return line_of(End(lines=self._count, sha256=self._hash.hexdigest()))
+        return portable.line_of(portable.End(lines=self._count, sha256=self._hash.hexdigest()))
 
     def _counted(self, line: bytes) -> bytes:
         self._count += 1
@@ -152,41 +136,38 @@ def choose(
     ids, missing = _entry_ids(connection, chosen)
     query = "SELECT created_ms FROM conversations WHERE id = ?"
     (created_ms,) = connection.execute(query, (conversation,)).fetchone() or (0,)
-    names = [field.name for field in fields(SessionRecord)]
-    records = []
-    for row in connection.execute(
+    records, moves = [], []
+    query = (
         "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
-        " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number",
-        chosen,
-    ):
-        values = dict(zip(names, row, strict=True))
+        " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number"
+    )
+    for values in _values_for(SessionRecord, connection.execute(query, chosen)):
         values |= {name: bool(values[name]) for name in ("title_by_user", "listed", "archived")}
         for name in ("parent_id", "forked_from"):
             values[name] = values[name] if values[name] in known else None
         values["leaf"] = _maybe_number(ids, values["leaf"])
         records.append(SessionRecord(**values))
-    moves = connection.execute(
+    query = (
         "SELECT session, from_leaf, to_leaf, reason, created_ms FROM moves"
-        " WHERE session IN (SELECT value FROM json_each(:ids)) ORDER BY id",
-        chosen,
+        " WHERE session IN (SELECT value FROM json_each(:ids)) ORDER BY id"
     )
+    for values in _values_for(MoveRecord, connection.execute(query, chosen)):
+        values |= {name: _maybe_number(ids, values[name]) for name in ("from_leaf", "to_leaf")}
+        moves.append(MoveRecord(**values))
     return ExportSelection(
         conversation=conversation,
-        head=(ConversationRecord(created_ms=created_ms), *records),
-        moves=tuple(
-            MoveRecord(
-                session=session,
-                from_leaf=_maybe_number(ids, from_leaf),
-                to_leaf=_maybe_number(ids, to_leaf),
-                reason=reason,
-                created_ms=created_ms,
-            )
-            for session, from_leaf, to_leaf, reason, created_ms in moves
-        ),
+        head=(portable.ConversationRecord(created_ms=created_ms), *records),
+        moves=tuple(moves),
         ids=ids,
         missing=missing,
         sessions=frozenset(sessions),
     )
+
+
+def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Each row as the fields of a record, in their order."""
+    names = [field.name for field in fields(record)]
+    return (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def next_entries(
@@ -248,12 +229,8 @@ class ImportDefaults:
     mode: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Some records of a conversation, ready to be written; entries come with their bodies as stored."""
-
-    entries: Sequence[tuple[EntryRecord, Encoded]]
-    moves: Sequence[MoveRecord]
+Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
+"""Some records of a conversation, ready to be written; entries come with their bodies as stored."""
 
 
 class Importer:
@@ -283,15 +260,13 @@ class Importer:
         self._base = _reserve_ids(connection, self._block.entries)
         for record, body in self._records:
             match record:
-                case ConversationRecord(created_ms=created_ms):
+                case portable.ConversationRecord(created_ms=created_ms):
                     self._add_conversation(connection, created_ms, now_ms)
                 case SessionRecord():
                     self._add_session(connection, record)
                 case EntryRecord() | MoveRecord():
                     self._records = chain([(record, body)], self._records)
                     break
-                case _:
-                    pass
         # For entries of sessions that are not in the file: they count for no session.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._states[None].session_id = ""
@@ -306,19 +281,18 @@ class Importer:
 
         :raises ArgumentError: the file was changed since it was checked.
         """
-        entries: list[tuple[EntryRecord, Encoded]] = []
-        moves: list[MoveRecord] = []
+        piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
         characters = 0
         for record, body in self._records:
             if isinstance(record, EntryRecord) and body is not None:
-                stored = encode(renumbered(body, lambda number: self._id(number) or 0, self._bound))
+                stored = encode(portable.renumbered(body, lambda number: self._id(number) or 0, self._bound))
                 characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
-                entries.append((record, stored))
+                piece.append((record, stored))
             elif isinstance(record, MoveRecord):
-                moves.append(record)
-            if len(entries) + len(moves) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
+                piece.append(record)
+            if len(piece) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
                 break
-        return Piece(entries=entries, moves=moves) if entries or moves else None
+        return piece or None
 
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece. :raises StoreUnavailable: others took this process for dead and removed what it wrote."""
@@ -329,20 +303,18 @@ class Importer:
             raise StoreUnavailable(
                 "The import was interrupted for too long and has been removed. Import the file again."
             )
-        for record, stored in piece.entries:
+        for one in piece:
+            if isinstance(one, MoveRecord):
+                leaves = {"from_leaf": self._id(one.from_leaf), "to_leaf": self._id(one.to_leaf)}
+                insert(connection, "moves", {**asdict(one), **leaves})
+                continue
+            record, stored = one
             state = self._states[record.session]
             state.leaf, state.now_ms = self._id(record.parent), record.created_ms
             new = NewEntry(
                 body=stored.body, model=record.model, usage=record.usage, cost=record.cost, estimate=record.estimate
             )
             state.add(new, turn=record.turn, encoded=stored, entry_id=self._base + record.id)
-        connection.executemany(
-            "INSERT INTO moves (session, from_leaf, to_leaf, reason, created_ms) VALUES (?, ?, ?, ?, ?)",
-            [
-                (move.session, self._id(move.from_leaf), self._id(move.to_leaf), move.reason, move.created_ms)
-                for move in piece.moves
-            ],
-        )
 
     def show(self, connection: sqlite3.Connection) -> None:
         """Make the sessions visible: all of the file is imported."""
@@ -357,9 +329,7 @@ class Importer:
             )
 
     def _add_conversation(self, connection: sqlite3.Connection, created_ms: int, now_ms: int) -> None:
-        cursor = connection.execute("INSERT INTO conversations (created_ms) VALUES (?)", (created_ms,))
-        assert cursor.lastrowid is not None
-        self._conversation = cursor.lastrowid
+        self._conversation = insert(connection, "conversations", {"created_ms": created_ms})
         connection.execute(
             "INSERT OR REPLACE INTO imports (conversation, hash, created_ms) VALUES (?, ?, ?)",
             (self._conversation, self._block.hash, now_ms),
@@ -367,13 +337,12 @@ class Importer:
 
     def _add_session(self, connection: sqlite3.Connection, record: SessionRecord) -> None:
         values = {
-            **{name: getattr(record, name) for name in _SESSION_COLUMNS},
+            **{field.name: getattr(record, field.name) for field in fields(record) if field.name not in _WRITTEN_LATER},
             "conversation": self._conversation,
             "model": self._defaults.model,
             "mode": self._defaults.mode,
         }
-        marks = ", ".join("?" * len(values))
-        connection.execute(f"INSERT INTO sessions ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+        insert(connection, "sessions", values)
         if record.title is not None:
             set_title(connection, record.id, record.title)
         self._rows.append(record)
@@ -385,12 +354,6 @@ class Importer:
 
     def _bound(self, number: int) -> int:
         return self._base + max(1, min(number, self._block.entries + 1))
-
-
-_SESSION_COLUMNS = (
-    *("id", "cwd", "title_by_user", "parent_id", "forked_from", "turn", "archived", "created_ms", "updated_ms"),
-)
-"""Columns that a new row takes from the file as they are."""
 
 
 def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:

@@ -196,7 +196,7 @@ async def test_new_moves_the_alias_to_a_new_session_and_leaves_the_old_one_as_it
         )
     async with opened(tmp_path, model, session_id="named") as run:
         answer = await say(run, "one", "/new")
-        made = await run.store.named("cli:default")
+        made = await run.store.session_by_alias("cli:default")
         assert made is not None
         assert f"`{made.id}`" in answer
         assert (made.leaf, made.mode, made.cwd, made.has_prompt) == (None, "auto", str(tmp_path), False)
