@@ -6,7 +6,7 @@ import pytest
 from anyio import pytest_plugin
 
 # In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
-pytest_plugin.set_current_async_library = lambda _: None  # type: ignore[assignment]
+setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B010  not a public name
 
 
 @pytest.fixture

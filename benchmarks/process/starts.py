@@ -6,9 +6,11 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.process.bench import FLOORS, Bench
+from benchmarks.process.client import Turn
 from benchmarks.process.endpoint import prompt
 from benchmarks.rows import ROOT, Row, of_times
 
@@ -22,7 +24,7 @@ SERVER = ROOT / "tests" / "tools" / "servers" / "various.py"
 
 def starts(bench: Bench) -> list[Row]:
     """Spawn to `initialize` answered, beside `import acp` alone, by turns."""
-    crow, imports, imported, raw, sdk = ([] for _ in range(5))
+    crow, imports, imported, raw, sdk = (list[float]() for _ in range(5))
     for number in range(ROUNDS + 1):
         whole, ready = import_alone(bench.place)
         times = [whole, ready, *(started(bench, floor) for floor in (None, *FLOORS))]
@@ -93,13 +95,17 @@ def exits(bench: Bench) -> list[Row]:
     for _ in range(3):
         with bench.session(servers=[server]) as (agent, session):
             turn = agent.begin(session, prompt(calls=1, tool="shell", arguments='{"command": "sleep 60"}'))
-            agent.until(lambda turn=turn: any(b'"in_progress"' in line for _, line in turn.lines))
+            agent.until(partial(is_running, turn))
             agent.settle(0.3)
             busy.append(agent.close())
     return [
         of_times("exit after stdin closed, alone", alone, limit=100, floor=statistics.median(floor) * 1e3),
         of_times("exit, with an MCP server and a running command", busy, limit=1000),
     ]
+
+
+def is_running(turn: Turn) -> bool:
+    return any(b'"in_progress"' in line for _, line in turn.lines)
 
 
 def idle(bench: Bench) -> list[Row]:

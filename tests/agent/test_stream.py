@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -180,7 +182,7 @@ async def test_a_retry_is_reported_before_the_text_that_follows_it() -> None:
     branch = Branch()
 
     class Stream(ScriptedStream):
-        async def __aiter__(self):  # type: ignore[no-untyped-def]
+        async def __aiter__(self) -> AsyncIterator[Delta]:
             yield Retrying(reason="Busy.", wait_s=2.0)
             async for delta in super().__aiter__():
                 yield delta
@@ -202,7 +204,7 @@ async def test_retries_of_one_answer_are_reported_once() -> None:
     branch = Branch()
 
     class Stream(ScriptedStream):
-        async def __aiter__(self):  # type: ignore[no-untyped-def]
+        async def __aiter__(self) -> AsyncIterator[Delta]:
             yield Retrying(reason="Busy.", wait_s=2.0)
             yield Retrying(reason="Still busy.", wait_s=4.0)
             async for delta in super().__aiter__():

@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from crow.llm.sse import SseDecoder
 from tests.llm.streams import FIXTURES, Fixture, Outcome, outcome_of
@@ -84,7 +85,8 @@ def reshaped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
         event = json.loads(events[at].removeprefix(b"data: "))
     except (ValueError, RecursionError):
         return stream
-    node, above = event, []
+    node: Any = event
+    above: list[tuple[Any, Any]] = []
     while isinstance(node, (dict, list)) and node and (not above or chance.random() < 0.8):
         key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
         above.append((node, key))
@@ -207,7 +209,8 @@ def texts(value: object) -> list[str]:
 
 def main(cases: int, seed: int) -> int:
     streams = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < LARGEST]
-    answers = failures = slowest = calls = 0
+    answers = failures = calls = 0
+    slowest = 0.0
     began = time.monotonic()
     for number in range(cases):
         chance = random.Random(f"{seed} {number}")

@@ -104,9 +104,10 @@ def read(data: bytes) -> None:
             lambda given: option_value(given.get("configId"), given.get("value"), model="a", models=["b"]),
         )
         params = message.get("params")
-        for reader in readers if isinstance(params, dict) else ():
-            with contextlib.suppress(CrowError, RequestError):
-                reader({"cwd": "/"} | params)
+        if isinstance(params, dict):
+            for reader in readers:
+                with contextlib.suppress(CrowError, RequestError):
+                    reader({"cwd": "/", **params})
         permission_answer(message.get("result"))
         elicitation_answer(message.get("result"))
 

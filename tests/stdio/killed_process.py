@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from tests.stdio.conftest import StartCrow
-from tests.support.acp_client import CrowProcess
+from tests.support.acp_client import Call, CrowProcess
 
 __all__ = ["die_in_turns"]
 
@@ -38,9 +39,7 @@ async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: i
                 assert await call.result() == {"stopReason": "end_turn"}
                 continue
             wanted = since + chance.randint(1, LINES)
-            await agent.wait_for(lambda _, agent=agent, wanted=wanted, call=call: (
-                len(agent.log) >= wanted or call.outcome.done()
-            ))  # fmt: skip
+            await agent.wait_for(partial(_has_lines, agent, call, wanted))
             await asyncio.sleep(chance.random() * 0.02)
             await agent.kill()
             shown |= completed(agent, session, since=since)
@@ -51,6 +50,10 @@ async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: i
         ).fetchall()
         assert turns == [("turn_end", kills + 1), ("user", kills + 1)]
         assert connection.execute("SELECT state FROM sessions").fetchall() == [("idle",)]
+
+
+def _has_lines(agent: CrowProcess, call: Call, wanted: int, _: object) -> bool:
+    return len(agent.log) >= wanted or call.outcome.done()
 
 
 def check(agent: CrowProcess, session: str, number: int, shown: set[str]) -> None:

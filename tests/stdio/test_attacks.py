@@ -118,7 +118,7 @@ async def test_commands_and_servers_get_no_endpoint_keys(
         "A_COPY": "Bearer sk-nest-0123456789",
         "ALL_PROXY": "socks5://sk-work-0123456789@127.0.0.1:1",
     }
-    steps = [
+    steps: list[tuple[str, dict[str, Any]]] = [
         ("shell", {"command": "env"}),
         ("shell", {"command": "env", "background": True}),
         *(("srv__env", {"text": name}) for name in (*keys, "TOKEN")),

@@ -16,7 +16,7 @@ from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
 
 SUMMARY = "## Goal\nBuild a nest.\n## Next\nFind twigs."
-ASKS = {"session": {"compaction": {}}}
+ASKS: dict[str, Any] = {"session": {"compaction": {}}}
 
 
 def configure(home: Path, window: int = 24_000) -> None:

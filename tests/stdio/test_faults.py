@@ -313,9 +313,9 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
         locked = f"{home / 'crow.db'} is locked by another program (waited 0.2 s). End that program, then try again."
         with held(home / "crow.db"):
             gate.open()
-            for answer in (call.result(), agent.prompt(session, "too early")):
+            for result in (call.result(), agent.prompt(session, "too early")):
                 with pytest.raises(RpcError) as raised:
-                    await answer
+                    await result
                 assert raised.value.message == locked
             shown = agent.text(session)
         assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stdio.conftest import StartCrow
-from tests.support.acp_client import Call, CrowProcess
+from tests.support.acp_client import Call, CrowProcess, RpcError
 
 GONE = -32002
 CHANGES = ("session/set_mode", "session/set_config_option")
@@ -19,12 +19,13 @@ TEXT = [{"type": "text", "text": "say more"}]
 
 
 def params_of(method: str, session: str, place: Path) -> dict[str, Any]:
-    more: dict[str, dict[str, Any]] = {
+    more: dict[str, dict[str, Any]] = {method: {"cwd": str(place), "mcpServers": []} for method in OPENINGS}
+    more |= {
         "session/prompt": {"prompt": TEXT},
         "_session/steering": {"prompt": TEXT},
         "session/set_mode": {"modeId": "plan"},
         "session/set_config_option": {"configId": "thought_level", "value": "high"},
-    } | {method: {"cwd": str(place), "mcpServers": []} for method in OPENINGS}
+    }
     return {"sessionId": session} | more.get(method, {})
 
 
@@ -33,6 +34,7 @@ async def outcome(call: Call, session: str) -> Any:
     answer = (await asyncio.gather(call.result(), return_exceptions=True))[0]
     if isinstance(answer, dict):
         return answer.get("stopReason", True)
+    assert isinstance(answer, RpcError)
     assert answer.data["sessionId"] == session
     return answer.code
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.support.fake_endpoint import FakeEndpoint
 SERVER = Path(__file__).parents[1] / "tools" / "servers" / "various.py"
 NEST = f'[mcp_servers.nest]\ncommand = "{sys.executable}"\nargs = ["-I", "-S", "{SERVER}", "asks"]\n'
 ALL = {"fs": {"readTextFile": True, "writeTextFile": True}, "elicitation": {"form": {}}}
-LATE = {
+LATE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "session/request_permission": allow_once,
     "elicitation/create": lambda _: {"action": "accept", "content": {"name": "Ada"}},
     "fs/read_text_file": lambda _: {"content": "late"},
@@ -68,7 +70,7 @@ async def withdrawn(agent: CrowProcess, method: str, since: int) -> None:
     """Wait until each request of this method was taken back."""
     for request_id in asked(agent, method, since):
         taken_back = {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": request_id}}
-        await agent.wait_for(lambda message, expected=taken_back: bool(message == expected), since=since)
+        await agent.wait_for(partial(operator.eq, taken_back), since=since)
 
 
 def results(agent: CrowProcess, session: str, since: int) -> list[tuple[str, str]]:

@@ -191,7 +191,7 @@ async def test_a_call_with_900_kilobytes_of_arguments_runs(
     cuts = [arguments[at : at + 40] for at in range(0, len(arguments), 40)]
     if form == "arguments":
         head = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": ""}}
-        deltas = [{"tool_calls": [head]}]
+        deltas: list[dict[str, Any]] = [{"tool_calls": [head]}]
         deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": cut}}]} for cut in cuts]
     else:
         deltas = [{"content": piece} for piece in ('{"name": "write_file", "arguments": ', *cuts, "}")]

@@ -84,7 +84,7 @@ def content(home: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("files", "directory"), [(0o600, 0o500), (0o400, 0o500), (0o400, 0o700)])
 async def test_sessions_of_a_read_only_database_can_be_listed_shown_and_exported(
     tmp_path: Path, state: str, files: int, directory: int
-):
+) -> None:
     path = await made(tmp_path / "home")
     home, other = path.parent, None
     match state:

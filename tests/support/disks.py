@@ -88,6 +88,7 @@ def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
 
     def connected(path: Any, **options: Any) -> sqlite3.Connection:
-        return connect(f"{path}&vfs=unix-none" if options.get("uri") else path, **options)
+        connection: sqlite3.Connection = connect(f"{path}&vfs=unix-none" if options.get("uri") else path, **options)
+        return connection
 
     monkeypatch.setattr(sqlite3, "connect", connected)

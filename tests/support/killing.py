@@ -18,9 +18,10 @@ import sqlite3
 import subprocess
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from tests.support.scripted_model import Say, ScriptedModel, call
 __all__ = ["Report", "killed"]
 
 Tell = Callable[[list[int]], None]
-Scene = Callable[[Path, Tell], Awaitable[None]]
+Scene = Callable[[Path, Tell], Coroutine[None, None, None]]
 
 HALVES = (
     "SELECT * FROM blob_refs WHERE entry NOT IN (SELECT id FROM entries) OR blob NOT IN (SELECT hash FROM blobs)",
@@ -264,7 +265,7 @@ async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:
     await store.tidy()
 
 
-def fork(scene: Callable[[Tell], Awaitable[None]], *, kill_at: int | None) -> tuple[int, list[int], str]:
+def fork(scene: Callable[[Tell], Coroutine[None, None, None]], *, kill_at: int | None) -> tuple[int, list[int], str]:
     """Run `scene` in a child: its exit code, the entries it reported, and a traceback if it failed."""
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -299,22 +300,26 @@ def _kill_at(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
+        connection: sqlite3.Connection = connect(*arguments, **options)
         connection.set_trace_callback(trace)
         return connection
 
     sqlite3.connect = traced  # type: ignore[assignment]
 
 
+async def _look(place: Path, told: list[int], _: Tell) -> None:
+    await look(place, told)
+
+
 def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, report: Report, *, step: int) -> None:
     """Kill `scene` at every `step`th statement until it ends first."""
     for number, place in zip(count(1, step), _places(directory / name, start), strict=False):
-        ended, told, failure = fork(lambda tell, place=place: scene(place, tell), kill_at=number)
+        ended, told, failure = fork(partial(scene, place), kill_at=number)
         if ended == 0:
             return
         if ended == -signal.SIGKILL:
             report.kills[name] = report.kills.get(name, 0) + 1
-            _, _, failure = fork(lambda _, place=place, told=told: look(place, told), kill_at=None)
+            _, _, failure = fork(partial(_look, place, told), kill_at=None)
         if failure:
             report.failures.append(f"{name}, killed at statement {number}:\n{failure}")
 
@@ -324,7 +329,7 @@ def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
     for number in count():
         place = directory / str(number if start is None else number // FRESH_AFTER) / "crow.db"
         if start is not None and not place.exists():
-            fork(lambda tell, place=place: start(place, tell), kill_at=None)
+            fork(partial(start, place), kill_at=None)
         yield place
         if start is None:
             shutil.rmtree(place.parent, ignore_errors=True)

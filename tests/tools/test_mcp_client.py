@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -28,7 +29,7 @@ def names(box: object) -> list[str]:
     return [spec.name for spec in box.toolbox.specs()]  # type: ignore[attr-defined]
 
 
-async def test_built_in_tools_come_first_and_servers_in_the_order_given(open_box: OpenBox):
+async def test_built_in_tools_come_first_and_servers_in_the_order_given(open_box: OpenBox) -> None:
     async with open_box(stdio("unruly.py", "garbage", name="b"), stdio("unruly.py", "flood", name="a")) as box:
         assert names(box) == BUILT_IN
         await box.toolbox.wait_ready(30)
@@ -42,7 +43,7 @@ async def test_built_in_tools_come_first_and_servers_in_the_order_given(open_box
 
 
 @pytest.mark.parametrize("era", ["classic", "modern"])
-async def test_both_protocol_versions_work(open_box: OpenBox, era: str):
+async def test_both_protocol_versions_work(open_box: OpenBox, era: str) -> None:
     async with open_box(stdio("tiny.py", era)) as box:
         await box.toolbox.wait_ready(30)
         assert [status.state for status in box.toolbox.servers()] == ["ready"]
@@ -50,14 +51,14 @@ async def test_both_protocol_versions_work(open_box: OpenBox, era: str):
 
 
 @pytest.mark.parametrize("how", ["-32600", "-32601", "-32602", "-32020", "-32021", "-32022", "greets"])
-async def test_a_server_that_refuses_the_old_handshake_gets_the_new_one(open_box: OpenBox, how: str):
+async def test_a_server_that_refuses_the_old_handshake_gets_the_new_one(open_box: OpenBox, how: str) -> None:
     async with open_box(stdio("tiny.py", "modern", how)) as box:
         await box.toolbox.wait_ready(30)
         assert [(status.state, status.detail) for status in box.toolbox.servers()] == [("ready", "")]
         assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
 
 
-async def test_an_http_server_that_requires_the_new_headers_gets_them(open_box: OpenBox):
+async def test_an_http_server_that_requires_the_new_headers_gets_them(open_box: OpenBox) -> None:
     with http_server(ModernHttp) as url:
         async with open_box(HttpServer(name="web", url=url)) as box:
             await box.toolbox.wait_ready(30)
@@ -65,7 +66,7 @@ async def test_an_http_server_that_requires_the_new_headers_gets_them(open_box: 
             assert await box.run("web__whoami") == Outcome(text="you spoke 2026-07-28")
 
 
-async def test_results_become_text_pictures_and_errors(open_box: OpenBox):
+async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py", "pages")) as box:
         await box.toolbox.wait_ready(30)
         assert len(names(box)) == len(BUILT_IN) + 13
@@ -96,20 +97,20 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox):
     assert liar.text.startswith("MCP server srv gave liar an answer that cannot be used: Invalid structured content")
 
 
-async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox):
+async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
         await box.toolbox.wait_ready(30)
         assert await box.run("srv__count") == Outcome(text="counted")
         assert box.shown[0] == "1/2"
 
 
-async def test_an_external_call_is_announced_by_server_and_title(open_box: OpenBox):
+async def test_an_external_call_is_announced_by_server_and_title(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
         offer = await box.offer("srv__table")  # waits for the server to have started
         assert offer == PlannedCall(announcement=Announcement(title="srv: Give a table"), access="external")
 
 
-async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: Path):
+async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     async with open_box(stdio("tiny.py", env=(("CANCELLED_FILE", str(heard)),))) as box:
         await box.toolbox.wait_ready(30)
@@ -126,7 +127,7 @@ async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: P
         assert await box.run("srv__echo", text="alive") == Outcome(text="you said alive")
 
 
-async def test_a_call_that_takes_too_long_is_an_error_that_names_the_server(open_box: OpenBox):
+async def test_a_call_that_takes_too_long_is_an_error_that_names_the_server(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py"), call_timeout_s=0.3) as box:
         await box.toolbox.wait_ready(30)
         assert await box.run("srv__wait") == Outcome(
@@ -134,7 +135,7 @@ async def test_a_call_that_takes_too_long_is_an_error_that_names_the_server(open
         )
 
 
-async def test_a_server_that_dies_during_a_call_is_restarted_at_its_next_use(open_box: OpenBox):
+async def test_a_server_that_dies_during_a_call_is_restarted_at_its_next_use(open_box: OpenBox) -> None:
     failed = anyio.Event()
     listings: list[list[str]] = []
 
@@ -161,7 +162,7 @@ async def test_a_server_that_dies_during_a_call_is_restarted_at_its_next_use(ope
 
 async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr("crow.tools.mcp.connection.BACKOFF_S", 600)
     async with open_box(stdio("tiny.py")) as box:
         await box.toolbox.wait_ready(30)
@@ -180,7 +181,7 @@ async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(
 
 async def test_a_failed_server_is_not_started_again_before_its_backoff_unless_asked(
     open_box: OpenBox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr("crow.tools.mcp.connection.BACKOFF_S", 600)
     late = tmp_path / "late"
     server = StdioServer(name="late", command=str(late))
@@ -196,7 +197,7 @@ async def test_a_failed_server_is_not_started_again_before_its_backoff_unless_as
         assert box.toolbox.servers()[0].state == "ready"
 
 
-async def test_a_server_that_changes_its_tools_is_listed_again(open_box: OpenBox):
+async def test_a_server_that_changes_its_tools_is_listed_again(open_box: OpenBox) -> None:
     changed = anyio.Event()
 
     async def on_change() -> None:
@@ -211,7 +212,7 @@ async def test_a_server_that_changes_its_tools_is_listed_again(open_box: OpenBox
         assert await box.run("srv__extra") == Outcome(text="called extra")
 
 
-async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: OpenBox, tmp_path: Path):
+async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: OpenBox, tmp_path: Path) -> None:
     servers = (
         StdioServer(name="missing", command="no-such-program-anywhere"),
         stdio("unruly.py", "early-end", name="early"),
@@ -245,7 +246,7 @@ async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: O
     assert fault == 'No tool "mute__tool": MCP server mute is not available: it did not answer within 1 s'
 
 
-async def test_closing_ends_servers_that_ignore_everything(open_box: OpenBox, tmp_path: Path):
+async def test_closing_ends_servers_that_ignore_everything(open_box: OpenBox, tmp_path: Path) -> None:
     servers = [stdio("unruly.py", "deaf", str(tmp_path / f"pids{number}"), name=f"s{number}") for number in range(3)]
     async with open_box(*servers, stdio("unruly.py", "mute", name="mute")) as box:
         with anyio.fail_after(30):
@@ -256,7 +257,7 @@ async def test_closing_ends_servers_that_ignore_everything(open_box: OpenBox, tm
             await until_gone(int(pid))
 
 
-async def test_closing_stops_a_server_that_is_still_starting(open_box: OpenBox, tmp_path: Path):
+async def test_closing_stops_a_server_that_is_still_starting(open_box: OpenBox, tmp_path: Path) -> None:
     pid_file = anyio.Path(tmp_path / "pid")
     async with open_box(stdio("unruly.py", "mute", str(pid_file))) as box:
         with anyio.fail_after(30):
@@ -266,7 +267,7 @@ async def test_closing_stops_a_server_that_is_still_starting(open_box: OpenBox, 
     await until_gone(int(await pid_file.read_text()))
 
 
-async def test_cancelling_the_session_ends_its_servers(open_box: OpenBox, tmp_path: Path):
+async def test_cancelling_the_session_ends_its_servers(open_box: OpenBox, tmp_path: Path) -> None:
     with anyio.CancelScope() as scope:
         async with open_box(stdio("unruly.py", "deaf", str(tmp_path / "pids"))) as box:
             await box.run("srv__echo")
@@ -277,7 +278,7 @@ async def test_cancelling_the_session_ends_its_servers(open_box: OpenBox, tmp_pa
         await until_gone(int(pid))
 
 
-async def test_an_exception_of_the_session_is_raised_unchanged(open_box: OpenBox):
+async def test_an_exception_of_the_session_is_raised_unchanged(open_box: OpenBox) -> None:
     class Mine(Exception): ...
 
     async def session() -> None:
@@ -289,7 +290,7 @@ async def test_an_exception_of_the_session_is_raised_unchanged(open_box: OpenBox
         await session()
 
 
-async def test_two_external_calls_run_at_once(open_box: OpenBox):
+async def test_two_external_calls_run_at_once(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
         await box.toolbox.wait_ready(30)
         with anyio.fail_after(30):
@@ -299,7 +300,7 @@ async def test_two_external_calls_run_at_once(open_box: OpenBox):
                 tasks.cancel_scope.cancel()
 
 
-async def test_two_servers_with_one_name_get_their_own_calls(open_box: OpenBox):
+async def test_two_servers_with_one_name_get_their_own_calls(open_box: OpenBox) -> None:
     first = stdio("tiny.py", name="db", env=(("WHO", "first"),))
     second = stdio("tiny.py", name="db", env=(("WHO", "second"),))
     async with open_box(first, second) as box:
@@ -309,13 +310,13 @@ async def test_two_servers_with_one_name_get_their_own_calls(open_box: OpenBox):
     assert said == ["first", "second"]
 
 
-async def test_a_tool_whose_name_was_made_valid_can_be_called(open_box: OpenBox):
+async def test_a_tool_whose_name_was_made_valid_can_be_called(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
         await box.toolbox.wait_ready(30)
         assert await box.run("srv__get_user") == Outcome(text="called get.user")
 
 
-async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox):
+async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) -> None:
     async with open_box(stdio("unruly.py", "garbage")) as box:
         await box.toolbox.wait_ready(30)
         faulty = {
@@ -350,7 +351,7 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox):
     }
 
 
-async def test_a_bug_in_a_built_in_tool_is_raised_as_it_is(root: Path):
+async def test_a_bug_in_a_built_in_tool_is_raised_as_it_is(root: Path) -> None:
     class Broken(RecordingLog):
         async def recall(self, **_: object) -> str:
             raise ZeroDivisionError("a bug")
@@ -363,15 +364,16 @@ async def test_a_bug_in_a_built_in_tool_is_raised_as_it_is(root: Path):
             await toolbox.run(call("recall", query="x"), "call_1_0", unwatched)
 
 
-async def test_schemas_of_built_in_tools_are_valid():
+async def test_schemas_of_built_in_tools_are_valid() -> None:
     from jsonschema import Draft202012Validator
 
     for spec in builtin.SPECS:
-        Draft202012Validator.check_schema(dict(spec.input_schema))
-        assert set(spec.input_schema.get("required", ())) <= set(spec.input_schema["properties"])
+        schema: dict[str, Any] = dict(spec.input_schema)
+        Draft202012Validator.check_schema(schema)
+        assert set(schema.get("required", ())) <= set(schema["properties"])
 
 
-async def test_built_in_tools_do_not_block_the_event_loop(open_box: OpenBox, root: Path):
+async def test_built_in_tools_do_not_block_the_event_loop(open_box: OpenBox, root: Path) -> None:
     from blockbuster import blockbuster_ctx
 
     (root / "a.txt").write_text("one\n")
@@ -468,7 +470,7 @@ def http_server(handler: type[Http] = Http) -> Iterator[str]:
             thread.join()
 
 
-async def test_a_server_over_http_gets_its_headers(open_box: OpenBox):
+async def test_a_server_over_http_gets_its_headers(open_box: OpenBox) -> None:
     with http_server() as url:
         async with open_box(HttpServer(name="web", url=url, headers=(("Authorization", "Bearer t"),))) as box:
             await box.toolbox.wait_ready(30)
@@ -476,7 +478,7 @@ async def test_a_server_over_http_gets_its_headers(open_box: OpenBox):
             assert await box.run("web__whoami") == Outcome(text="you are Bearer t")
 
 
-async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_its_next_use(open_box: OpenBox):
+async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_its_next_use(open_box: OpenBox) -> None:
     with http_server() as url:
         async with open_box(HttpServer(name="web", url=url)) as box:
             await box.toolbox.wait_ready(30)
