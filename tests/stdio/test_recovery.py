@@ -81,7 +81,7 @@ async def test_kill_during_streaming_marks_the_text_as_interrupted(
 async def test_kill_during_a_tool_reports_its_effects_as_unknown(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.script(fake.calls(("shell", {"command": "echo $$ > pid; sleep 60"}), say="I run it."))
+    endpoint.script(fake.calls(("shell", {"command": "echo $$ > pid; sleep 600"}), say="I run it."))
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
         await agent.start_prompt(session, "run it")

@@ -342,7 +342,7 @@ async def test_a_signal_exits_cleanly_and_reports_the_call_before_the_prompt(
     async with crow(answers={"session/request_permission": allow_once}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        call = await agent.start_prompt(session, "run sleep 60")
+        call = await agent.start_prompt(session, "run sleep 600")
         await agent.wait_for_update("tool_call_update", status="in_progress")
         agent.send_signal(number)
         assert await agent.wait() == 0
@@ -358,7 +358,7 @@ def test_files_work_in_place_of_pipes(home: Path, place: Path, tmp_path: Path) -
     with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as sink:
         command = [sys.executable, "-m", "crow", "acp"]
         done = subprocess.run(
-            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=place, env=env, timeout=20, check=False
+            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=place, env=env, timeout=60, check=False
         )
     answers = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")
@@ -369,11 +369,11 @@ async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, p
     async with crow(argv=FRESH) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        await agent.start_prompt(session, "run echo begun; sleep 60")  # it says nothing, so no write can fail
+        await agent.start_prompt(session, "run echo begun; sleep 600")  # it says nothing, so no write can fail
         await agent.wait_for_update("tool_call_update", status="in_progress")
         transport = agent._process._transport  # type: ignore[union-attr]
         transport.get_pipe_transport(1).close()
-        await asyncio.wait_for(agent._process.wait(), 10)
+        await asyncio.wait_for(agent._process.wait(), 60)
         assert agent.returncode == 0
 
 
@@ -407,7 +407,7 @@ async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCro
         assert "Twigs" in agent.text(session)
         assert agent.text(session).endswith("two")
         assert (place / "a.txt").read_text() == "one\n"
-        call = await agent.start_prompt(session, "run echo be''gun; sleep 60")
+        call = await agent.start_prompt(session, "run echo be''gun; sleep 600")
         # before it has begun, asyncio itself would end it by SIGKILL
         await agent.wait_for(lambda message: "begun" in str(message), since=call.index)
         await agent.notify("session/cancel", {"sessionId": session})

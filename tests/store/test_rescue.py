@@ -211,7 +211,7 @@ class Other:
         assert self.process.stdout.readline() == "written\n"
 
     def end(self) -> None:
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
 
 async def test_a_write_of_another_process_during_the_copy_is_copied_too(

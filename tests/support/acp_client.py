@@ -24,7 +24,7 @@ from crow.trace.schema import SchemaChecker, Side, Violation
 from tests.support import fork_server
 from tests.support.house_rules import HouseRules
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 LINE_BYTES = 1_000_000
 STREAM_BYTES = 64 << 20
 

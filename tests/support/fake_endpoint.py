@@ -219,12 +219,12 @@ class FakeEndpoint:
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         try:
             yield endpoint
         finally:
             stop.open()
-            thread.join(10)
+            thread.join(60)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -27,7 +27,7 @@ __all__ = ["SECRET", "Besieged", "batches"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "sk-hostile-0123456789abcdef"
-WAIT_S = 60.0
+WAIT_S = 120.0
 SESSIONS = ("@0", "@1", "@2")
 """Stand for the sessions that are open when the siege begins."""
 

@@ -57,7 +57,7 @@ async def test_prompts_are_listed_filled_in_and_updated(open_box: OpenBox) -> No
                 await box.toolbox.fill(offered[f"srv:{name}"], {})
 
         await box.toolbox.fill(offered["srv:more"], {})
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await changed.wait()
         assert await box.toolbox.prompt("srv:nothing") is None
         assert await box.toolbox.prompt("other:talk") is None

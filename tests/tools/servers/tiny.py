@@ -74,7 +74,7 @@ def call(params: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
         case "wait":
             token = meta["progressToken"]
             send({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
-            cancelled.wait(30)
+            cancelled.wait(600)
             return text("cancelled" if cancelled.is_set() else "waited")
         case "die":
             print("about to die", file=sys.stderr, flush=True)

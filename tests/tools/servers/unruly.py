@@ -61,22 +61,22 @@ def flood() -> None:
 match how:
     case "mute":
         note(os.getpid())
-        time.sleep(60)
+        time.sleep(600)
     case "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen([sys.executable, "-I", "-S", __file__, "deaf-child"], stdin=subprocess.DEVNULL)
         note(os.getpid(), child.pid)
         serve()
         while True:
-            time.sleep(60)
+            time.sleep(600)
     case "deaf-child":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(60)
+        time.sleep(600)
     case "early-end":
         print("bad configuration: no token", file=sys.stderr)
         sys.exit(3)
     case "leaves-child":
-        child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+        child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
         note(os.getpid(), child.pid)
         sys.exit(0)
     case "garbage":

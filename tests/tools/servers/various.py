@@ -93,7 +93,7 @@ def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
         case _:
             return told(f"{name} {json.dumps(arguments)} {os.environ.get('TOKEN', '')}".strip())
     send({"id": "q1", "method": "elicitation/create", "params": question})
-    answered.wait(30)
+    answered.wait(600)
     answered.clear()
     return told(json.dumps(answers["q1"], sort_keys=True))
 
@@ -125,7 +125,7 @@ def fill(name: str, arguments: dict[str, Any] | None) -> list[dict[str, Any]] | 
             send({"method": "notifications/prompts/list_changed"})
             return [user({"type": "text", "text": "say more"})]
         case "wait":
-            answered.wait(30)
+            answered.wait(600)
     return None
 
 
