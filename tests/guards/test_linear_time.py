@@ -58,7 +58,7 @@ def text_tool_calls() -> None:
         *("<|channel|>commentary to=f", "<|tool_call_begin|>f", "<start_function_call>call:f{a:", "```json\n"),
     )
     pieces = (" ", "\n", "</arg_key><arg_value>", "<parameter=", "<escape>", "f(a=1),", "```\n", "<function=f>", "<|")
-    ends = ("!", "<", "</tool_call>")
+    ends = ("!", "</tool_call>")
     texts = [opening + piece * (60_000 // len(piece)) + end for opening in openings for piece in pieces for end in ends]
     anyio.run(tell, texts)
 
