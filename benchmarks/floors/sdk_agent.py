@@ -1,6 +1,6 @@
-"""A floor: the smallest agent on the protocol's SDK and the `openai` package, used as their documentation shows.
+"""A floor: the smallest agent on the protocol's SDK and the `openai` package, as their documentation shows.
 
-Keeps nothing; `read_file` and `shell` are all it can do.
+It stores nothing and has two tools, `read_file` and `shell`.
 """
 
 from __future__ import annotations

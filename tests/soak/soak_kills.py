@@ -1,4 +1,4 @@
-"""Kills at length: at every statement, and of the real process at random instants, for as long as SOAK_S says."""
+"""Kills at every SQL statement and at random moments of the real process, for SOAK_S seconds each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fifty thousand hostile messages to one process, and a fuzzer that is led by coverage through whatever reads them.
+"""Sends fifty thousand hostile messages to one process, and fuzzes the wire readers guided by coverage.
 
 Run by `make soak`. SOAK_MESSAGES and SOAK_SECONDS make it longer.
 """
@@ -87,7 +87,7 @@ def test_crow_outlives_a_long_siege(tmp_path: Path, place: Path) -> None:
 
 
 def read(data: bytes) -> None:
-    """What the wire and the method table do with bytes, without the process around them."""
+    """Pass bytes through the wire and parameter readers, without a process."""
     splitter = LineSplitter(limit=10_000)
     for line in [*splitter.feed(data), *splitter.finish()]:
         message = line if isinstance(line, FrameError) else parse(line)
@@ -113,7 +113,7 @@ def read(data: bytes) -> None:
 
 
 def mutated(data: bytes, corpus: list[bytes], chance: random.Random) -> bytes:
-    """`data` with a few changes: a byte, a piece, a stretch taken out, doubled or taken from another input."""
+    """`data` with a few changes: a byte, an inserted piece, or a range removed, doubled or taken from another input."""
     made = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(made) + 1)

@@ -1,4 +1,4 @@
-"""The real process, killed at random instants of a turn, again and again in one session."""
+"""Kills the real process at random moments of a turn, many times in one session."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WORK = (
     "then count to 4 then say that was number"
 )
 LINES = 40
-"""About as many as a whole turn has."""
+"""About as many lines as a whole turn has."""
 
 
 async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: int, chance: Random) -> None:
-    """Start, load, check, prompt, kill; `kills` times, then once without the kill."""
+    """Start, load, check, prompt and kill `kills` times, then finish one turn."""
     session, shown = "", set[str]()
     for number in range(kills + 1):
         async with crow() as agent:
@@ -57,7 +57,7 @@ def _has_lines(agent: CrowProcess, call: Call, wanted: int, _: object) -> bool:
 
 
 def check(agent: CrowProcess, session: str, number: int, shown: set[str]) -> None:
-    """The replay has every prompt, every call whose result was shown, and nothing that is still open."""
+    """The replay has every prompt and every call whose result was shown, and no open call."""
     prompts = [chunk["content"]["text"] for chunk in agent.updates(session, "user_message_chunk")]
     assert prompts == [f"{WORK} {earlier}" for earlier in range(number)]
     assert shown <= completed(agent, session)
@@ -65,7 +65,7 @@ def check(agent: CrowProcess, session: str, number: int, shown: set[str]) -> Non
 
 
 def completed(agent: CrowProcess, session: str, *, since: int = 0) -> set[str]:
-    """The calls whose results the client was shown."""
+    """The calls whose results the client received."""
     return {
         update["toolCallId"]
         for update in agent.updates(session, "tool_call", "tool_call_update", since=since)

@@ -1,4 +1,4 @@
-"""Sends crow messages that no client should send; `make soak` sends more."""
+"""Sends hundreds of hostile messages to the real process; `make soak` sends more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five deaths of the real process at random instants of a turn."""
+"""Kills the real process at random moments of a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests about one session that come in one write: each has the answer that their order gives it."""
+"""Several requests about one session in one write are answered in their order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def params_of(method: str, session: str, place: Path) -> dict[str, Any]:
 
 
 async def outcome(call: Call, session: str) -> Any:
-    """The stop reason, the code of the error (which names the session), or True for another result."""
+    """The stop reason, the code of an error (which must name the session), or True for another result."""
     answer = (await asyncio.gather(call.result(), return_exceptions=True))[0]
     if isinstance(answer, dict):
         return answer.get("stopReason", True)
@@ -40,7 +40,7 @@ async def outcome(call: Call, session: str) -> Any:
 
 
 async def outcomes(agent: CrowProcess, session: str, place: Path, *methods: str) -> list[Any]:
-    """What the requests come to. Of a session whose closing was the last of them, nothing is told after its answer."""
+    """The outcomes of these requests. If the last one closes the session, no update may follow its answer."""
     calls = await agent.start_at_once(*((method, params_of(method, session, place)) for method in methods))
     found = [await outcome(call, session) for call in calls]
     if methods[-1] in ("session/close", "session/delete"):

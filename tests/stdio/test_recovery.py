@@ -1,4 +1,4 @@
-"""A session after `kill -9`, and one session in two processes: what is told to whom, and whose turn it is."""
+"""Sessions after `kill -9`, and one session in two processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stored(home: Path, session: str) -> list[tuple[str, Any]]:
 
 
 def texts(agent: CrowProcess, session: str) -> list[str]:
-    """What a replay says, message by message."""
+    """The replayed texts, one for each message."""
     chunks = agent.updates(session, "user_message_chunk", "agent_message_chunk")
     return [chunk["content"]["text"].strip() for chunk in chunks]
 
@@ -219,7 +219,7 @@ async def test_prompts_queued_at_a_kill_are_shown_and_not_run(
 
 
 async def queued(home: Path, wanted: int) -> None:
-    """Wait until so many prompts are in the inbox: nothing tells when they got there."""
+    """Wait until the inbox has this many prompts; no message reports that."""
 
     def count() -> int:
         with closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
@@ -269,7 +269,7 @@ async def test_two_processes_share_a_session_and_see_each_others_turns(
         assert said == ["prompt 1", "answer 1", "prompt 2", "answer 2", "prompt 3", "answer 3", "prompt 4"]
         for agent in (one, other):
             assert "Another process added messages to this session" in agent.text(session)
-        # each says where its own tools are
+        # each client names its own servers
         places = [str(asked.body["messages"][0]["content"]) for asked in endpoint.asked]
         assert [(str(place) in words, str(elsewhere) in words) for words in places] == [
             (True, False),

@@ -1,4 +1,4 @@
-"""An editor that does not answer what crow asks: every request has its bound, is raced by cancel, and is withdrawn."""
+"""An editor that does not answer: requests time out, can be cancelled, and are withdrawn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATE: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 class Editor:
-    """Answers at once, but the methods named in `silent` only when it is `woken`."""
+    """Answers at once, except for the methods in `silent`, which wait for `wake`."""
 
     def __init__(self) -> None:
         self.silent: set[str] = set()
@@ -67,14 +67,14 @@ def asked(agent: CrowProcess, method: str, since: int) -> list[Any]:
 
 
 async def withdrawn(agent: CrowProcess, method: str, since: int) -> None:
-    """Wait until each request of this method was taken back."""
+    """Wait until each request of this method was cancelled."""
     for request_id in asked(agent, method, since):
         taken_back = {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": request_id}}
         await agent.wait_for(partial(operator.eq, taken_back), since=since)
 
 
 def results(agent: CrowProcess, session: str, since: int) -> list[tuple[str, str]]:
-    """Status and text of the calls that ended."""
+    """Status and text of the finished calls."""
     return [
         (update["status"], "".join(part.get("content", {}).get("text", "") for part in update.get("content", ())))
         for update in agent.updates(session, "tool_call", "tool_call_update", since=since)
@@ -83,7 +83,7 @@ def results(agent: CrowProcess, session: str, since: int) -> list[tuple[str, str
 
 
 async def session_in(agent: CrowProcess, place: Path, mode: str, **capabilities: Any) -> str:
-    """A session in this mode, of a client with these capabilities."""
+    """Open a session in this mode for a client with these capabilities."""
     await agent.initialize(**capabilities)
     session = await agent.new_session(place)
     await agent.request("session/set_mode", {"sessionId": session, "modeId": mode})
@@ -97,7 +97,7 @@ async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answ
     editor = Editor()
 
     async def run(session: str, silent: set[str], *calls: tuple[str, dict[str, Any]]) -> list[tuple[str, str]]:
-        """What the calls come to when the editor does not answer these methods in time."""
+        """The results of the calls if the editor does not answer these methods in time."""
         endpoint.script(fake.calls(*calls), fake.text("went on"), fake.text("and on"))
         editor.silent, since = silent, len(agent.log)
         assert await agent.prompt(session, "go") == {"stopReason": "end_turn"}
@@ -140,7 +140,7 @@ async def test_cancel_withdraws_every_request_to_the_editor(
     editor = Editor()
 
     async def cancel(session: str, silent: str, call: tuple[str, dict[str, Any]]) -> None:
-        """Cancel while the editor does not answer this method; the next prompt works all the same."""
+        """Cancel while the editor does not answer this method; the next prompt must work."""
         endpoint.script(fake.calls(call), fake.text("went on"))
         editor.silent, since = {silent}, len(agent.log)
         turn = await agent.start_prompt(session, "go")

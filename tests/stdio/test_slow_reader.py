@@ -1,4 +1,4 @@
-"""An editor that stops reading while an answer streams: nothing piles up inside, and nothing is lost."""
+"""An editor that stops reading: memory stays bounded and nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.fake_endpoint import FakeEndpoint, Gate
 
 PIECES = [f"[{number}]".ljust(4_000, "x") for number in range(400)]
 PADDING = "x" * 50_000
-"""Fills what the system keeps between endpoint and crow, without making the answer longer."""
+"""Fills the socket buffers between endpoint and crow without making the answer longer."""
 
 MOST_INSIDE_MB = 16
 
@@ -30,11 +30,11 @@ from crow.frontend import agent, transport
 agent.DRAIN_S, transport.CLOSE_S, transport.FINISH_S, transport.STALLED_S = 0.0, 0.0, 3_600.0, 3_600.0
 sys.exit(main(["acp"]))
 """
-"""Starts a process that gives open requests no time after the end of stdin."""
+"""Starts a process that drops open requests as soon as stdin ends."""
 
 
 def start(home: Path, place: Path, endpoint: FakeEndpoint | None = None, command: Sequence[str] = FRESH) -> Agent:
-    """A process whose output is only read while an answer is awaited."""
+    """A process whose output is only read while the test waits for an answer."""
     model = {"CROW_MODEL": "offline"}
     if endpoint is not None:
         model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": "sk-test-0", "CROW_MODEL": "fake-model"}
@@ -47,7 +47,7 @@ def memory_mb(agent: Agent) -> float:
 
 
 def stalled(gates: Sequence[Gate]) -> int:
-    """How many gates the endpoint has passed once it gets no further."""
+    """The number of gates the endpoint has passed when it makes no more progress."""
     passed, since = 0, time.monotonic()
     while time.monotonic() - since < 0.3 or passed == 0:
         now = sum(gate.wait_reached(0) for gate in gates)
@@ -63,7 +63,7 @@ def wait_until_gone(path: Path) -> None:
 
 
 def streaming() -> tuple[fake.Reply, list[Gate]]:
-    """A long answer, and what tells how much of it has left."""
+    """A long answer, and gates that show how much of it was sent."""
     gates = [Gate() for _ in PIECES]
     steps: list[bytes | Gate] = []
     for piece, gate in zip(PIECES, gates, strict=True):
@@ -88,7 +88,7 @@ def test_a_slow_reader_slows_the_turn_and_gets_everything_or_cancels(home: Path,
         assert agent.end(turn).stop == "end_turn"
         assert turn.text == "".join(PIECES)
 
-        _, session = agent.new_session()  # so short that nothing is compacted first
+        _, session = agent.new_session()  # short enough that nothing is compacted first
         reply, gates = streaming()
         endpoint.script(reply)
         turn = agent.begin(session, "go")

@@ -1,4 +1,4 @@
-"""Answers as models and servers send them, through the real process: what is shown, stored and told again."""
+"""Streams of many models and servers through the real process: shown, stored and replayed."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def answer(text: str, *, thought: str = "") -> Reply:
 
 
 def stored(home: Path, session: str, column: str = "content") -> list[str]:
-    """The session's answers in the database, oldest first."""
+    """The session's stored answers, oldest first."""
     query = f"SELECT {column} FROM messages WHERE role = 'assistant' AND session = ? ORDER BY id"
     with contextlib.closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
         return [text or "" for (text,) in connection.execute(query, (session,))]
 
 
 def peak_mb(agent: CrowProcess) -> float:
-    """The most memory that the process has had."""
+    """Peak memory of the process."""
     status = Path(f"/proc/{agent.pid}/status").read_text("ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
 async def told_again(agent: CrowProcess, session: str, place: Path) -> tuple[str, str]:
-    """Text and thoughts that a load of the session tells."""
+    """Text and thoughts of a replay."""
     since = len(agent.log)
     await agent.load_session(session, place)
     return agent.text(session, since=since), agent.text(session, "agent_thought_chunk", since=since)
@@ -142,7 +142,7 @@ async def test_cancel_while_text_is_held_back_keeps_only_what_was_shown(
 
 
 def endless(kind: str) -> Iterator[bytes]:
-    """A stream that goes on for as long as anybody reads."""
+    """A stream without an end."""
     starts: dict[str, bytes] = {
         "a line": b'data: {"choices":[{"delta":{"content":"',
         "a call in text": fake.sse(fake.chunk({"content": '<tool_call>{"name": "read_file", "x": "'}), done=False),

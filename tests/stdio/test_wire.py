@@ -1,4 +1,4 @@
-"""The wire of the real process: handshake, ordering, hostile input, clean ends. Every line is judged by the client."""
+"""The protocol of the real process: handshake, ordering, hostile input, clean exits."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def shout():
 
 threading.Thread(target=shout).start()
 """
-"""Shouts into stdout from inside the process, as soon as the protocol has been moved away."""
+"""Writes to stdout from inside the process as soon as the protocol has its own descriptor."""
 
 
 async def failed(awaitable: Any) -> tuple[int, str]:
-    """Code and message of the error that must come."""
+    """Code and message of the error that is expected."""
     with pytest.raises(RpcError) as raised:
         await awaitable
     assert raised.value.data is None or raised.value.data.get("details", raised.value.message) == raised.value.message
@@ -132,7 +132,7 @@ async def test_odd_envelopes_and_unknown_messages_do_no_harm(crow: StartCrow, pl
         assert (await failed(agent.request("_something/else", {})))[0] == -32601
         session = await agent.new_session(place)
         assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
-        # The string id was sent past the judge, which therefore did not expect its answer.
+        # The client sent this string id as raw bytes, so its checks did not expect the answer.
         agent._faults = [fault for fault in agent._faults if "a-1" not in fault]
 
 
@@ -181,7 +181,7 @@ async def test_bad_directories_and_blocks_are_refused_and_lose_nothing(crow: Sta
             code, message = await failed(agent.request("session/new", {"cwd": cwd, "mcpServers": []}))
             assert (code, cwd in message) == (-32602, True)
         session = await agent.new_session(place)
-        agent.checks_schema = False  # what follows is invalid on purpose
+        agent.checks_schema = False  # the messages below are invalid on purpose
         for prompt in ([], [{"type": "video"}], [{"type": "image", "data": "no!", "mimeType": "image/png"}], "hi"):
             code, _ = await failed(agent.request("session/prompt", {"sessionId": session, "prompt": prompt}))
             assert code == -32602
@@ -259,7 +259,7 @@ async def test_without_a_model_only_the_prompt_fails_and_says_what_to_do(crow: S
 
 @pytest.fixture(params=["no database", "a directory"])
 def unusable_database(home: Path, request: pytest.FixtureRequest) -> Path:
-    """Something else where the database should be."""
+    """Put something else where the database should be."""
     home.mkdir()
     database = home / "crow.db"
     if request.param == "a directory":
@@ -298,7 +298,7 @@ async def test_stray_prints_and_writes_never_reach_the_protocol(crow: StartCrow,
 
 
 async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
-    """A session whose turn waits for a permission that nobody gives; and the turn."""
+    """A session whose turn waits for a permission that never comes, and the turn."""
 
     async def silent(_: dict[str, Any]) -> Any:
         await asyncio.Event().wait()
@@ -311,7 +311,7 @@ async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
 
 
 async def told_to_the_end(agent: CrowProcess, session: str, call: Call) -> bool:
-    """Whether the turn was answered as cancelled, and its call before that as failed."""
+    """Whether the turn was answered as cancelled after its call was shown as failed."""
     ended = agent.updates(session, "tool_call_update")[-1]
     return (await call.result(), ended["status"]) == ({"stopReason": "cancelled"}, "failed")
 
@@ -369,7 +369,7 @@ async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, p
     async with crow(argv=FRESH) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        await agent.start_prompt(session, "run echo begun; sleep 600")  # it says nothing, so no write can fail
+        await agent.start_prompt(session, "run echo begun; sleep 600")  # it prints nothing more, so no write can fail
         await agent.wait_for_update("tool_call_update", status="in_progress")
         transport = agent._process._transport  # type: ignore[union-attr]
         transport.get_pipe_transport(1).close()
@@ -392,7 +392,7 @@ for name in ("killpg", "O_CLOEXEC", "O_NONBLOCK", "O_NOFOLLOW", "O_DIRECTORY", "
     delattr(os, name)
 del signal.SIGKILL
 """
-"""Takes away what only some systems have, behind the back of the libraries that ask for it by name."""
+"""Removes what only POSIX systems have, so libraries cannot find it."""
 
 
 async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCrow, place: Path, tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCro
         assert agent.text(session).endswith("two")
         assert (place / "a.txt").read_text() == "one\n"
         call = await agent.start_prompt(session, "run echo be''gun; sleep 600")
-        # before it has begun, asyncio itself would end it by SIGKILL
+        # before it has started, asyncio itself would end it with SIGKILL
         await agent.wait_for(lambda message: "begun" in str(message), since=call.index)
         await agent.notify("session/cancel", {"sessionId": session})
         assert await call.result() == {"stopReason": "cancelled"}
