@@ -143,7 +143,7 @@ class Demo:
             self._expect(bool(self._text.strip()), "the answer is empty")
         command = str(Path(sys.executable).with_name("crow"))
         server = {"agent_servers": {"Crow": {"type": "custom", "command": command, "args": ["acp"], "env": {}}}}
-        self._print("\nTo use crow in Zed, put this into its settings.json (README.md has the other editors):\n")
+        self._print("\nTo use crow in Zed, put this into its settings.json (docs/editors.md has the other editors):\n")
         self._print(f"{json.dumps(server, indent=2)}\n\nThen run `crow login` to choose an endpoint and a model.")
 
     def _open(self, crow: CrowProcess, method: str, params: Json) -> Json:

@@ -69,7 +69,8 @@ async def test_stat_distinguishes_files_directories_others_and_missing_paths(roo
     kinds = {name: (await workspace.stat(root / name)).kind for name in ("file", ".", "pipe", "no", "file/below")}
     assert kinds == {"file": "file", ".": "directory", "pipe": "other", "no": "missing", "file/below": "missing"}
     found = await workspace.stat(root / "file")
-    assert found == FileStat(path=root / "file", kind="file", size=3)
+    mtime_ns = (root / "file").stat().st_mtime_ns
+    assert found == FileStat(path=root / "file", kind="file", size=3, mtime_ns=mtime_ns)
 
 
 async def test_reading_keeps_bom_and_line_ends_and_marks_invalid_utf8(root: Path) -> None:
