@@ -26,7 +26,7 @@ from crow.frontend.content import parts_from
 from crow.frontend.frames import FrameError, LineSplitter, encode, parse
 from crow.frontend.options import option_value
 from crow.frontend.params import client_capabilities, client_name, open_request_from
-from tests.support.hostile import Besieged, batches
+from tests.support.hostile import HostileClient, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "30"))
@@ -66,7 +66,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_crow_outlives_a_long_siege(tmp_path: Path, place: Path) -> None:
-    besieged = Besieged(tmp_path / "home", place)
+    client = HostileClient(tmp_path / "home", place)
     try:
 
         @settings(
@@ -77,13 +77,13 @@ def test_crow_outlives_a_long_siege(tmp_path: Path, place: Path) -> None:
             suppress_health_check=list(HealthCheck),
         )
         @given(batches(place, BATCH))
-        def siege(lines: list[bytes]) -> None:
-            besieged.send(lines)
+        def send_batch(lines: list[bytes]) -> None:
+            client.send(lines)
 
-        while besieged.sent < MESSAGES:
-            siege()
+        while client.sent < MESSAGES:
+            send_batch()
     finally:
-        besieged.close()
+        client.close()
 
 
 def read(data: bytes) -> None:

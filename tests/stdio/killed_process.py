@@ -12,7 +12,7 @@ from random import Random
 from tests.stdio.conftest import StartCrow
 from tests.support.acp_client import Call, CrowProcess
 
-__all__ = ["die_in_turns"]
+__all__ = ["kill_in_turns"]
 
 WORK = (
     "think about nests then write a.txt: twigs then run echo one; echo two then read README.md then plan: build; rest "
@@ -22,7 +22,7 @@ LINES = 40
 """About as many lines as a whole turn has."""
 
 
-async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: int, chance: Random) -> None:
+async def kill_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: int, chance: Random) -> None:
     """Start, load, check, prompt and kill `kills` times, then finish one turn."""
     session, shown = "", set[str]()
     for number in range(kills + 1):

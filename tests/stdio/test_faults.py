@@ -21,7 +21,7 @@ from crow.domain.entries import Assistant, TurnEnd
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import ROOT, StartCrow
-from tests.stdio.test_turns import drafted_text, opened, reloaded
+from tests.stdio.test_turns import opened, reloaded, wait_for_draft
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.disks import FullDisk, full_disk, unprivileged
@@ -252,7 +252,7 @@ async def test_a_database_deleted_during_an_answer_keeps_the_whole_answer(
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(home / "crow.db", "shown")
+        await wait_for_draft(home / "crow.db", "shown")
         for file in home.glob("crow.db*"):
             file.unlink()
         gate.open()
@@ -309,7 +309,7 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(home / "crow.db", "shown")
+        await wait_for_draft(home / "crow.db", "shown")
         locked = f"{home / 'crow.db'} is locked by another program (waited 0.2 s). End that program, then try again."
         with held(home / "crow.db"):
             gate.open()
@@ -331,7 +331,7 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
         assert shown == "shown and kept"
         assert agent.text(session).startswith(shown)
         await agent.start_prompt(session, "third")
-        await drafted_text(home / "crow.db", "third")
+        await wait_for_draft(home / "crow.db", "third")
         with held(home / "crow.db"):  # a process that exits does not wait for locks
             assert await agent.close_stdin_and_wait() == 0
     store = await SqliteStore.open(home / "crow.db")
@@ -357,7 +357,7 @@ async def test_a_full_disk_is_reported_and_the_session_continues_when_there_is_r
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(disk.directory / "crow.db", "shown ")
+        await wait_for_draft(disk.directory / "crow.db", "shown ")
         disk.fill(agent.pid)
         gate.open()
         for answer in (call.result(), agent.prompt(session, "too early " * 10_000)):
@@ -386,7 +386,7 @@ async def test_a_load_on_a_full_disk_shows_and_keeps_the_unstored_answer(
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(disk.directory / "crow.db", "shown ")
+        await wait_for_draft(disk.directory / "crow.db", "shown ")
         disk.fill(agent.pid)
         gate.open()
         with pytest.raises(RpcError):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.support.hostile import Besieged, batches
+from tests.support.hostile import HostileClient, batches
 
 BATCH, BATCHES = 100, 8
 
 
 def test_hundreds_of_hostile_messages_do_no_harm(home: Path, place: Path) -> None:
-    besieged = Besieged(home, place)
+    client = HostileClient(home, place)
     try:
 
         @settings(
@@ -24,10 +24,10 @@ def test_hundreds_of_hostile_messages_do_no_harm(home: Path, place: Path) -> Non
             suppress_health_check=list(HealthCheck),
         )
         @given(batches(place, BATCH))
-        def siege(lines: list[bytes]) -> None:
-            besieged.send(lines)
+        def send_batch(lines: list[bytes]) -> None:
+            client.send(lines)
 
-        siege()
+        send_batch()
     finally:
-        besieged.close()
-    assert besieged.sent >= BATCH * BATCHES
+        client.close()
+    assert client.sent >= BATCH * BATCHES

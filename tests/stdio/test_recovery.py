@@ -16,7 +16,7 @@ import pytest
 
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NO_ANSWER, NOT_RUN
 from tests.stdio.conftest import StartCrow
-from tests.stdio.test_turns import drafted_text, opened, reloaded, written
+from tests.stdio.test_turns import opened, read_pid, reloaded, wait_for_draft
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, Gate
@@ -59,7 +59,7 @@ async def test_kill_during_streaming_marks_the_text_as_interrupted(
         session = await opened(agent, place)
         await agent.start_prompt(session, "hello")
         await agent.wait_for_text(session, "first words")
-        await drafted_text(home / "crow.db", "first words ")
+        await wait_for_draft(home / "crow.db", "first words ")
         killed = named(agent)
         await agent.kill()
     async with crow(endpoint=endpoint) as agent:
@@ -85,7 +85,7 @@ async def test_kill_during_a_tool_reports_its_effects_as_unknown(
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
         await agent.start_prompt(session, "run it")
-        pid = await written(place / "pid")
+        pid = await read_pid(place / "pid")
         await agent.kill()
         os.killpg(pid, 9)
     async with crow(endpoint=endpoint) as agent:
@@ -146,7 +146,7 @@ async def test_a_call_killed_before_it_began_is_replayed_as_it_was_shown(
         session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
         await agent.start_prompt(session, "write it")
         await agent.wait_for(lambda message: message.get("method") == "fs/read_text_file")
-        await drafted_text(home / "crow.db", "I look first.")
+        await wait_for_draft(home / "crow.db", "I look first.")
         gate.set()
         await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
         (announced,) = agent.updates(session, "tool_call")
@@ -240,7 +240,7 @@ async def test_two_processes_opening_a_killed_session_repair_it_once(
         await agent.start_prompt(session, "second")
         await queued(home, 1)
         await agent.wait_for_text(session, "partial")
-        await drafted_text(home / "crow.db", "partial ")
+        await wait_for_draft(home / "crow.db", "partial ")
         await agent.kill()
     async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
         both = (one, other)
@@ -291,7 +291,7 @@ async def test_a_prompt_to_a_session_running_elsewhere_names_the_owner_and_takes
         await reloaded(other, session, place)
         await one.start_prompt(session, "second")
         await one.wait_for_text(session, "partial")
-        await drafted_text(home / "crow.db", "partial ")
+        await wait_for_draft(home / "crow.db", "partial ")
         before = stored(home, session)
         with pytest.raises(RpcError) as raised:
             await other.prompt(session, "me too")

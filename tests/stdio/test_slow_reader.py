@@ -93,6 +93,7 @@ def test_a_slow_reader_slows_the_turn_and_gets_everything_or_cancels(home: Path,
         endpoint.script(reply)
         turn = agent.begin(session, "go")
         assert stalled(gates) < len(gates)
+        agent.until(lambda: turn.text != "")
         agent.notify("session/cancel", {"sessionId": session})
         assert endpoint.asked[-1].left.wait(60)
         assert agent.end(turn).stop == "cancelled"

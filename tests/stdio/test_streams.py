@@ -61,7 +61,7 @@ def peak_mb(agent: CrowProcess) -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
-async def told_again(agent: CrowProcess, session: str, place: Path) -> tuple[str, str]:
+async def replayed_texts(agent: CrowProcess, session: str, place: Path) -> tuple[str, str]:
     """Text and thoughts of a replay."""
     since = len(agent.log)
     await agent.load_session(session, place)
@@ -84,7 +84,7 @@ async def test_calls_written_as_text_are_hidden_and_shown_text_equals_stored_and
             asked, result = endpoint.asked[-1].body["messages"][-2:]
             assert (asked.get("content") or "", result["role"]) == (words, "tool")
             assert ("".join(stored(home, session)), "".join(stored(home, session, "thought"))) == (shown, thought)
-            assert await told_again(agent, session, place) == (shown, thought)
+            assert await replayed_texts(agent, session, place) == (shown, thought)
 
 
 async def test_text_that_only_looks_like_a_call_or_thought_stays_text(
@@ -108,7 +108,7 @@ async def test_text_that_only_looks_like_a_call_or_thought_stays_text(
             await agent.prompt(session, "Again.")
             assert endpoint.asked[-1].body["messages"][-2]["content"] == text
             assert stored(home, session) == [text, "Again."]
-            assert await told_again(agent, session, place) == (f"{text}Again.", "")
+            assert await replayed_texts(agent, session, place) == (f"{text}Again.", "")
 
 
 async def test_half_a_call_of_a_broken_stream_is_dropped_and_made_again(
@@ -174,7 +174,7 @@ async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
         assert ("".join(stored(home, session)), "".join(stored(home, session, "thought"))) == (shown, thought)
         assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
         assert peak_mb(agent) <= MOST_MB
-        assert (await told_again(agent, session, place))[0].startswith(shown)
+        assert (await replayed_texts(agent, session, place))[0].startswith(shown)
     words = "sent more than 8,388,608 bytes as one event" if kind == "a line" else "was stopped at 4,000,000 characters"
     assert words in raised.value.message
     assert shown.startswith(WORDS)

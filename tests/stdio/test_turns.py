@@ -27,14 +27,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def gone(pid: int) -> None:
+async def wait_until_gone(pid: int) -> None:
     """Wait until the process is gone; no event reports the end of another process's child."""
     with anyio.fail_after(60):
         while alive(pid):  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
-async def written(path: Path) -> int:
+async def read_pid(path: Path) -> int:
     """Wait for a pid in a file that a command writes."""
     with anyio.fail_after(60):
         while not (pid := await anyio.to_thread.run_sync(read_line, path)):  # noqa: ASYNC110
@@ -54,7 +54,7 @@ def drafted(database: Path) -> str:
         return "".join(text for (text,) in connection.execute("SELECT text FROM drafts ORDER BY rowid"))
 
 
-async def drafted_text(database: Path, wanted: str) -> None:
+async def wait_for_draft(database: Path, wanted: str) -> None:
     """Wait until the drafts have this text; no message reports when they are saved."""
     with anyio.fail_after(60):
         while await anyio.to_thread.run_sync(drafted, database) != wanted:  # noqa: ASYNC110
@@ -195,11 +195,11 @@ async def test_cancel_during_a_tool_stops_its_process_and_fails_its_call(crow: S
     async with crow() as agent:
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "run echo $$ > pid; sleep 600")
-        pid = await written(place / "pid")
+        pid = await read_pid(place / "pid")
         await agent.notify("session/cancel", {"sessionId": session})
         assert await call.result() == {"stopReason": "cancelled"}
         assert statuses(agent, session)[-1] == ("tool_call_update", "failed")
-        await gone(pid)
+        await wait_until_gone(pid)
         assert (await agent.prompt(session, "say next"))["stopReason"] == "end_turn"
 
 

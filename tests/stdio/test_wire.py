@@ -297,7 +297,7 @@ async def test_stray_prints_and_writes_never_reach_the_protocol(crow: StartCrow,
         assert agent.text(session).endswith("done")
 
 
-async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
+async def start_waiting_turn(agent: CrowProcess, place: Path) -> tuple[str, Call]:
     """A session whose turn waits for a permission that never comes, and the turn."""
 
     async def silent(_: dict[str, Any]) -> Any:
@@ -310,7 +310,7 @@ async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
     return session, call
 
 
-async def told_to_the_end(agent: CrowProcess, session: str, call: Call) -> bool:
+async def ends_as_cancelled(agent: CrowProcess, session: str, call: Call) -> bool:
     """Whether the turn was answered as cancelled after its call was shown as failed."""
     ended = agent.updates(session, "tool_call_update")[-1]
     return (await call.result(), ended["status"]) == ({"stopReason": "cancelled"}, "failed")
@@ -321,12 +321,12 @@ async def test_eof_exits_cleanly_even_during_a_turn(crow: StartCrow, place: Path
         assert await agent.close_stdin_and_wait() == 0
     async with crow() as agent:
         await agent.initialize()
-        asking = await ask_in_vain(agent, place)
+        asking = await start_waiting_turn(agent, place)
         session = await agent.new_session(place)
         await agent.start_prompt(session, "count to 1000")
         await agent.wait_for_text(session, "3")
         assert await agent.close_stdin_and_wait() == 0
-        assert await told_to_the_end(agent, *asking)
+        assert await ends_as_cancelled(agent, *asking)
     async with crow() as agent:
         await agent.initialize()
         await agent.load_session(session, place)

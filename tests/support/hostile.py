@@ -23,7 +23,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-__all__ = ["SECRET", "Besieged", "batches"]
+__all__ = ["SECRET", "HostileClient", "batches"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "sk-hostile-0123456789abcdef"
@@ -161,7 +161,7 @@ def batches(cwd: Path, size: int) -> st.SearchStrategy[Batch]:
     return st.lists(lines(requests(str(cwd))), min_size=size, max_size=size).map(Batch)
 
 
-class Besieged:
+class HostileClient:
     """A process under attack. `send` raises AssertionError if a check fails."""
 
     def __init__(self, home: Path, cwd: Path) -> None:

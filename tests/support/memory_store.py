@@ -17,7 +17,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`entries` is the log of all sessions, `appends` counts appending transactions. If `fails` is set, they raise it."""
+    """`entries` is the log of all sessions; `appends` counts appends, which raise `fails` if it is set."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
