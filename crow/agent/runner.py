@@ -11,7 +11,7 @@ import anyio.abc
 from crow.agent import WaitableToolbox, new_message_id
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
-from crow.agent.commands import CommandContext, Typed
+from crow.agent.commands import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
@@ -20,7 +20,7 @@ from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
 from crow.agent.subagents import SubAgents
-from crow.agent.templates import CalledPrompt, filled
+from crow.agent.templates import ParsedCommand, filled
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
@@ -100,7 +100,7 @@ class TurnRunner:
         await self._branch.set_default_title()
         return await self._run_turn()
 
-    async def _run_server_prompt(self, prompt: PendingPrompt, typed: CalledPrompt) -> StopReason:
+    async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
         """Run `/server:prompt` as the server fills it in, or as it was typed if no server has that prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
@@ -115,7 +115,7 @@ class TurnRunner:
             raise
         return await self._run_user(replace(user, parts=parts, cut=await self._session.cut_for(parts)))
 
-    async def _run_command(self, text: str, typed: Typed) -> StopReason:
+    async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
         """Answer a command, typed as `text`, and do what it left to do afterwards."""
 
         async def compactor() -> Compactor:

@@ -21,7 +21,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import with_contents
-from crow.agent.templates import CalledPrompt, called
+from crow.agent.templates import ParsedCommand, called
 from crow.domain.entries import NewEntry, PlanItem, Remark, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
@@ -58,8 +58,8 @@ class PendingPrompt:
     parts: Sequence[Part]
     text: str
     message_id: str
-    command: commands.Typed | None = None
-    called: CalledPrompt | None = None
+    command: ParsedCommand | None = None
+    called: ParsedCommand | None = None
     in_inbox: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)

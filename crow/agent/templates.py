@@ -70,20 +70,20 @@ def read_template(file: Path) -> Template | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalledPrompt:
-    """A typed `/server:prompt`, which may or may not exist, and what follows it."""
+class ParsedCommand:
+    """A command as the user typed it: crow's own, or `server:prompt`, which may or may not exist."""
 
     name: str
     argument: str
 
 
-def called(text: str) -> CalledPrompt | None:
+def called(text: str) -> ParsedCommand | None:
     """The call in `text`; None for anything else."""
     found = CALL.fullmatch(text)
-    return None if found is None else CalledPrompt(name=found[1], argument=(found[2] or "").strip())
+    return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 
 
-async def filled(source: ServerPrompts, typed: CalledPrompt, parts: Sequence[Part]) -> tuple[Part, ...]:
+async def filled(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
     """What the server makes of a prompt of these `parts`; `parts` if no server has it.
 
     :raises ArgumentError: a required argument is missing.

@@ -11,12 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from crow.cli.output import count, in_terminal, on_one_line, print_json, time_text
+from crow.cli.output import count, in_terminal, print_json
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
-from crow.cli.transcript import Transcript
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line
 from crow.store import SessionChanges
 from crow.store.sqlite.transfer import ImportDefaults
+from crow.store.transcript import Transcript, time_text
 
 _MEGABYTE = 1024 * 1024
 

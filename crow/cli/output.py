@@ -6,19 +6,19 @@ Stored text may hold anything: control characters are printed as pictures, so th
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from rich import box
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from crow.domain.rendering import on_one_line, safe
+
 _SHORTEST_PREFIX = 8
 
 
@@ -62,24 +62,21 @@ def print_json(values: Iterable[Mapping[str, object]]) -> None:
         print(json.dumps(value, ensure_ascii=False))
 
 
+def print_markdown(text: str) -> None:
+    """Print Markdown: drawn on a terminal, unchanged elsewhere."""
+    if not text:
+        return
+    if not in_terminal():
+        print(safe(text), end="")
+        return
+    console = Console()
+    console.print(Markdown(safe(text), hyperlinks=False))
+    console.print()
+
+
 def in_terminal() -> bool:
     """Whether stdout is a terminal."""
     return sys.stdout.isatty()
-
-
-def safe(text: str) -> str:
-    """`text` with a picture for each control character but line ends and tabs."""
-    return _CONTROL.sub(lambda match: _picture(ord(match[0])), text)
-
-
-def on_one_line(text: str) -> str:
-    """`text` without line ends, tabs and control characters."""
-    return safe(" ".join(text.split()))
-
-
-def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes") -> str:
-    """Local time with its offset: `2026-11-01 09:30+01:00`."""
-    return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=precision)
 
 
 def count(number: int, noun: str) -> str:
@@ -97,7 +94,3 @@ def unique_prefixes(ids: Sequence[str]) -> dict[str, str]:
         for name in pair:
             lengths[name] = max(lengths[name], length)
     return {name: name[:length] for name, length in lengths.items()}
-
-
-def _picture(code: int) -> str:
-    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "\ufffd"

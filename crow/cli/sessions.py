@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from crow.adapters import SqliteStore, open_store
-from crow.cli.output import Column, in_terminal, print_json, print_table, safe, time_text, unique_prefixes
-from crow.cli.transcript import Transcript, print_markdown
+from crow.cli.output import Column, in_terminal, print_json, print_markdown, print_table, unique_prefixes
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import safe
 from crow.settings import Loaded
 from crow.store import Scope, SessionRow
 from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.search import GROUPS, Group, UsageTotal
+from crow.store.transcript import Transcript, time_text
 
 LISTED = 20
 _PAGE = 200

@@ -2,7 +2,7 @@
 
 A fold over the entries keeps the finished messages and, apart from them, the one step whose results still come in. Any
 path, however damaged, gives a valid request. Between two breaks (checkpoint, mask, restore) one request is a prefix of
-the next. An entry costs its own size, a break one fold of the entries that count.
+the next. Adding an entry costs its own size; a break costs a new fold of the entries that count.
 """
 
 from __future__ import annotations
@@ -11,26 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never
 
-from crow.domain.entries import (
-    Assistant,
-    CallRef,
-    Checkpoint,
-    Command,
-    Entry,
-    File,
-    Mask,
-    Note,
-    PlanItem,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
+from crow.domain import entries as kinds
+from crow.domain import rendering
+from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, Mask, PlanItem, Prompt, Restore, ToolResult
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -41,19 +24,6 @@ from crow.domain.messages import (
     ToolMessage,
     ToolSpec,
     UserMessage,
-)
-from crow.domain.rendering import (
-    EFFECTS_UNKNOWN,
-    NO_ANSWER,
-    NO_QUESTION,
-    NOT_RUN,
-    added_part,
-    assistant_message,
-    checkpoint_message,
-    elided_message,
-    is_maskable,
-    tool_message,
-    user_parts,
 )
 from crow.domain.tokens import estimate_message, estimate_tools
 
@@ -105,19 +75,24 @@ class Projection:
         self._entries: list[Entry] = list(entries)
         self.complete = True
         self._context: Context | None = None
-        self._stand()
+        self._rebuild()
 
     @property
     def entries(self) -> Sequence[Entry]:
         """The entries that count, oldest first: the newest prompt entry, and all from the first kept one on."""
         return self._entries
 
+    @property
+    def checkpoint_body(self) -> Checkpoint | None:
+        body = self.checkpoint.body if self.checkpoint else None
+        return body if isinstance(body, Checkpoint) else None
+
     def add(self, entry: Entry) -> None:
         """Add a new leaf to the path."""
         self._context = None
         self._entries.append(entry)
         if isinstance(entry.body, (Checkpoint, Mask, Restore)):
-            self._stand()
+            self._rebuild()
             if isinstance(entry.body, Restore):
                 self.complete = self._is_chain()
         else:
@@ -136,8 +111,8 @@ class Projection:
             )
         return self._context
 
-    def _stand(self) -> None:
-        """Start again: find the checkpoint and masks in force, drop covered entries, and fold the rest."""
+    def _rebuild(self) -> None:
+        """Find the checkpoint and masks in force, drop covered entries, and fold the rest."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         self._masks: list[tuple[int, frozenset[int]]] = []
@@ -160,7 +135,7 @@ class Projection:
         self._rows = Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
             self._drop_covered(first_kept(self.checkpoint))
-            self._rows.push(checkpoint_message(self.checkpoint.body), self.checkpoint.id)
+            self._rows.push(rendering.checkpoint_message(self.checkpoint.body), self.checkpoint.id)
         for entry in self._entries:
             self._fold(entry)
 
@@ -187,50 +162,48 @@ class Projection:
     def _fold(self, entry: Entry) -> None:
         body = entry.body
         match body:
-            case Prompt():
-                self._set_prompt(body)
-            case User():
+            case kinds.Prompt():
+                self.prompt = body
+                self._tools_estimate = estimate_tools(body.tools)
+                system = SystemMessage(text=body.system)
+                self._rows.messages[0], self._rows.estimates[0] = system, estimate_message(system)
+                self._settled_rows = None
+            case kinds.User():
                 self._settle()
-                self._rows.say(user_parts(body, entry.id), entry.id, entry.turn, "user")
-            case Assistant():
+                self._rows.add_user(rendering.user_parts(body, entry.id), entry.id, entry.turn, "user")
+            case kinds.Assistant():
                 self._settle()
                 self._fold_assistant(entry, body)
-            case Started(call=call):
+            case kinds.Started(call=call):
                 if self._step is not None and self._step.holds(call):
                     self._step.started.add(call.index)
                     self._settled_rows = None
-            case ToolResult():
+            case kinds.ToolResult():
                 self._fold_result(entry, body)
-            case Reminder() | Skill():
+            case kinds.Reminder() | kinds.Skill():
                 if self._step is None:
-                    self._rows.say((added_part(body),), entry.id, entry.turn, "crow")
+                    self._rows.add_user((rendering.added_part(body),), entry.id, entry.turn, "crow")
                 else:
-                    self._step.reminders.append((added_part(body), entry.id, entry.turn))
+                    self._step.reminders.append((rendering.added_part(body), entry.id, entry.turn))
                     self._settled_rows = None
-            case TurnEnd():
+            case kinds.TurnEnd():
                 self._settle()
-                self._rows.close()
-            case Note(about="mode", value=mode):
+                self._rows.openness = "closed"
+            case kinds.Note(about="mode", value=mode):
                 self.mode = mode
-            case Checkpoint():
+            case kinds.Checkpoint():
                 if entry is self.checkpoint:
                     self.plan, self.mode = body.plan, body.mode
-            case Note() | File() | Remark() | Command() | Mask() | Restore():
+            case kinds.Note() | kinds.File() | kinds.Remark() | kinds.Command() | kinds.Mask() | kinds.Restore():
                 pass
             case _ as never:
                 assert_never(never)
 
-    def _set_prompt(self, body: Prompt) -> None:
-        self.prompt = body
-        self._tools_estimate = estimate_tools(body.tools)
-        self._rows.set_system(SystemMessage(text=body.system))
-        self._settled_rows = None
-
     def _fold_assistant(self, entry: Entry, body: Assistant) -> None:
         calls = self._unique_calls(entry.id, body.calls)
-        message = assistant_message(body, calls)
+        message = rendering.assistant_message(body, calls)
         if message is None:
-            self._rows.close()  # a request was made here, and later text is not part of it
+            self._rows.openness = "closed"  # a request was made here, and later text is not part of it
             return
         self._rows.push(message, entry.id)
         if calls:
@@ -243,7 +216,8 @@ class Projection:
         if step is None or not step.holds(body.call) or body.call.index in step.results:
             return  # its call is unknown, already answered, or was given up before a later request
         call_id = step.calls[body.call.index].id
-        render = elided_message if is_maskable(body) and self._is_masked(entry.id) else tool_message
+        is_hidden = rendering.is_maskable(body) and self._is_masked(entry.id)
+        render = rendering.elided_message if is_hidden else rendering.tool_message
         step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
         self._settled_rows = None
 
@@ -307,21 +281,18 @@ class Rows:
     def copy(self) -> Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
-    def set_system(self, system: SystemMessage) -> None:
-        self.messages[0], self.estimates[0] = system, estimate_message(system)
-
     def push(self, message: Message, origin: int) -> None:
         """Add a message, with a fixed line before it if the roles would not alternate."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
-            self._append(AssistantMessage(text=NO_ANSWER), origin)
+            self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)
         elif isinstance(message, AssistantMessage) and isinstance(last, (SystemMessage, AssistantMessage)):
-            self._append(UserMessage(parts=(Text(text=NO_QUESTION),)), origin)
+            self._append(UserMessage(parts=(Text(text=rendering.NO_QUESTION),)), origin)
         self._append(message, origin)
         self.openness = "closed"
 
-    def say(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
-        """Add to the user role. Text of crow joins a prompt of its turn, and a prompt joins text of crow before it."""
+    def add_user(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
+        """Add a user message. Text of crow joins a prompt of its turn, and a prompt joins text of crow before it."""
         last = self.messages[-1]
         joins = self.openness == "crow" or (self.openness == "user" and kind == "crow" and turn == self.turn)
         if joins and isinstance(last, UserMessage):
@@ -331,10 +302,6 @@ class Rows:
         else:
             self.push(UserMessage(parts=parts), origin)
         self.openness, self.turn = kind, turn
-
-    def close(self) -> None:
-        """Let nothing join the last message."""
-        self.openness = "closed"
 
     def _append(self, message: Message, origin: int) -> None:
         self.messages.append(message)
@@ -361,8 +328,8 @@ class OpenStep:
             if index in self.results:
                 origin, message = self.results[index]
             else:
-                text = EFFECTS_UNKNOWN if index in self.started else NOT_RUN
+                text = rendering.EFFECTS_UNKNOWN if index in self.started else rendering.NOT_RUN
                 origin, message = self.entry, ToolMessage(call_id=call.id, text=text)
             rows.push(message, origin)
         for part, origin, turn in self.reminders:
-            rows.say((part,), origin, turn, "crow")
+            rows.add_user((part,), origin, turn, "crow")

@@ -274,23 +274,10 @@ class TurnEnd:
     detail: str = ""
 
 
-Body: TypeAlias = (
-    Prompt
-    | User
-    | Assistant
-    | Started
-    | File
-    | ToolResult
-    | Checkpoint
-    | Mask
-    | Restore
-    | Skill
-    | Reminder
-    | Remark
-    | Command
-    | Note
-    | TurnEnd
-)
+TurnBody: TypeAlias = Prompt | User | Assistant | Started | File | ToolResult | TurnEnd
+ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder
+SessionBody: TypeAlias = Remark | Command | Note
+Body: TypeAlias = TurnBody | ContextBody | SessionBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

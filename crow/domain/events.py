@@ -1,7 +1,7 @@
 """Events of a session, for the client.
 
-`EntryStored` is durable: the entry is in the log already. All others are passing. The frontend makes protocol updates
-of them; replay makes the same updates of stored entries.
+`EntryStored` is durable: the entry is in the log already. No other event is stored. The frontend turns events into
+protocol updates; a replay gives the same updates.
 """
 
 from __future__ import annotations
@@ -129,24 +129,10 @@ class CommandsChanged:
     """The list of slash commands changed; the frontend sends the complete list."""
 
 
-Event: TypeAlias = (
-    EntryStored
-    | TextShown
-    | ThoughtShown
-    | CallAnnounced
-    | CallProgressed
-    | CallEnded
-    | ContextMeasured
-    | CompactionChanged
-    | SummaryShown
-    | NoticeShown
-    | PlanChanged
-    | TitleChanged
-    | ModeChanged
-    | OptionsChanged
-    | CommandsChanged
-)
-
+TurnEvent: TypeAlias = EntryStored | TextShown | ThoughtShown | CallAnnounced | CallProgressed | CallEnded
+ContextEvent: TypeAlias = ContextMeasured | CompactionChanged | SummaryShown
+SessionEvent: TypeAlias = NoticeShown | PlanChanged | TitleChanged | ModeChanged | OptionsChanged | CommandsChanged
+Event: TypeAlias = TurnEvent | ContextEvent | SessionEvent
 
 ElicitationKind: TypeAlias = Literal["form", "url"]
 

@@ -1,4 +1,4 @@
-"""The text of one entry for the model, and of one call for a title.
+"""The text of one entry for the model, of one call for a title, and of anything for a terminal.
 
 Each rendering uses only the stored body and the constants here, so an entry always gives the same message.
 """
@@ -62,31 +62,28 @@ def fair_share(sizes: Sequence[int], total: int) -> int:
 
 def parts_text(parts: Sequence[Part]) -> str:
     """A message of the user as plain text."""
-    texts: list[str] = []
-    for part in parts:
-        match part:
-            case Text(text=text):
-                texts.append(text)
-            case Resource(uri=uri, text=text):
-                texts.append(f"[{uri}]\n{text}")
-            case Link(uri=uri, name=name):
-                texts.append(f"[{name}: {uri}]")
-            case Image():
-                texts.append(IMAGE_LEFT_OUT)
-            case _ as never:
-                assert_never(never)
-    return "\n".join(texts)
+    return "\n".join(map(part_text, parts))
+
+
+def part_text(part: Part) -> str:
+    match part:
+        case Text(text=text):
+            return text
+        case Resource(uri=uri, text=text):
+            return f"[{uri}]\n{text}"
+        case Link(uri=uri, name=name):
+            return f"[{name}: {uri}]"
+        case Image():
+            return IMAGE_LEFT_OUT
+        case _ as never:
+            assert_never(never)
 
 
 def added_part(body: Reminder | Skill) -> Text:
     """Text from crow as a part of a message in the user role."""
-    match body:
-        case Reminder(text=text):
-            return Text(text=text)
-        case Skill(name=name, text=text):
-            return Text(text=f'<skill name="{name}">\n{text}\n</skill>')
-        case _ as never:
-            assert_never(never)
+    if isinstance(body, Skill):
+        return Text(text=f'<skill name="{body.name}">\n{body.text}\n</skill>')
+    return Text(text=body.text)
 
 
 def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
@@ -126,10 +123,8 @@ def is_maskable(body: ToolResult) -> bool:
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     """The line that replaces a masked output."""
-    return ToolMessage(
-        call_id=call_id,
-        text=f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]",
-    )
+    text = f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]"
+    return ToolMessage(call_id=call_id, text=text)
 
 
 def checkpoint_message(body: Checkpoint) -> UserMessage:
@@ -226,3 +221,21 @@ class SecretMask:
         for secret in self._secrets:
             text = text.replace(secret, MASK)
         return _LOOKS_SECRET.sub(MASK, text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def safe(text: str) -> str:
+    """`text` with a picture for each control character but line ends and tabs."""
+    return _CONTROL.sub(_picture, text)
+
+
+def on_one_line(text: str) -> str:
+    """`text` without line ends, tabs and control characters."""
+    return safe(" ".join(text.split()))
+
+
+def _picture(control: re.Match[str]) -> str:
+    code_point = ord(control[0])
+    return chr(0x2400 + code_point) if code_point < 0x20 else "␡" if code_point == 0x7F else "\ufffd"

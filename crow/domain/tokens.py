@@ -12,19 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import assert_never
 
-from crow.domain.messages import (
-    AssistantMessage,
-    Image,
-    Link,
-    Message,
-    Part,
-    Resource,
-    SystemMessage,
-    Text,
-    ToolMessage,
-    ToolSpec,
-    UserMessage,
-)
+from crow.domain import messages
+from crow.domain.messages import Message, Part, ToolSpec
 
 IMAGE_TOKENS = 1_500
 """Flat cost of a picture: the large providers charge this for about a megapixel."""
@@ -77,13 +66,13 @@ def is_encoded(run: str) -> bool:
 def estimate_message(message: Message) -> int:
     """Tokens of one message as sent, with its frame."""
     match message:
-        case SystemMessage(text=text):
+        case messages.SystemMessage(text=text):
             return MESSAGE_TOKENS + estimate_text(text)
-        case UserMessage(parts=parts):
+        case messages.UserMessage(parts=parts):
             return MESSAGE_TOKENS + sum(map(estimate_part, parts))
-        case AssistantMessage():
+        case messages.AssistantMessage():
             return MESSAGE_TOKENS + estimate_assistant(message)
-        case ToolMessage(text=text, images=images):
+        case messages.ToolMessage(text=text, images=images):
             return MESSAGE_TOKENS + CALL_TOKENS + estimate_text(text) + IMAGE_TOKENS * len(images)
         case _ as never:
             assert_never(never)
@@ -91,30 +80,26 @@ def estimate_message(message: Message) -> int:
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
     """Tokens of the tool specs as sent."""
-    return sum(
-        CALL_TOKENS
-        + estimate_text(tool.name)
-        + estimate_text(tool.description)
-        + estimate_text(json.dumps(tool.input_schema, default=str))
-        for tool in tools
-    )
+    tokens = CALL_TOKENS * len(tools)
+    for tool in tools:
+        schema = json.dumps(tool.input_schema, default=str)
+        tokens += sum(map(estimate_text, (tool.name, tool.description, schema)))
+    return tokens
 
 
 def estimate_part(part: Part) -> int:
     match part:
-        case Text(text=text):
+        case messages.Text(text=text):
             return estimate_text(text)
-        case Image():
+        case messages.Image():
             return IMAGE_TOKENS
-        case Resource(uri=uri, text=text):
+        case messages.Resource(uri=uri, text=text) | messages.Link(uri=uri, name=text):
             return 2 * MESSAGE_TOKENS + estimate_text(uri) + estimate_text(text)
-        case Link(uri=uri, name=name):
-            return 2 * MESSAGE_TOKENS + estimate_text(uri) + estimate_text(name)
         case _ as never:
             assert_never(never)
 
 
-def estimate_assistant(message: AssistantMessage) -> int:
+def estimate_assistant(message: messages.AssistantMessage) -> int:
     """Tokens of an answer. Reasoning counts only if it may go back: from a field of its own, or as opaque fields."""
     tokens = estimate_text(message.text)
     for call in message.calls:

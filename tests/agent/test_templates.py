@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.templates import CalledPrompt, Template, called, hint_of, parse_arguments, read_templates
+from crow.agent.templates import ParsedCommand, Template, called, hint_of, parse_arguments, read_templates
 from crow.domain.entries import User
 from crow.domain.errors import ArgumentError
 from crow.tools import PromptArgument, ServerPrompt, StdioServer
@@ -28,8 +28,8 @@ def offered(*arguments: str) -> ServerPrompt:
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("/srv:p", CalledPrompt(name="srv:p", argument="")),
-        ("/srv:p  a\n b ", CalledPrompt(name="srv:p", argument="a\n b")),
+        ("/srv:p", ParsedCommand(name="srv:p", argument="")),
+        ("/srv:p  a\n b ", ParsedCommand(name="srv:p", argument="a\n b")),
         ("/srv:p.q", None),
         ("/srv", None),
         ("srv:p", None),
@@ -38,7 +38,7 @@ def offered(*arguments: str) -> ServerPrompt:
         ("/srv:p/q", None),
     ],
 )
-def test_typed_server_prompt_is_recognised(text: str, call: CalledPrompt | None) -> None:
+def test_typed_server_prompt_is_recognised(text: str, call: ParsedCommand | None) -> None:
     assert called(text) == call
 
 

@@ -17,11 +17,12 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.cli.output import count, on_one_line, safe, unique_prefixes
+from crow.cli.output import count, unique_prefixes
 from crow.cli.sessions import parse_age, parse_day
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Usage
+from crow.domain.rendering import on_one_line, safe
 from crow.store import NewSession, SessionChanges
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, result, said

@@ -15,18 +15,19 @@ from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.permissions import Rule
+from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
-__all__ = ["COMMANDS", "CommandContext", "CommandSpec", "FollowUp", "Handler", "Typed", "parse", "quoted"]
+__all__ = ["COMMANDS", "CommandContext", "CommandSpec", "FollowUp", "Handler", "parse", "quoted"]
 
 PLACE_HINT = "prompt number | label | #entry"
 OPTIONS_HINT = "files | keep, summary"
 QUOTE_CHARS = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CommandSpec:
     """A command as clients list it. `hint` describes its argument; empty: it takes none. `is_literal`: the hint is
     the only argument that it accepts."""
@@ -38,62 +39,47 @@ class CommandSpec:
 
 
 COMMANDS = (
-    CommandSpec(name="undo", description="Take back the last turn", hint=OPTIONS_HINT),
-    CommandSpec(name="redo", description="Reverse the last undo or rewind", hint=OPTIONS_HINT),
+    CommandSpec("undo", "Take back the last turn", OPTIONS_HINT),
+    CommandSpec("redo", "Reverse the last undo or rewind", OPTIONS_HINT),
+    CommandSpec("rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, {OPTIONS_HINT}"),
+    CommandSpec("retry", "Send the last prompt again, on a new branch", OPTIONS_HINT),
+    CommandSpec("new", "Start over; if the session has a name, a new session gets it"),
+    CommandSpec("clear", "Start over in this session; nothing is deleted"),
+    CommandSpec("history", "List the prompts and labels of this branch", "all", is_literal=True),
+    CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),
+    CommandSpec("label", "Name this place so that you can return to it", "name"),
+    CommandSpec("fork", "Start another session from here or from a place", PLACE_HINT),
+    CommandSpec("title", "Show or set the session's title", "new title"),
     CommandSpec(
-        name="rewind",
-        description="Go back to before a prompt, to a label, or to any entry",
-        hint=f"{PLACE_HINT}, {OPTIONS_HINT}",
-    ),
-    CommandSpec(name="retry", description="Send the last prompt again, on a new branch", hint=OPTIONS_HINT),
-    CommandSpec(name="new", description="Start over; if the session has a name, a new session gets it"),
-    CommandSpec(name="clear", description="Start over in this session; nothing is deleted"),
-    CommandSpec(name="history", description="List the prompts and labels of this branch", hint="all", is_literal=True),
-    CommandSpec(name="tree", description="List all branches, including undone ones", hint="all", is_literal=True),
-    CommandSpec(name="label", description="Name this place so that you can return to it", hint="name"),
-    CommandSpec(name="fork", description="Start another session from here or from a place", hint=PLACE_HINT),
-    CommandSpec(name="title", description="Show or set the session's title", hint="new title"),
-    CommandSpec(
-        name="compact",
-        description="Replace older messages by a summary to free context; nothing is deleted",
-        hint='what the summary should focus on, or "undo"',
+        "compact",
+        "Replace older messages by a summary to free context; nothing is deleted",
+        'what the summary should focus on, or "undo"',
     ),
     CommandSpec(
-        name="context",
-        description="Show what fills the context window, or forget the size that crow learned",
-        hint="forget",
-        is_literal=True,
+        "context", "Show what fills the context window, or forget the size that crow learned", "forget", is_literal=True
     ),
-    CommandSpec(name="mcp", description="Show the state of the MCP servers, or restart them", hint="restart [server]"),
-    CommandSpec(name="model", description="Show or choose the model", hint="a model"),
-    CommandSpec(name="mode", description="Show or choose the permission mode", hint="a mode"),
+    CommandSpec("mcp", "Show the state of the MCP servers, or restart them", "restart [server]"),
+    CommandSpec("model", "Show or choose the model", "a model"),
+    CommandSpec("mode", "Show or choose the permission mode", "a mode"),
     CommandSpec(
-        name="permissions",
-        description="Show the permission rules, or change them for this session",
-        hint="allow RULE, deny RULE or forget NUMBER",
+        "permissions",
+        "Show the permission rules, or change them for this session",
+        "allow RULE, deny RULE or forget NUMBER",
     ),
-    CommandSpec(name="search", description="Search all sessions", hint="words"),
-    CommandSpec(name="usage", description="Show the tokens that this session used"),
-    CommandSpec(name="export", description="Write this session to a Markdown file", hint="a file in the workspace"),
-    CommandSpec(name="help", description="List the commands", hint="a command"),
+    CommandSpec("search", "Search all sessions", "words"),
+    CommandSpec("usage", "Show the tokens that this session used"),
+    CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
+    CommandSpec("help", "List the commands", "a command"),
 )
 NAMES = frozenset(spec.name for spec in COMMANDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A command as the user typed it."""
-
-    name: str
-    argument: str
-
-
-def parse(text: str) -> Typed | None:
+def parse(text: str) -> ParsedCommand | None:
     """The command in `text`; None for an ordinary prompt."""
     name, *rest = text[1:].split(maxsplit=1) or [""]
     if name not in NAMES or not text.startswith(f"/{name}"):
         return None
-    return Typed(name=name, argument=rest[0].strip() if rest else "")
+    return ParsedCommand(name=name, argument=rest[0].strip() if rest else "")
 
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]

@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """What to do about the part that is left: its files, and a summary for the model. `place` is what was typed
+    """What to do with the abandoned part: restore its files, summarise it for the model. `place` is what was typed
     before the options."""
 
     place: str = ""
@@ -70,7 +70,7 @@ async def undo(context: CommandContext, argument: str) -> str:
     prompt = await newest_prompt(context)
     if prompt is None:
         raise ArgumentError("There is nothing to undo: this branch has no prompts. `/tree` shows the others.")
-    await leave(context, prompt.parent, "undo", options)
+    await move_to(context, prompt.parent, "undo", options)
     return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back."
 
 
@@ -84,7 +84,7 @@ async def redo(context: CommandContext, argument: str) -> str:
             "There is nothing to redo: you have sent other prompts since. `/tree` shows the branch that you left, and "
             "`/rewind #ENTRY` goes there."
         )
-    await leave(context, move.from_leaf, "redo", options)
+    await move_to(context, move.from_leaf, "redo", options)
     prompt = await newest_prompt(context)
     position = f"after {quoted_prompt(prompt)}" if prompt else "at the beginning"
     return f"Back where you were before `/{move.reason}`, {position}. The model sees it again."
@@ -97,7 +97,7 @@ async def rewind(context: CommandContext, argument: str) -> str:
     place = await find_place(context, options.place)
     if place.entry == context.branch.leaf:
         raise ArgumentError(f"The session is {place.words} already.")
-    await leave(context, place.entry, "rewind", options)
+    await move_to(context, place.entry, "rewind", options)
     return f"Now {place.words}. The model sees nothing that came after it. `/redo` goes back to where you were."
 
 
@@ -107,7 +107,7 @@ async def retry(context: CommandContext, argument: str) -> str:
     if prompt is None or not isinstance(prompt.body, User):
         raise ArgumentError("There is nothing to retry: this branch has no prompts.")
     again = replace(prompt.body, message_id=new_message_id())
-    await leave(context, prompt.parent, "retry", options, then=again)
+    await move_to(context, prompt.parent, "retry", options, then=again)
     return f"Trying again: {quoted_prompt(prompt)}. The model does not see its first answer; `/tree` still lists it."
 
 
@@ -116,16 +116,11 @@ async def new(context: CommandContext, _: str) -> str:
     row = context.branch.row
     if row.alias is None:
         return await start_over(context, "new")
-    made = await context.store.create_session(
-        NewSession(
-            id=new_session_id(),
-            cwd=row.cwd,
-            model=row.model,
-            mode=row.mode,
-            additional_directories=row.additional_directories,
-            config=row.config,
-        )
+    roots, config = row.additional_directories, row.config
+    fresh = NewSession(
+        id=new_session_id(), cwd=row.cwd, additional_directories=roots, model=row.model, mode=row.mode, config=config
     )
+    made = await context.store.create_session(fresh)
     await context.store.move_alias(row.id, made.id)
     await context.branch.change(SessionChanges())  # loads the row without its alias
     return (
@@ -297,31 +292,29 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
     )
 
 
-async def leave(
+async def move_to(
     context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
 ) -> None:
-    """Move to another entry. Once the command is stored, take care of what is left, then send the prompt `then`."""
+    """Move to another entry. Once the command is stored, restore and summarise as asked, then send `then`."""
     leaf = context.branch.leaf
     await context.move(to, reason)
 
     async def follow_up(command: Entry) -> StopReason:
-        stop = await settle(context, command, leaf, to, options)
+        stop = await restore_and_summarise(context, command, leaf, to, options)
         return stop if then is None or stop == "cancelled" else await context.run_prompt(then)
 
     context.follow_up = follow_up
 
 
-async def settle(
+async def restore_and_summarise(
     context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """Restore files and summarise what the path of `leaf` has and that of `to` has not, as the options say."""
+    """Restore the files and summarise the entries that only the path of `leaf` has, as the options say."""
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":
-        asks = options.files == "ask"
-        result = await restore_files(
-            context.branch, context.client, context.workspace, files, command=command, asks=asks
-        )
+        asks, workspace = options.files == "ask", context.workspace
+        result = await restore_files(context.branch, context.client, workspace, files, command=command, asks=asks)
     else:
         result = RestoreResult(left=tuple(file.name for file in files))
     if result.left:
@@ -335,7 +328,7 @@ async def settle(
 
 
 async def summarise_left(context: CommandContext, leaf: int | None, to: int | None) -> None:
-    """Store a summary of the part that was left: for the model, and for the user."""
+    """Store a summary of the abandoned part, for the model and for the user."""
     messages = for_model(await context.store.left_behind(leaf, to, SUMMARISED)).messages
     compactor = await context.compactor()
     gauge, info = compactor.gauge, compactor.model.info
@@ -359,3 +352,6 @@ async def summarise_left(context: CommandContext, leaf: int | None, to: int | No
             NewEntry(body=remark),
         ]
     )
+
+
+HANDLERS = (undo, redo, rewind, retry, new, clear, history, tree, label)

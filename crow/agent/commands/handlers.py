@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, Typed, branches, inspect, sessions
+from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, branches, inspect, sessions
+from crow.agent.templates import ParsedCommand
 from crow.domain.errors import ArgumentError
 
 SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
 
 
-async def answer(context: CommandContext, typed: Typed) -> str:
+async def answer(context: CommandContext, typed: ParsedCommand) -> str:
     """Run the command; the answer for the user."""
     spec, argument = SPECS[typed.name], typed.argument
     if spec.is_literal and argument not in ("", spec.hint):
@@ -35,26 +36,8 @@ async def show_help(_: CommandContext, argument: str) -> str:
     return f"`/{spec.name}{f' {spec.hint}' if spec.hint else ''}`: {spec.description}"
 
 
-HANDLERS: Mapping[str, Handler] = {
-    "undo": branches.undo,
-    "redo": branches.redo,
-    "rewind": branches.rewind,
-    "retry": branches.retry,
-    "new": branches.new,
-    "clear": branches.clear,
-    "history": branches.history,
-    "tree": branches.tree,
-    "label": branches.label,
-    "fork": sessions.fork,
-    "title": sessions.title,
-    "compact": inspect.compact,
+NAMED_LIKE_THEIR_COMMANDS: tuple[Handler, ...] = (*branches.HANDLERS, *sessions.HANDLERS, *inspect.HANDLERS)
+HANDLERS: Mapping[str, Handler] = {handler.__name__: handler for handler in NAMED_LIKE_THEIR_COMMANDS} | {
     "context": inspect.show_context,
-    "mcp": inspect.mcp,
-    "model": sessions.model,
-    "mode": sessions.mode,
-    "permissions": sessions.permissions,
-    "search": inspect.search,
-    "usage": inspect.usage,
-    "export": inspect.export,
     "help": show_help,
 }

@@ -9,20 +9,9 @@ from typing import Literal, TypeAlias
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import Limits
 from crow.domain.conversation import Projection
-from crow.domain.entries import Assistant, Command, Entry, Remark, ToolResult, User
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import (
-    AssistantMessage,
-    Image,
-    Link,
-    Message,
-    Part,
-    Resource,
-    SystemMessage,
-    Text,
-    ToolMessage,
-    UserMessage,
-)
+from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
+from crow.store.transcript import Transcript
 from crow.tools import ServerStatus
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
@@ -37,7 +26,6 @@ KIND_OF: Mapping[type[Message], Kind] = {
 CELLS = 40
 FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
 MAX_HITS = 20
-RESULT_CHARS = 2_000
 
 
 async def compact(context: CommandContext, argument: str) -> str:
@@ -146,47 +134,14 @@ async def export(context: CommandContext, argument: str) -> str:
     try:
         if (await context.workspace.stat(path)).kind != "missing":
             raise ArgumentError(f"{path} exists already; name another file, such as `/export notes/session.md`.")
-        sections = [f"# {context.branch.row.title or context.branch.row.id}"]
+        transcript = Transcript(is_full=False)
+        sections = [transcript.head(context.branch.row)]
         async for batch in context.store.history(context.branch.row.id):
-            sections += filter(None, map(section_of, batch))
-        await context.workspace.write_text(path, "\n\n".join(sections) + "\n")
+            sections += map(transcript.feed, batch)
+        await context.workspace.write_text(path, "".join(sections))
     except OSError as error:
         raise ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}") from error
     return f"Written to {path}."
 
 
-def section_of(entry: Entry) -> str:
-    """An entry as Markdown; empty for one that is not part of the conversation."""
-    match entry.body:
-        case User(parts=parts):
-            return "## You\n\n" + "\n\n".join(map(part_text, parts))
-        case Assistant(text=text):
-            return f"## Crow\n\n{text.strip()}" if text.strip() else ""
-        case ToolResult() as result:
-            title = " ".join((result.announcement.title or result.name).split())
-            return f"### {title}{' (failed)' * result.is_error}\n\n{code_block(result.text)}"
-        case Remark(text=text):
-            return f"> {text}"
-        case Command(text=text, answer=answer):
-            return f"## You\n\n`{text}`\n\n{answer}"
-        case _:
-            return ""
-
-
-def part_text(part: Part) -> str:
-    match part:
-        case Text(text=text):
-            return text
-        case Image(mime_type=mime_type):
-            return f"(an image: {mime_type})"
-        case Resource(uri=uri, text=text):
-            return f"{uri}\n\n{code_block(text)}"
-        case Link(uri=uri, name=name):
-            return f"[{name}]({uri})"
-
-
-def code_block(text: str) -> str:
-    """An indented block, which no text can end."""
-    if len(text) > RESULT_CHARS:
-        text = f"{text[:RESULT_CHARS]}\n(… {len(text) - RESULT_CHARS:,} characters more)"
-    return "\n".join(f"    {line}" for line in text.splitlines())
+HANDLERS = (compact, mcp, search, usage, export)

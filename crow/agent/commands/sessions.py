@@ -135,3 +135,6 @@ async def store_rules(context: CommandContext, rules: Sequence[Rule]) -> None:
 
 def describe(rule: Rule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
+
+
+HANDLERS = (fork, title, model, mode, permissions)

@@ -97,14 +97,12 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
     modified = dict.fromkeys(previous.files_modified if previous else ())
     arguments = call_arguments(entries)
     for entry in entries:
-        match entry.body:
-            case File(path=path):
-                move_to_end(modified, (path,))
-            case ToolResult() as result:
-                move_to_end(modified, files_changed(result, arguments.get(result.call, "{}")))
-                move_to_end(read, files_read(result, arguments.get(result.call, "{}")))
-            case _:
-                pass
+        body = entry.body
+        if isinstance(body, File):
+            move_to_end(modified, (body.path,))
+        elif isinstance(body, ToolResult):
+            move_to_end(modified, files_changed(body, arguments.get(body.call, "{}")))
+            move_to_end(read, files_read(body, arguments.get(body.call, "{}")))
     return tuple(path for path in read if path not in modified), tuple(modified)
 
 

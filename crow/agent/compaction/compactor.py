@@ -18,16 +18,7 @@ import anyio
 from crow.agent.compaction import Advice, Done, Proposal, Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.hooks import Hooks
-from crow.agent.compaction.planner import (
-    CheckpointDraft,
-    MaskOutputs,
-    Noop,
-    Summarise,
-    TooSmall,
-    fits,
-    plan,
-    with_bodies,
-)
+from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import Summary, SummaryJob, notes, summarise
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
@@ -143,20 +134,18 @@ class Compactor:
         measured = self.gauge.measured()
         limits = self.gauge.limits(measured.fixed, window=window)
         going = Pass(reason=reason, focus=focus, measured=measured, limits=limits)
-        match plan(self._branch.projection, limits, measured, reason):
-            case Noop(why=why):
-                return CompactionResult(outcome="noop", words=why)
-            case TooSmall():
-                return too_small(self.model.info.name, limits, measured)
-            case MaskOutputs() | Summarise() as decision:
-                pass
-        advice = await self._call_before_hooks(going, "mask" if isinstance(decision, MaskOutputs) else "summary")
+        decision = plan(self._branch.projection, limits, measured, reason)
+        if isinstance(decision, Noop):
+            return CompactionResult(outcome="noop", words=decision.why)
+        if not decision:
+            return too_small(self.model.info.name, limits, measured)
+        advice = await self._call_before_hooks(going, "mask" if isinstance(decision, Mask) else "summary")
         if advice.veto:
             return CompactionResult(outcome="noop", words=f"A hook prevented the compaction: {advice.veto}")
-        if isinstance(decision, MaskOutputs):
+        if isinstance(decision, Mask):
             result = await self._mask(decision, measured)
         else:
-            result = await self._summarise(decision.drafts, replace(going, advice=advice))
+            result = await self._summarise(decision, replace(going, advice=advice))
         if result.entry is not None:
             await self.gauge.tell()
             await self._call_after_hooks(result.entry, reason)
@@ -202,13 +191,7 @@ class Compactor:
             self._reported_hooks.add(problem)
             await self._branch.publish(NoticeShown(severity="warning", title=problem))
 
-    async def _mask(self, decision: MaskOutputs, measured: Measure) -> CompactionResult:
-        body = Mask(
-            before=decision.before,
-            exceptions=decision.exceptions,
-            tokens_before=measured.used,
-            tokens_after=decision.tokens_after,
-        )
+    async def _mask(self, body: Mask, measured: Measure) -> CompactionResult:
         (entry,) = await self._store([NewEntry(body=body)], measured)
         words = f"Hid old tool outputs from the model: {tokens_saved(body)}. The model can recall them."
         return CompactionResult(outcome="masked", words=words, entry=entry)
@@ -228,13 +211,9 @@ class Compactor:
             status, detail = ("completed" if result.entry else "failed"), result.words
             return result
         finally:
-            newest = self._branch.projection.checkpoint
-            if (
-                newest is not None
-                and isinstance(newest.body, Checkpoint)
-                and newest.body.compaction_id == compaction_id
-            ):
-                status, detail = "completed", newest.body.summary  # stored, even if cancelled right after
+            newest = self._branch.projection.checkpoint_body
+            if newest is not None and newest.compaction_id == compaction_id:
+                status, detail = "completed", newest.summary  # stored, even if cancelled right after
             with anyio.move_on_after(PUBLISH_S, shield=True):
                 await self._publish(compaction_id, status, detail)
 
@@ -324,11 +303,11 @@ class Compactor:
 
     async def _undo(self) -> str:
         """Revoke the newest checkpoint, if what it replaced still fits."""
-        entry = self._branch.projection.checkpoint
-        if entry is None or not isinstance(entry.body, Checkpoint):
+        entry, body = self._branch.projection.checkpoint, self._branch.projection.checkpoint_body
+        if entry is None or body is None:
             return "There is no compaction to undo."
         limits, before = self.gauge.limits(), self.gauge.used()
-        tokens = entry.body.tokens_before + max(0, before - entry.body.tokens_after)
+        tokens = body.tokens_before + max(0, before - body.tokens_after)
         if tokens >= limits.threshold:
             return (
                 f"Not undone: the conversation would have {tokens:,} tokens again, and crow compacts at "
@@ -339,8 +318,8 @@ class Compactor:
         return f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before."
 
     def _previous_summary(self) -> str:
-        checkpoint = self._branch.projection.checkpoint
-        return checkpoint.body.summary if checkpoint and isinstance(checkpoint.body, Checkpoint) else ""
+        checkpoint = self._branch.projection.checkpoint_body
+        return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
         """Whether one request was refused after `MAX_RETRIES` passes, or twice as many gave hardly any answers."""

@@ -86,12 +86,10 @@ class Hooks:
         future.set_running_or_notify_cancel()  # the timeout must not cancel it under the thread
 
         def run() -> None:
-            outcome: tuple[object, BaseException | None]
             try:
-                outcome = work(), None
+                future.set_result((work(), None))
             except BaseException as error:  # noqa: BLE001 - third-party code may raise anything
-                outcome = None, error
-            future.set_result(outcome)
+                future.set_result((None, error))
 
         # a daemon thread, so that a hanging hook cannot block the exit
         threading.Thread(target=run, name=subject, daemon=True).start()

@@ -36,15 +36,6 @@ class Noop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskOutputs:
-    """Hide the tool outputs of entries before `before`, except `exceptions`. Leaves a request of `tokens_after`."""
-
-    before: int
-    exceptions: tuple[int, ...]
-    tokens_after: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDraft:
     """A checkpoint without its summary, which may have `summary_tokens`.
 
@@ -58,19 +49,9 @@ class CheckpointDraft:
     max_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summarise:
-    """Summarise what comes before `drafts[0].start`. The later drafts keep less, in case the first does not fit."""
-
-    drafts: tuple[CheckpointDraft, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TooSmall:
-    """No compaction makes the request fit, or any shorter."""
-
-
-Decision: TypeAlias = Noop | MaskOutputs | Summarise | TooSmall
+Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
+"""Drafts: summarise what comes before `drafts[0].start`; the later ones keep less, in case the first does not fit. No
+drafts: the window is too small, since no compaction makes the request fit, or any shorter."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
@@ -81,14 +62,11 @@ def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reas
     if reason == "command" and not cuts.has_news():
         return Noop(why="Nothing is new since the last compaction.")
     if limits.is_configured and limits.is_tiny:
-        return TooSmall()
+        return ()
     if reason != "command" and (mask := cuts.mask()) is not None:
         return mask
-    if drafts := cuts.drafts():
-        return Summarise(drafts=drafts)
-    if reason == "command":
-        return Noop(why="The conversation is too short to compact.")
-    return TooSmall()
+    drafts = cuts.drafts()
+    return Noop(why="The conversation is too short to compact.") if reason == "command" and not drafts else drafts
 
 
 def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
@@ -142,7 +120,7 @@ class Cuts:
         newest = max(self.context.origins[self.first :], default=0)
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
-    def mask(self) -> MaskOutputs | None:
+    def mask(self) -> Mask | None:
         """The mask that hides just enough to reach the target, if any. Unanswered messages stay visible."""
         scale, target = self.measured.scale, self.limits.target
         gains = self.gains(min(self.tail(self.estimated(self.limits.keep)), self.unanswered()))
@@ -158,11 +136,9 @@ class Cuts:
             return None
         before = max(hidden) + 1
         exceptions = tuple(sorted(entry for entry in gains if entry < before and entry not in hidden))
-        context = with_bodies(self.projection.entries, Mask(before=before, exceptions=exceptions))
-        after = round(context.estimate * scale)
-        if after < self.measured.used and after <= target:
-            return MaskOutputs(before=before, exceptions=exceptions, tokens_after=after)
-        return None
+        mask = Mask(before=before, exceptions=exceptions, tokens_before=self.measured.used)
+        after = round(with_bodies(self.projection.entries, mask).estimate * scale)
+        return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
     def gains(self, start: int) -> dict[int, int]:
         """Estimated tokens that hiding each output before index `start` would free, by entry."""
@@ -189,10 +165,9 @@ class Cuts:
         for start, summary_tokens in candidates:
             if self.reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
-            draft = CheckpointDraft(
-                start=start, summary_tokens=summary_tokens, body=self.body(start, pins), max_tokens=max_tokens
-            )
-            longest = replace(draft.body, summary="word" * self.estimated(summary_tokens))
+            body = self.body(start, pins)
+            draft = CheckpointDraft(start=start, summary_tokens=summary_tokens, body=body, max_tokens=max_tokens)
+            longest = replace(body, summary="word" * self.estimated(summary_tokens))
             tokens = round(with_bodies(self.projection.entries, longest).estimate * self.measured.scale)
             is_shorter = self.reason == "command" or tokens < self.measured.used
             if is_shorter and fits(tokens, draft, self.limits, self.count):
@@ -215,13 +190,10 @@ class Cuts:
     def body(self, start: int, pins: int) -> Checkpoint:
         """The checkpoint that keeps the messages from `start` on, without its summary."""
         entries = self.projection.entries
-        previous = self.checkpoint.body if self.checkpoint else None
-        assert previous is None or isinstance(previous, Checkpoint)
+        previous = self.projection.checkpoint_body
         first_kept = self.context.origins[start] if start < self.count else None
         covered = [entry for entry in entries if first_kept is None or entry.id < first_kept]
         first_covered = previous.first_covered if previous is not None else None
-        if first_covered is None and covered:
-            first_covered = covered[0].id
         read, modified = files_touched(previous, entries)
         return Checkpoint(
             compaction_id="",
@@ -236,7 +208,7 @@ class Cuts:
             tokens_before=self.measured.used,
             lists_cut=self.estimated(self.limits.lists) * 4,
             skills=select_skills(previous, covered, self.estimated(self.limits.skills)),
-            first_covered=first_covered,
+            first_covered=covered[0].id if first_covered is None and covered else first_covered,
             last_covered=covered[-1].id if covered else None,
         )
 
@@ -263,14 +235,10 @@ class Cuts:
         """Whether a user message starts here, or the fixed line before one."""
         if isinstance(self.context.messages[index], AssistantMessage):
             index += self.kinds.get(self.context.origins[index]) is not Assistant
-        return (
-            index < self.count
-            and isinstance(self.context.messages[index], UserMessage)
-            and (
-                self.kinds.get(self.context.origins[index]) is User
-                or not isinstance(self.context.messages[index - 1], ToolMessage)
-            )
-        )
+        if index == self.count or not isinstance(self.context.messages[index], UserMessage):
+            return False
+        is_user = self.kinds.get(self.context.origins[index]) is User
+        return is_user or not isinstance(self.context.messages[index - 1], ToolMessage)
 
     def estimated(self, tokens: int) -> int:
         """Provider's tokens as estimated ones."""

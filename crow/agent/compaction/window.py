@@ -113,11 +113,9 @@ class ContextWindow:
         if learned is not None:
             scope = "for every session with this endpoint" if learned.times > 1 else "for this session only"
             left = learned.patience - learned.compactions
-            probe = (
-                "Crow is testing whether the endpoint takes more now."
-                if self._of(info).probing
-                else f"After {left} more compaction{'s' * (left != 1)} crow tests whether the endpoint takes more."
-            )
+            probe = f"After {left} more compaction{'s' * (left != 1)} crow tests whether the endpoint takes more."
+            if self._of(info).probing:
+                probe = "Crow is testing whether the endpoint takes more now."
             return (
                 f"Crow learned a window of {learned.tokens:,} tokens on {learned.learned_on}, {scope}, from "
                 f"{learned.source}. It only triggers compaction. {probe} `/context forget` drops it."

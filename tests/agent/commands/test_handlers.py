@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.commands import COMMANDS, Typed, parse
+from crow.agent.commands import COMMANDS, parse
 from crow.agent.commands.handlers import HANDLERS
+from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Command
 from tests.agent.harness import opened, text
 from tests.support.scripted_model import Say, ScriptedModel
@@ -16,9 +17,9 @@ from tests.support.scripted_model import Say, ScriptedModel
 @pytest.mark.parametrize(
     ("typed", "command"),
     [
-        ("/help", Typed(name="help", argument="")),
-        ("/compact  the parser ", Typed(name="compact", argument="the parser")),
-        ("/compact\nthe parser", Typed(name="compact", argument="the parser")),
+        ("/help", ParsedCommand(name="help", argument="")),
+        ("/compact  the parser ", ParsedCommand(name="compact", argument="the parser")),
+        ("/compact\nthe parser", ParsedCommand(name="compact", argument="the parser")),
         ("/etc/hosts is what?", None),
         ("/helpless", None),
         ("/", None),
@@ -27,12 +28,14 @@ from tests.support.scripted_model import Say, ScriptedModel
         ("help", None),
     ],
 )
-def test_known_name_at_the_start_is_a_command_and_anything_else_a_prompt(typed: str, command: Typed | None) -> None:
+def test_known_name_at_the_start_is_a_command_and_anything_else_a_prompt(
+    typed: str, command: ParsedCommand | None
+) -> None:
     assert parse(typed) == command
 
 
 def test_every_command_has_a_handler_and_a_description() -> None:
-    assert [spec.name for spec in COMMANDS] == list(HANDLERS)
+    assert {spec.name for spec in COMMANDS} == set(HANDLERS)
     assert all(spec.name.islower() and spec.description for spec in COMMANDS)
 
 

@@ -39,10 +39,9 @@ async def test_usage_counts_tokens_and_export_writes_a_new_markdown_file(tmp_pat
         assert "exists already" in await typed(it, "/export session.md")
         assert "outside the workspace" in await typed(it, "/export ../session.md")
     written = (tmp_path / "session.md").read_text()
-    assert written.startswith(
-        "# please look\n\n## You\n\nplease look\n\n## Crow\n\nI look.\n\n### look {}\n\n    looked\n"
-    )
-    assert "## Crow\n\nDone." in written
+    assert written.startswith("# please look\n\n- session: s1\n")
+    assert "\n\nplease look\n\n## scripted\n\nI look.\n\n- **look {}** (done, " in written
+    assert " s)\n\n```\nlooked\n```\n\n## scripted\n\nDone.\n\n## You, " in written
 
 
 async def test_model_and_mode_are_shown_and_chosen_by_name_or_prefix(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
 from crow.agent.compaction.checkpoint import files_touched, masking_order, select_pins, select_skills
-from crow.agent.compaction.planner import Decision, MaskOutputs, Noop, Summarise, TooSmall, plan
+from crow.agent.compaction.planner import Decision, Noop, plan
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (
     Announcement,
@@ -63,14 +63,14 @@ def test_below_the_threshold_nothing_is_done() -> None:
 def test_old_outputs_are_masked_first_if_that_is_enough() -> None:
     bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END, user("next")]
     decision, projection = decide(*bodies)
-    assert isinstance(decision, MaskOutputs)
+    assert isinstance(decision, Mask)
     assert decision.before > 4
     assert decision.tokens_after < projection.context().estimate - 10_000
 
 
 def test_results_that_the_model_has_not_seen_are_never_masked() -> None:
     bodies: list[Body] = [user("go"), said("", "a", "b"), result_of(3, 0, "x" * 52_000), result_of(3, 1, "short")]
-    assert not isinstance(decide(*bodies)[0], MaskOutputs)
+    assert not isinstance(decide(*bodies)[0], Mask)
 
 
 def ran_calls(*calls: tuple[str, str, str]) -> PathBuilder:
@@ -134,7 +134,7 @@ def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
         path.add(body)
     decision, projection = decide(*[entry.body for entry in path.entries[1:]])
     *_, third, fourth, second_log, _ = outputs(path)
-    assert isinstance(decision, MaskOutputs)
+    assert isinstance(decision, Mask)
     assert (decision.before, decision.exceptions) == (second_log + 1, (third, fourth))
     limits = limits_for(16_000, None, projection.context().fixed_estimate, CompactionPolicy())
     assert decision.tokens_after <= limits.target < decision.tokens_after + 1_900
@@ -147,15 +147,15 @@ def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
 
 def test_compact_command_summarises_without_masking_first() -> None:
     bodies: list[Body] = [user("go"), said("", "a"), result_of(3, 0, "x" * 50_000), said("well"), END]
-    assert isinstance(decide(*bodies, reason="command")[0], Summarise)
+    assert isinstance(decide(*bodies, reason="command")[0], tuple)
 
 
 def test_cut_prefers_a_user_message() -> None:
     long = [exchange("q" * 8_000, "a" * 8_000) for _ in range(3)]
     last = (user("u" * 4_000), said("b" * 4_000), END)
     decision, projection = decide(*[body for bodies in long for body in bodies], *last)
-    assert isinstance(decision, Summarise)
-    draft = decision.drafts[0]
+    assert isinstance(decision, tuple)
+    draft = decision[0]
     kept = next(entry for entry in projection.entries if entry.id == draft.body.first_kept)
     assert kept.body == last[0]
 
@@ -166,8 +166,8 @@ def test_cut_never_separates_a_call_from_its_results() -> None:
         steps += [said("", "a", "b"), result_of(3 + 3 * step, 0, "y" * 5_000), result_of(3 + 3 * step, 1, "x" * 380)]
     decision, projection = decide(*steps, reason="command")
     bodies = {entry.id: entry.body for entry in projection.entries}
-    assert isinstance(decision, Summarise)
-    kept = [bodies[draft.body.first_kept] for draft in decision.drafts if draft.body.first_kept is not None]
+    assert isinstance(decision, tuple)
+    kept = [bodies[draft.body.first_kept] for draft in decision if draft.body.first_kept is not None]
     assert kept
     assert all(isinstance(body, Assistant) for body in kept)
 
@@ -175,14 +175,14 @@ def test_cut_never_separates_a_call_from_its_results() -> None:
 def test_unanswered_messages_are_kept_even_if_they_are_longer_than_the_tail() -> None:
     old = [exchange("q" * 6_400, "a" * 6_400) for _ in range(3)]
     decision, projection = decide(*[body for bodies in old for body in bodies], user("n" * 11_000))
-    assert isinstance(decision, Summarise)
-    assert decision.drafts[0].body.first_kept == projection.entries[-1].id
+    assert isinstance(decision, tuple)
+    assert decision[0].body.first_kept == projection.entries[-1].id
 
 
 def test_tail_that_does_not_fit_beside_the_longest_summary_is_not_kept() -> None:
     decision, _ = decide(*exchange("q" * 6_400, "a" * 6_400), user("n" * 36_000))
-    assert isinstance(decision, Summarise)
-    assert [draft.body.first_kept for draft in decision.drafts] == [None]
+    assert isinstance(decision, tuple)
+    assert [draft.body.first_kept for draft in decision] == [None]
 
 
 def test_nothing_new_since_a_checkpoint_is_not_compacted_again() -> None:
@@ -197,26 +197,26 @@ def test_short_conversation_is_not_summarised_on_command() -> None:
 
 
 def test_window_filled_by_system_message_and_tools_is_too_small() -> None:
-    assert decide(user("q" * 8_000), window=3_000)[0] == TooSmall()
+    assert decide(user("q" * 8_000), window=3_000)[0] == ()
 
 
 def test_any_shorter_request_is_accepted_in_a_tiny_learned_window() -> None:
     bodies: list[Body] = [*exchange("q" * 8_000, "a" * 8_000), user("n" * 400)]
     decision, projection = decide(*bodies, window=1_200, is_configured=False)
-    assert isinstance(decision, Summarise)
-    kept, nothing_kept = decision.drafts
+    assert isinstance(decision, tuple)
+    kept, nothing_kept = decision
     assert (kept.body.first_kept, nothing_kept.body.first_kept) == (projection.entries[-1].id, None)
     assert kept.max_tokens == projection.context().estimate * 9 // 10
-    assert decide(user("n" * 400), window=1_200, is_configured=False)[0] == TooSmall()
+    assert decide(user("n" * 400), window=1_200, is_configured=False)[0] == ()
 
 
 def test_later_drafts_keep_less_and_the_last_keeps_nothing() -> None:
     old = [exchange("q" * 4_000, "a" * 4_000) for _ in range(8)]
     decision, _ = decide(*[body for bodies in old for body in bodies])
-    assert isinstance(decision, Summarise)
-    starts = [draft.start for draft in decision.drafts]
+    assert isinstance(decision, tuple)
+    starts = [draft.start for draft in decision]
     assert starts == sorted(starts)
-    assert decision.drafts[-1].body.first_kept is None
+    assert decision[-1].body.first_kept is None
 
 
 def test_pins_are_the_first_and_last_message_and_the_newest_that_fit() -> None:
@@ -272,13 +272,13 @@ def test_checkpoint_names_the_entries_that_it_covers_also_after_another() -> Non
     old = [exchange("q" * 8_000, "a" * 8_000) for _ in range(4)]
     bodies: list[Body] = [body for bodies in old for body in bodies]
     first, projection = decide(*bodies)
-    assert isinstance(first, Summarise)
-    draft = first.drafts[0].body
+    assert isinstance(first, tuple)
+    draft = first[0].body
     assert draft.first_kept is not None
     assert (draft.first_covered, draft.last_covered) == (1, draft.first_kept - 1)
     later, _ = decide(*bodies, replace(draft, compaction_id="k", summary="S"), *bodies)
-    assert isinstance(later, Summarise)
-    again = later.drafts[0].body
+    assert isinstance(later, tuple)
+    again = later[0].body
     assert again.first_kept is not None
     assert (again.first_covered, again.last_covered) == (1, again.first_kept - 1)
     text = parts_text(checkpoint_message(again).parts)

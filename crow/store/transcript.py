@@ -7,32 +7,13 @@ left out: a person does not need them.
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from difflib import unified_diff
-from typing import assert_never
+from typing import Literal, assert_never
 
-from rich.console import Console
-from rich.markdown import Markdown
-
-from crow.cli.output import in_terminal, on_one_line, safe, time_text
-from crow.domain.entries import (
-    Assistant,
-    Checkpoint,
-    Command,
-    Entry,
-    File,
-    Mask,
-    Note,
-    Prompt,
-    Remark,
-    Reminder,
-    Restore,
-    Skill,
-    Started,
-    ToolResult,
-    TurnEnd,
-    User,
-)
-from crow.domain.rendering import interrupted_text, parts_text
+from crow.domain import entries
+from crow.domain.entries import Assistant, Entry, ToolResult
+from crow.domain.rendering import interrupted_text, on_one_line, parts_text
 from crow.store import SessionRow
 
 _RESULT_LINES = 12
@@ -47,42 +28,40 @@ class Transcript:
 
     def head(self, row: SessionRow) -> str:
         """The title, and a list of facts."""
+        title, directory = on_one_line(row.title or "Untitled session"), on_one_line(row.cwd)
+        created, changed = time_text(row.created_ms), time_text(row.updated_ms)
         facts = (
-            ("session", row.id),
-            ("directory", row.cwd),
-            ("created", time_text(row.created_ms)),
-            ("changed", time_text(row.updated_ms)),
+            f"- session: {on_one_line(row.id)}\n- directory: {directory}\n- created: {created}\n- changed: {changed}"
         )
-        title = on_one_line(row.title or "Untitled session")
-        return f"# {title}\n\n" + "".join(f"- {name}: {on_one_line(value)}\n" for name, value in facts) + "\n"
+        return f"# {title}\n\n{facts}\n\n"
 
     def feed(self, entry: Entry) -> str:
         """The Markdown of one entry; empty if a person does not need it."""
         body = entry.body
         match body:
-            case User(parts=parts):
+            case entries.User(parts=parts):
                 return _section(f"## You, {time_text(entry.created_ms)}", parts_text(parts))
-            case Assistant():
+            case entries.Assistant():
                 return self._answer(body, entry.model)
-            case ToolResult():
+            case entries.ToolResult():
                 return self._result(body)
-            case Command(text=text, answer=answer):
+            case entries.Command(text=text, answer=answer):
                 return _section(f"## You, {time_text(entry.created_ms)}", text) + _section("", answer)
-            case Remark(text=text):
+            case entries.Remark(text=text):
                 return _quoted(text)
-            case Checkpoint(summary=summary):
+            case entries.Checkpoint(summary=summary):
                 return _quoted(
                     f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"
                 )
-            case Mask():
+            case entries.Mask():
                 return _quoted("From here on, older tool results are hidden from the model.")
-            case Restore():
+            case entries.Restore():
                 return _quoted("The last compaction was undone.")
-            case Skill(name=name):
+            case entries.Skill(name=name):
                 return _quoted(f"Skill: {name}")
-            case TurnEnd(stop=stop, detail=detail):
+            case entries.TurnEnd(stop=stop, detail=detail):
                 return "" if stop == "end_turn" else _quoted(f"The turn ended: {stop}. {detail}".strip())
-            case Prompt() | Started() | File() | Reminder() | Note():
+            case entries.Prompt() | entries.Started() | entries.File() | entries.Reminder() | entries.Note():
                 return ""
             case _ as never:
                 assert_never(never)
@@ -96,7 +75,9 @@ class Transcript:
 
     def _result(self, body: ToolResult) -> str:
         mark = "failed" if body.is_error else "done"
-        line = f"- **{on_one_line(body.announcement.title)}** ({mark}, {body.duration_ms / 1000:.1f} s)\n\n"
+        line = (
+            f"- **{on_one_line(body.announcement.title or body.name)}** ({mark}, {body.duration_ms / 1000:.1f} s)\n\n"
+        )
         parts = [line]
         if self._is_full:
             parts += [_fenced(_diff(diff.old_text, diff.new_text), "diff") for diff in body.announcement.diffs]
@@ -104,16 +85,9 @@ class Transcript:
         return "".join([*parts, _fenced(text) if text.strip() else ""])
 
 
-def print_markdown(text: str) -> None:
-    """Print Markdown: drawn on a terminal, unchanged elsewhere."""
-    if not text:
-        return
-    if not in_terminal():
-        print(safe(text), end="")
-        return
-    console = Console()
-    console.print(Markdown(safe(text), hyperlinks=False))
-    console.print()
+def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes") -> str:
+    """Local time with its offset: `2026-11-01 09:30+01:00`."""
+    return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=precision)
 
 
 def _section(head: str, text: str) -> str:
