@@ -1,15 +1,15 @@
-"""What is measured rather than tested: `make bench`, or `python -m benchmarks [NAME ...]`.
+"""Benchmarks: `make bench`, or `python -m benchmarks [NAME ...]`.
 
-Each module here (but `rows` and `write`) is one benchmark: `python -m benchmarks.NAME [--json FILE]` prints a table and
-writes the same rows as JSON; `--help` says what can be chosen. All share one form, `benchmarks.rows.Row`: a median,
-the worst, a limit, and the floor, which is the same work done in the same run without crow. `python -m benchmarks` runs
-all of them, each in a process of its own, leaves their rows below build/bench/ and ends with those over their limit;
-`python -m benchmarks.write` puts them into BENCHMARKS.md.
+Each module here except `rows` and `write` is one benchmark: `python -m benchmarks.NAME [--json FILE]` prints a
+table and writes the same rows as JSON; `--help` lists the options. Each row (`benchmarks.rows.Row`) has a median,
+the worst value, a limit, and a floor: the same work in the same run without crow. `python -m benchmarks` runs all
+of them, each in its own process, writes their rows below build/bench/ and prints those over their limit. `python -m
+benchmarks.write` copies them into BENCHMARKS.md.
 
-- `process`: the real process over stdio, against an endpoint in another process; what an editor would measure
-- `pure`: projection, planner, replay, as a session grows
-- `llm`: parser and encoder beside their floors
-- `store`, `upkeep`: the database at 100,000 entries and 10,000 sessions
-- `tools`: what a tool call costs beyond the tool
-- `retention`: what survives compaction
+- `process`: the real process over stdio and an endpoint in another process, measured as an editor would
+- `pure`: projection, planner and replay of growing sessions
+- `llm`: parser and encoder, with their floors
+- `store`, `upkeep`: the database with 100,000 entries and 10,000 sessions
+- `tools`: the cost of a tool call beyond the tool
+- `retention`: facts that survive compaction
 """

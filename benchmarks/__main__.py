@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after another, each in a process of its own; see the package."""
+"""Runs the benchmarks one after another, each in its own process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def rows_over(file: Path) -> list[Row]:
-    """Of a file that a benchmark wrote; none if it failed before."""
+    """The rows over their limit in a benchmark's file; none if the file is missing."""
     if not file.exists():
         return []
     rows = json.loads(file.read_text("utf-8"))["rows"]

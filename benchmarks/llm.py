@@ -1,6 +1,7 @@
-"""Measures the parser in µs a chunk, and the encoder in µs a request of 10 to 10,000 messages.
+"""Measures the parser in µs per chunk and the encoder in µs per request.
 
-Each figure is the best of several rounds, beside the floor of the same run (`json.loads` alone, a plain join).
+Requests have 10 to 10,000 messages. Each figure is the best of several rounds, next to a floor from the same run
+(`json.loads` alone, a plain join).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TOOL = ToolSpec(name="read_file", description="Read.", input_schema={"type": "ob
 
 
 def times_us(function: Callable[[], object], times: int) -> list[float]:
-    """µs for each of the `times` things that `function` does, one figure a round."""
+    """µs per item, one figure for each round; `function` processes `times` items."""
     took = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
@@ -34,7 +35,7 @@ def times_us(function: Callable[[], object], times: int) -> list[float]:
 
 
 def best(what: str, function: Callable[[], object], times: int, floor_us: float) -> Row:
-    """The best round counts: other programs can only make a round longer."""
+    """The best round: other programs can only make a round slower."""
     took = times_us(function, times)
     return Row(what, min(took), max(took), "µs", floor=floor_us)
 
@@ -90,7 +91,7 @@ def conversation(messages: int) -> tuple[Message, ...]:
 
 
 def encode(messages: tuple[Message, ...], encoder: Encoder | None = None, times: int = 1) -> bytes:
-    """The last body; a new encoder is used if none is given."""
+    """The last body. Without `encoder` a new one is used."""
     encoder, sent = encoder or Encoder(), b""
     for _ in range(times):
         request = Request(messages=messages, tools=(TOOL,))

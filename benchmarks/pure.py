@@ -1,9 +1,8 @@
-"""What pure functions cost as a session grows: `python -m benchmarks.pure`.
+"""Measures pure functions as a session grows: `python -m benchmarks.pure`.
 
-Strategy: one session of turns with a tool call each, at 10, 1,000 and 100,000 entries; what is done for each entry,
-or for each request, should cost the same in all of them. A long session has no checkpoint here, so its context is far
-larger than any window: what a request costs there is the bytes of the context itself. The rows with a checkpoint every
-400 entries are what a session really is.
+The session has turns with one tool call each, and 10, 1,000 or 100,000 entries. The cost per entry and per request
+should be the same for all sizes. Without checkpoints a long session's context is far larger than any window, so a
+request costs as much as the bytes of its context. The rows with a checkpoint every 400 entries show real sessions.
 """
 
 from __future__ import annotations
@@ -68,7 +67,9 @@ def path(entries: int, *, compacted: bool = False) -> list[Entry]:
         )
 
     add(SYSTEM)
-    due = entries % PER_CHECKPOINT or PER_CHECKPOINT  # so that any length ends as far behind its last checkpoint
+    due = (
+        entries % PER_CHECKPOINT or PER_CHECKPOINT
+    )  # sessions of any length end equally far after their last checkpoint
     while len(made) < entries:
         if compacted and len(made) >= due:
             due += PER_CHECKPOINT
@@ -115,7 +116,7 @@ def times_s(work: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
 
 
 def per_entry(what: str, work: Callable[[], object], entries: int) -> list[Row]:
-    """The whole in ms, and for each entry in µs."""
+    """Total in ms and time per entry in µs."""
     taken = times_s(work)
     middle, worst = statistics.median(taken), max(taken)
     return [
@@ -125,7 +126,7 @@ def per_entry(what: str, work: Callable[[], object], entries: int) -> list[Row]:
 
 
 def each_us(what: str, work: Callable[[], object], times: int) -> Row:
-    """µs of one `work`, done so many times in a row."""
+    """µs per `work` when it runs `times` times in a row."""
 
     def again() -> None:
         for _ in range(times):
@@ -136,7 +137,7 @@ def each_us(what: str, work: Callable[[], object], times: int) -> Row:
 
 
 def projections(entries: Sequence[Entry]) -> list[Row]:
-    """The fold of a whole path, and what one more entry and the context after it cost."""
+    """The fold of a whole path, and the cost of one more entry and the next context."""
     count = len(entries)
 
     rows = per_entry("project a path for the model", lambda: Projection(entries), count)
@@ -152,7 +153,7 @@ def projections(entries: Sequence[Entry]) -> list[Row]:
 
 
 def replays(entries: Sequence[Entry]) -> list[Row]:
-    """The history as events, and as updates for a client."""
+    """The history as events, and as client updates."""
     count = len(entries)
 
     def events() -> None:
@@ -174,7 +175,7 @@ def replays(entries: Sequence[Entry]) -> list[Row]:
 
 
 def plans(entries: Sequence[Entry]) -> list[Row]:
-    """The decision before every request, where there is room and where there is none."""
+    """The decision before each request, with and without room in the window."""
     projection = Projection(entries)
     context = projection.context()
     roomy = limits_for(max(64_000, context.estimate * 4), None, context.fixed_estimate, CompactionPolicy())

@@ -1,9 +1,9 @@
-"""What survives compaction, without a language model: `python -m benchmarks.retention [seeds]`.
+"""Measures what survives compaction, without a language model: `python -m benchmarks.retention [seeds]`.
 
-A scripted session puts a fact into every user message, and is compacted 1, 3 and 10 times by a summariser that says
-nothing. Then every fact must be in the context, every modified file listed, and every covered entry returned whole by
-`recall`. A second script works on the same files again and again, and counts how many stay in the context after a mask.
-Exits with 1 if something that must survive did not.
+A scripted session states a fact in every user message and is compacted 1, 3 and 10 times by a summariser that says
+nothing. Then every fact must be in the context, every modified file must be listed, and `recall` must return every
+covered entry whole. A second script works on the same files repeatedly and counts how many stay in the context
+after a mask. The exit code is 1 if something was lost.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SUMMARY = Say(text=["## Done\nThe tests were run."])
 
 
 class Session:
-    """A branch in memory, and what a turn does on it."""
+    """A branch in memory, and the steps of a turn on it."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -107,7 +107,7 @@ class Session:
 
 @dataclass(slots=True)
 class Retention:
-    """What was lost after so many compactions. `facts` and `covered` count what there was."""
+    """What was lost after some compactions. `facts` and `covered` count what there was."""
 
     compactions: int
     facts: int = 0
@@ -118,7 +118,7 @@ class Retention:
 
 
 async def retention(compactions: int, seed: int) -> Retention:
-    """A session with turns of up to six steps, until it was compacted so many times."""
+    """Run turns of up to six steps until the session was compacted this often."""
     chance, session = random.Random(seed), Session()
     facts: dict[int, str] = {}
     modified: dict[int, str] = {}
@@ -149,7 +149,7 @@ async def retention(compactions: int, seed: int) -> Retention:
 
 
 async def measured(session: Session, result: Retention, facts: dict[int, str], modified: dict[int, str]) -> Retention:
-    """Look for the facts and files, by entry, and for every covered entry."""
+    """Look for all facts and files in the context, and recall every covered entry."""
     checkpoint = session.branch.projection.checkpoint
     assert checkpoint is not None
     body = checkpoint.body
@@ -170,7 +170,7 @@ async def measured(session: Session, result: Retention, facts: dict[int, str], m
 
 
 def beyond_budget(session: Session) -> set[int]:
-    """User messages that do not fit among the pins if all newer ones are kept, each with at most half of the room."""
+    """User messages that do not fit among the pins if all newer ones are kept, each within half of the room."""
     budget = session.compactor().gauge.limits().pins
     first, *users, last = [entry for entry in session.store.path("s") if isinstance(entry.body, User)]
     costs = {entry.id: min(budget // 2, PIN_TOKENS + estimate_text(text_of(entry))) for entry in (first, *users, last)}
@@ -185,8 +185,8 @@ def beyond_budget(session: Session) -> set[int]:
 
 @dataclass(slots=True)
 class WorkingSet:
-    """How a model fares that needs the same files again and again, and reads those that are not whole in the context.
-    Sizes in bytes; `whole`: files whole in the context after each mask."""
+    """A model that needs the same files repeatedly and reads those that are not whole in the context. Sizes are in
+    bytes; `whole` lists the number of whole files after each mask."""
 
     file_bytes: int
     needed: int = 0
@@ -195,7 +195,7 @@ class WorkingSet:
 
 
 async def working_set(file_bytes: int, seed: int) -> WorkingSet:
-    """`ROUNDS` rounds that need all of `FILES` files, in any order, and then run `COMMANDS` commands."""
+    """Run `ROUNDS` rounds that need all of `FILES` files in random order and then run `COMMANDS` commands."""
     chance, session, result = random.Random(seed), Session(), WorkingSet(file_bytes)
     await session.record(PROMPT)
     await session.say("Make the tests pass.")

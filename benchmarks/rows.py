@@ -1,7 +1,6 @@
-"""The one form of every figure, as a table that a person reads and as JSON.
+"""Benchmark figures as a table and as JSON.
 
-A row over its limit is marked in both. A limit is meant for a quiet machine with two cores; the floor beside a figure
-says how quiet it was.
+Rows over their limit are marked. Limits are for an idle machine with two cores; the floor shows how idle it was.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Row:
-    """A figure; `limit` is what the median should not exceed, None where only the ratio counts. `cpu`: ms computed
-    meanwhile, which a busy machine and a slow disk do not change. `floor`: the same in the same run without crow;
-    `sdk`: the same by the smallest agent on the protocol's and the endpoint's SDK."""
+    """A figure. `limit` is the maximum of the median, None if only the ratio counts. `cpu` is the CPU time in ms,
+    which a busy machine or slow disk hardly changes. `floor` is the same work in the same run without crow, `sdk`
+    by the smallest agent on the SDKs of the protocol and the endpoint."""
 
     what: str
     median: float
@@ -50,7 +49,7 @@ def of_times(what: str, seconds: Sequence[float], *, limit: float | None = None,
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The rows as lines; columns that no row fills are left out."""
+    """The rows as lines, without empty columns."""
     columns: list[tuple[str, int, Callable[[Row], str]]] = [
         ("median", 10, lambda row: number(row.median)),
         ("worst", 10, lambda row: number(row.worst)),
@@ -68,7 +67,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Enough digits to compare by."""
+    """The number with enough digits to compare."""
     if value is None:
         return ""
     return (
@@ -77,14 +76,14 @@ def number(value: float | None) -> str:
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """A benchmark's command line, to which it may add."""
+    """A parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows as JSON too")
     return parser
 
 
 def report(rows: Sequence[Row], file: Path | None) -> None:
-    """Print the table; into `file` the same for programs, with the machine."""
+    """Print the table and write it as JSON to `file`, with a description of the machine."""
     print("\n".join(table(rows)))
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +92,7 @@ def report(rows: Sequence[Row], file: Path | None) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """The facts about the machine that figures depend on."""
     with tempfile.TemporaryDirectory() as directory:
         return {
             "system": f"{platform.system()} {platform.machine()}",
@@ -106,7 +105,8 @@ def machine() -> dict[str, Any]:
 
 
 def flush_ms(directory: Path, times: int = 50, *, rest_s: float = 0) -> list[float]:
-    """What the disk alone takes for one page, after so long a rest: every durable write is at least one of these."""
+    """Milliseconds that the disk takes to flush one page after this rest. Every durable write takes at least one
+    flush."""
     taken = []
     with (directory / "page").open("wb", buffering=0) as file:
         for _ in range(times):

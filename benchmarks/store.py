@@ -1,9 +1,8 @@
-"""What the store costs as sessions grow: `make bench`, or `python -m benchmarks.store [--json FILE] [--entries N]`.
+"""Measures the store as sessions grow: `python -m benchmarks.store [--json FILE] [--entries N]`.
 
-Strategy: the database of a long life is made once by the store itself (a session of 100,000 entries with a checkpoint
-every 400, and 10,000 sessions to list), then each row times one call many times and gives the median and the worst.
-Time "in the store" includes the hop to its thread and back, and the flush to disk where something is written. The ACP
-row asks a real process.
+The store fills the database once (a session of 100,000 entries with a checkpoint every 400, and 10,000 sessions to
+list). Each row then times one call many times. Times include the switch to the store's thread and back, and the
+flush of a write. The ACP row measures a real process.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def answer() -> NewEntry:
 
 
 async def grow(store: SqliteStore, session: str, entries: int) -> int:
-    """Make a session of so many entries; its leaf."""
+    """Make a session of this many entries; returns its leaf."""
     await store.create_session(NewSession(id=session, cwd="/work", model="m", mode="ask"))
     system = Prompt(system=WORDS * 20, tools=(), cwd="/work", model="m")
     leaf = (await store.append(session, leaf=None, turn=1, entries=[NewEntry(body=system)]))[-1].id
@@ -70,7 +69,7 @@ async def timed(
     limit: float | None = None,
     after: Callable[[], Awaitable[Any]] | None = None,
 ) -> Row:
-    """Milliseconds of `call`, `times` over, after one to warm up; `after` each, untimed: makes it possible again."""
+    """Milliseconds of `times` calls after a warm-up call. `after` resets the state and is not timed."""
     await call()
     if after is not None:
         await after()
@@ -86,13 +85,13 @@ async def timed(
 
 
 def flush_row(directory: Path) -> Row:
-    """What the disk alone takes for one page: every write below is at least one of these."""
+    """The disk's time for one page; every write below takes at least one of these."""
     taken = flush_ms(directory, 100)
     return Row("flush one page to this disk, for comparison", statistics.median(taken), max(taken), "ms")
 
 
 async def open_and_take(store: SqliteStore, session: str) -> None:
-    """Open the session, put a prompt into the inbox, claim its turn."""
+    """Open the session, add a prompt to the inbox, start its turn."""
     tail = await store.open_session(session)
     await store.enqueue(session, (Text(text=WORDS),), "u")
     await store.take_turn(session, "u", leaf=tail.row.leaf)
@@ -105,7 +104,7 @@ async def give_back(store: SqliteStore, session: str) -> None:
 
 
 async def append_rows(store: SqliteStore, long: str, entries: int) -> list[Row]:
-    """Steps appended to a short and to a long session by turns, so that a busy machine disturbs both alike."""
+    """Append steps alternately to a short and a long session, so a busy machine affects both alike."""
     taken: dict[str, list[float]] = {"short": [], long: []}
     for _ in range(200):
         for session, times in taken.items():
@@ -120,7 +119,7 @@ async def append_rows(store: SqliteStore, long: str, entries: int) -> list[Row]:
 
 
 async def sessions_rows(store: SqliteStore, long: str, entries: int) -> list[Row]:
-    """A long session next to a short one."""
+    """A long session compared with a short one."""
     await grow(store, "short", 100)
     rows = [
         *await append_rows(store, long, entries),
@@ -150,7 +149,7 @@ async def sessions_rows(store: SqliteStore, long: str, entries: int) -> list[Row
 
 
 async def replay_row(store: SqliteStore, session: str, entries: int) -> list[Row]:
-    """Time and memory of reading a whole history, batch by batch."""
+    """Time and memory of reading a whole history, in batches."""
     batch: Sequence[Any] = ()
     since, count = time.perf_counter(), 0
     async for batch in store.history(session):
@@ -170,7 +169,7 @@ async def replay_row(store: SqliteStore, session: str, entries: int) -> list[Row
 
 
 async def many(store: SqliteStore, number: int) -> None:
-    """So many short sessions, in few transactions: they are only listed."""
+    """Make many short sessions in few transactions. They are only listed."""
     for index in range(number):
         if index == 0:
             await store.create_session(NewSession(id="s0", cwd="/work", model="m", mode="ask"))
@@ -188,7 +187,7 @@ async def many(store: SqliteStore, number: int) -> None:
             f" SELECT value FROM n) WHERE id = '{template.id}'"
         )
 
-    await store.database.write(copy)  # through the front door it would take minutes
+    await store.database.write(copy)  # the public way would take minutes
 
 
 async def list_rows(store: SqliteStore, number: int) -> list[Row]:
@@ -206,7 +205,7 @@ async def list_rows(store: SqliteStore, number: int) -> list[Row]:
 
 
 def acp_row(home: Path, number: int) -> Row:
-    """`session/list` of a real process, from the request's first byte to the answer's last."""
+    """`session/list` of a real process, from the first byte of the request to the last of the answer."""
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_MODEL": "offline"}
     command = [sys.executable, "-m", "crow", "acp"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables) as process:
@@ -221,7 +220,7 @@ def acp_row(home: Path, number: int) -> Row:
 
         ask("initialize", {"protocolVersion": 1})
         ask("session/list", {})
-        time.sleep(3)  # until what is imported in the background is there
+        time.sleep(3)  # until the background imports are done
         taken = []
         for _ in range(100):
             since = time.perf_counter()
@@ -259,7 +258,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
 
 
 def contention_row(path: Path, processes: int, seconds: float) -> Row:
-    """The waits of processes that write and read as fast as they can."""
+    """Waits of processes that write and read as fast as they can."""
     command = [sys.executable, "-c", WRITER, str(path)]
     started = [
         subprocess.Popen([*command, f"p{number}", str(seconds)], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -1,8 +1,8 @@
-"""What tools cost: `make bench`, or `python -m benchmarks.tools [--files N]`.
+"""Measures tools: `python -m benchmarks.tools [--files N]`.
 
-Strategy: each row runs what a session runs (the toolbox over a real directory; for steps a real session on SQLite with
-a model that answers at once) many times, and gives the median and the worst. Where a limit is given it is what the
-median should stay below on a quiet machine; a floor is the same work done without crow.
+Each row does what a session does (the toolbox with a real directory; for steps a session on SQLite with a model
+that answers at once) many times. The limit is for the median on an idle machine; a floor is the same work without
+crow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -40,14 +41,14 @@ LINES = 120_000
 
 
 class NoLog:
-    """A log port that keeps nothing."""
+    """A log that stores nothing."""
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
-        """Nothing is known."""
+        """Finds nothing."""
         return f"{query} {entry} {limit}"
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
-        """Nothing is kept."""
+        """Stores nothing."""
 
 
 def call(tool: str, /, **arguments: object) -> ToolCall:
@@ -55,11 +56,11 @@ def call(tool: str, /, **arguments: object) -> ToolCall:
 
 
 ROWS: list[Row] = []
-"""What was measured so far."""
+"""The rows so far."""
 
 
 def row(what: str, times: Sequence[float], limit_ms: float | None, floor_ms: float | None = None) -> None:
-    """Keep a row; times in seconds."""
+    """Add a row; times are in seconds."""
     ROWS.append(of_times(what, times, limit=limit_ms, floor=floor_ms))
 
 
@@ -73,7 +74,7 @@ async def timed(times: int, work: Callable[[], Awaitable[object]]) -> list[float
 
 
 async def unwatched(_text: str) -> None:
-    """Nobody looks."""
+    """Ignores the output."""
 
 
 @asynccontextmanager
@@ -85,7 +86,8 @@ async def toolbox(root: Path) -> AsyncIterator[McpToolbox]:
 
 
 async def steps(name: str, step: Callable[[int], ToolCall], limit_ms: float) -> None:
-    """A durable step beyond the model: the turn with them, less the same turn without; each step is another."""
+    """The time of a durable step without the model: a turn with steps minus the same turn without; no two steps are
+    the same."""
     taken = {}
     for count in (0, STEPS):
         model = ScriptedModel(*(Say(calls=(step(index),)) for index in range(count)), Say(text=["ok"]))
@@ -123,7 +125,7 @@ async def turn(root: Path, model: ScriptedModel) -> float:
 
 
 def printed(*argv: str, cwd: str) -> tuple[float, int]:
-    """How long a program takes by itself, in seconds, and how many bytes it prints."""
+    """Seconds that a program takes by itself, and the bytes it prints."""
     began = time.perf_counter()
     done = subprocess.run(argv, cwd=cwd, check=False, capture_output=True)
     return time.perf_counter() - began, len(done.stdout)
@@ -179,7 +181,7 @@ async def search(files: int) -> None:
                 if ripgrep is not None:
                     floor_ms = printed(ripgrep, "--line-number", pattern, cwd=directory)[0] * 1e3
                 grep = call("grep", pattern=pattern)
-                times = await timed(3, lambda grep=grep: box.run(grep, "call_1_0", unwatched))
+                times = await timed(3, partial(box.run, grep, "call_1_0", unwatched))
                 row(f"grep `{pattern}` over {files:,} files, ripgrep's floor", times, None, floor_ms)
 
 

@@ -1,8 +1,8 @@
-"""What people do with old sessions costs, on a large database: `make bench`, or `python -m benchmarks.upkeep`.
+"""Measures maintenance of a large database: `python -m benchmarks.upkeep`.
 
-Strategy: a session of 100,000 entries and 1,000 short ones are made by the store itself; then each thing is done once
-or a few times: find words, sum, export, import elsewhere while another process writes there, back up, remove. The rows
-of commands are whole processes, from start to exit.
+The store makes a session of 100,000 entries and 1,000 short ones. Each operation then runs once or a few times:
+search, totals, export, import into a database that another process writes to, backup, removal. Rows of commands are
+whole processes from start to exit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def once(what: str, call: Callable[[], Awaitable[Any]]) -> Row:
 
 
 async def short_sessions(store: SqliteStore, number: int) -> None:
-    """Whole turns of a few words, each in a session of its own."""
+    """Make whole turns of a few words, each in its own session."""
     for index in range(number):
         name = f"s{index}"
         await store.create_session(NewSession(id=name, cwd="/old", model="m", mode="ask"))
@@ -80,7 +80,7 @@ async def write_export(upkeep: SessionAdmin, path: Path) -> None:
 
 
 async def import_rows(file: Path, path: Path, entries: int) -> list[Row]:
-    """Into another database, to which another process appends a step every 10 ms."""
+    """Import into a database to which another process appends a step every 10 ms."""
     store = await SqliteStore.open(path)
     command = [sys.executable, "-c", BYSTANDER, str(path)]
     with subprocess.Popen(  # noqa: ASYNC220  nothing else runs in this loop
@@ -96,7 +96,7 @@ async def import_rows(file: Path, path: Path, entries: int) -> list[Row]:
 
 
 def command_row(home: Path, *arguments: str) -> Row:
-    """A command of its own process."""
+    """A command in its own process."""
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_MODEL": "offline"}
     taken = []
     for _ in range(5):

@@ -1,7 +1,6 @@
-"""Writes the figures of the last `make bench` into BENCHMARKS.md: `python -m benchmarks.write [DIR]`.
+"""Copies the figures of the last `make bench` into BENCHMARKS.md: `python -m benchmarks.write [DIR]`.
 
-What stands between the two marks is replaced, the rest is left as it is. A benchmark that is not in the directory
-keeps no figures.
+It replaces the text between the two marks. Benchmarks without a file in the directory lose their figures.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ __all__ = ["BEGIN", "END", "figures", "written"]
 
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 ORDER = ("process", "pure", "llm", "store", "upkeep", "tools", "retention")
-"""Others follow by name."""
+"""The rest is sorted by name."""
 
 
 def figures(directory: Path) -> str:
-    """The machine and a table for each benchmark, as Markdown.
+    """The machine and one Markdown table for each benchmark.
 
-    :raises FileNotFoundError: there is none.
+    :raises FileNotFoundError: there are no figures.
     """
     files = sorted(directory.glob("*.json"), key=lambda file: ((*ORDER, file.stem).index(file.stem), file.stem))
     if not files:
@@ -51,7 +50,7 @@ def between(values: list[float]) -> str:
 
 
 def markdown(rows: list[Row]) -> list[str]:
-    """A table; columns that no row fills are left out."""
+    """A Markdown table without empty columns."""
     columns = [
         ("median", [number(row.median) + (f" {row.unit}" if row.unit else "") for row in rows]),
         ("worst", [number(row.worst) for row in rows]),
@@ -69,7 +68,7 @@ def markdown(rows: list[Row]) -> list[str]:
 
 
 def written(text: str, new: str) -> str:
-    """The document with other figures. :raises ValueError: it has no marks."""
+    """The document with these figures. :raises ValueError: it has no marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 from anyio import pytest_plugin
 
 # In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
-pytest_plugin.set_current_async_library = lambda _: None  # type: ignore[assignment]
+setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B010  not a public name
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Everything runs on asyncio: the protocol's SDK does."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Undo what `start_logging` changes: it configures the whole process."""
+    root, own = logging.getLogger(), logging.getLogger("crow")
+    handlers, levels = root.handlers[:], (root.level, own.level)
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    own.setLevel(levels[1])
+    logging.captureWarnings(False)

@@ -1,1 +1,1 @@
-"""The smallest agents: what an agent costs at least. Programs, not modules."""
+"""Minimal agents that show the least an agent can cost. Programs, not modules."""

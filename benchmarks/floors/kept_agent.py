@@ -1,7 +1,7 @@
-"""A floor: the agent without packages, which now keeps one thing, how each turn ended.
+"""A floor: the agent without packages, which also stores how each turn ended.
 
-One row in one transaction, flushed to disk by SQLite in a thread before the prompt is answered. It shows what the disk
-and the way to a thread and back take of crow's figures, as neither can be had for less.
+It writes one row in one transaction, flushed to disk by SQLite in a thread, before it answers the prompt. It shows
+the part of crow's figures that the disk and the thread switch take.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A floor: the agent that reads an answer as the `openai` package reads it, and looks at nothing of it.
+"""A floor: an agent that reads an answer like the `openai` package and ignores its content.
 
-What that package's HTTP client takes to give out the bytes of a stream.
+It shows how long that package's HTTP client takes to deliver the bytes of a stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.floors.raw_agent import TOOLS, RawAgent, serve
 
 
 class LibraryAgent(RawAgent):
-    """Answers nothing: it counts bytes."""
+    """Answers nothing; it counts bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A floor: what an agent costs that keeps nothing, checks nothing and uses no package.
+"""A floor: an agent that stores nothing, checks nothing and uses no package.
 
-It speaks just enough of the protocol to be driven by the same scenes: prompts that stream, `read_file` and `shell`,
-`session/cancel`. One line is written for each token.
+It speaks enough of the protocol for the same scenes: streamed prompts, `read_file` and `shell`, `session/cancel`.
+It writes one line for each token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def send(message: dict[str, Any]) -> None:
 
 
 class RawAgent:
-    """Sessions are lists of messages; each turn takes a connection from those that are free."""
+    """Sessions are lists of messages; each turn takes a free connection."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, list[dict[str, Any]]] = {}
@@ -65,7 +65,7 @@ class RawAgent:
         send({"id": request, "result": {"stopReason": stop}})
 
     async def keep(self, session: str, stop: str) -> None:
-        """Nothing is kept."""
+        """Stores nothing."""
 
     async def step(self, session: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         body = json.dumps({"model": "fake-model", "stream": True, "tools": TOOLS, "messages": messages}).encode()

@@ -1,6 +1,6 @@
-"""A floor: the smallest agent on the protocol's SDK and the `openai` package, used as their documentation shows.
+"""A floor: the smallest agent on the protocol's SDK and the `openai` package, as their documentation shows.
 
-Keeps nothing; `read_file` and `shell` are all it can do.
+It stores nothing and has two tools, `read_file` and `shell`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import Any
+from typing import Any, cast
 
 import acp
 
@@ -18,7 +18,7 @@ TOOLS = [
 ]
 
 
-class SdkAgent(acp.Agent):
+class SdkAgent:
     """Sessions are lists of messages."""
 
     def __init__(self) -> None:
@@ -73,4 +73,4 @@ class SdkAgent(acp.Agent):
         return (await process.communicate())[0].decode()
 
 
-asyncio.run(acp.run_agent(SdkAgent()))
+asyncio.run(acp.run_agent(cast(acp.Agent, SdkAgent())))

@@ -1,1 +1,1 @@
-"""The real process over stdio, measured as an editor would: see `__main__`."""
+"""Measures the real process over stdio."""

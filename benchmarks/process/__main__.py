@@ -1,9 +1,9 @@
-"""What the real process costs, measured as an editor would: `python -m benchmarks.process [--only NAME ...]`.
+"""Measures the real process as an editor would: `python -m benchmarks.process [--only NAME ...]`.
 
-Strategy: `crow acp` is started as editors start it and driven line by line by one thread without any SDK, against an
-endpoint in another process that notes when it was asked and when it sent. The floors are measured in the same run:
-`import acp` alone, and the smallest agents without packages (column floor) and on the SDKs (column SDKs), which keep
-nothing and can do next to nothing. Needs Linux's /proc for CPU and memory.
+One thread starts `crow acp` like an editor and drives it line by line without an SDK. The endpoint runs in another
+process and notes when requests arrive and bytes leave. The floors are measured in the same run: `import acp` alone,
+and the smallest agents without packages (column floor) and on the SDKs (column SDKs), which store nothing. Needs
+Linux's /proc for CPU and memory.
 """
 
 from __future__ import annotations

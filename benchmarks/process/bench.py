@@ -1,6 +1,6 @@
-"""What every scene of this benchmark needs: an endpoint, a scratch directory, agents to start.
+"""The endpoint, scratch directory and agents that every scene needs.
 
-Crow and the floors are started alike, in an environment that holds nothing but where the endpoint is.
+Crow and the floors start alike, in an environment that only names the endpoint.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from benchmarks.rows import ROOT, Row, flush_ms, of_times
 __all__ = ["FLOORS", "Bench"]
 
 FLOORS = ("raw", "sdk")
-"""The smallest agents: without any package, and on the SDKs; see `benchmarks/floors`."""
+"""The smallest agents, without packages and on the SDKs; see `benchmarks/floors`."""
 
 FILES = 40
 
 
 class Bench:
-    """Starts agents in `directory`, which asks `endpoint`."""
+    """Starts agents in `directory` that use `endpoint`."""
 
     def __init__(self, endpoint: Endpoint, directory: Path) -> None:
         self.endpoint = endpoint
@@ -36,12 +36,12 @@ class Bench:
             (self.place / f"f{number}.txt").write_text(f"line of file {number}\n" * 100)
 
     def home(self) -> Path:
-        """A fresh `CROW_HOME`."""
+        """A new `CROW_HOME`."""
         self._homes += 1
         return self.directory / f"home{self._homes}"
 
     def flush(self, rest_s: float) -> Row:
-        """The disk's own share of a row above, in which one transaction follows such a rest."""
+        """The disk's share of a row above that has one transaction after the same rest."""
         taken = [ms / 1e3 for ms in flush_ms(self.place, 15, rest_s=rest_s)]
         return of_times(f"  the disk's share: one flush after {rest_s * 1e3:g} ms of rest", taken)
 
@@ -56,7 +56,7 @@ class Bench:
         }
 
     def start(self, home: Path | None = None, *, floor: str | None = None) -> Agent:
-        """A process that was just started: crow, or a floor."""
+        """Start a process: crow, or a floor."""
         command = (
             ["-m", "crow", "acp"] if floor is None else [str(ROOT / "benchmarks" / "floors" / f"{floor}_agent.py")]
         )
@@ -66,7 +66,7 @@ class Bench:
     def session(
         self, home: Path | None = None, *, floor: str | None = None, servers: Sequence[Mapping[str, object]] = ()
     ) -> Iterator[tuple[Agent, str]]:
-        """An agent with a session that has had a turn, and in which nothing is asked."""
+        """An agent with an idle session that has had one turn."""
         with self.start(home, floor=floor) as agent:
             agent.initialize()
             session = self.warm_session(agent, floor=floor, servers=servers)
@@ -76,7 +76,7 @@ class Bench:
     def warm_session(
         self, agent: Agent, *, floor: str | None = None, servers: Sequence[Mapping[str, object]] = ()
     ) -> str:
-        """Another session, with its first turn behind it."""
+        """Another session, after its first turn."""
         _, session = agent.new_session(mcpServers=list(servers))
         if floor is None:
             agent.ask("session/set_mode", {"sessionId": session, "modeId": "auto"})

@@ -1,4 +1,4 @@
-"""A person who stops a turn: how long until the prompt is answered, and endpoint and command are let go."""
+"""Measures a cancelled turn: the time until the prompt is answered and endpoint and command are released."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REST_S = 0.1
 
 
 def cancels(bench: Bench) -> list[Row]:
-    """While text streams, while a command runs, before the first token; in blocks, by turns with the floors, since what
-    a flush takes changes from minute to minute."""
+    """Cancel while text streams, while a command runs, and before the first token. Crow and the floors alternate in
+    blocks, because the time of a flush changes from minute to minute."""
     streams: list[tuple[float, float]] = []
     waits: list[float] = []
     tools: list[tuple[float, float]] = []
@@ -63,7 +63,7 @@ def cancels(bench: Bench) -> list[Row]:
 
 
 def cancelled(agent: Agent, turn: Turn) -> tuple[float, float]:
-    """When it was cancelled, and the seconds until the answer. :raises RuntimeError: it is another one."""
+    """The time of the cancel, and the seconds until the answer. :raises RuntimeError: the turn was not cancelled."""
     at = agent.notify("session/cancel", {"sessionId": turn.session})
     agent.end(turn)
     if turn.stop != "cancelled":
@@ -90,7 +90,7 @@ def waiting(bench: Bench, agent: Agent, session: str) -> float:
 
 
 def running(bench: Bench, agent: Agent, session: str) -> tuple[float, float]:
-    """The command writes its process id first."""
+    """Start a command, which writes its process id first."""
     file = bench.place / "pid.txt"
     file.unlink(missing_ok=True)
     agent.settle(0.05)

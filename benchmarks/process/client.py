@@ -1,7 +1,7 @@
-"""An ACP client that measures time: drives a process and notes when each line arrives.
+"""An ACP client that drives a process and notes when each line arrives.
 
-It has one thread, reads only while it waits for something, and parses updates only after the measurement: its own cost
-must not show. `tests/support/acp_client.py` checks every line instead.
+It has one thread, reads only while it waits for something, and parses updates after the measurement, so its own
+cost does not show. `tests/support/acp_client.py` is the client that checks every line.
 """
 
 from __future__ import annotations
@@ -95,18 +95,18 @@ class Agent:
         return at - since, result
 
     def send_request(self, method: str, params: Mapping[str, Any]) -> int:
-        """Sends a request without waiting; its id."""
+        """Sends a request without waiting; returns its id."""
         self._next += 1
         self._send({"id": self._next, "method": method, "params": params})
         return self._next
 
     def new_session(self, **more: object) -> tuple[float, str]:
-        """Opens a session; seconds and its id."""
+        """Opens a session; returns seconds and the session's id."""
         took, result = self.ask("session/new", {"cwd": str(self.cwd), "mcpServers": [], **more})
         return took, result["sessionId"]
 
     def begin(self, session: str, text: str) -> Turn:
-        """Sends a prompt. Updates of the session belong to it until the next one."""
+        """Sends a prompt. It collects the session's updates until the next prompt."""
         params = {"sessionId": session, "prompt": [{"type": "text", "text": text}]}
         self._turns[session] = turn = Turn(session, self._next + 1, time.monotonic())
         self.send_request("session/prompt", params)
@@ -126,7 +126,7 @@ class Agent:
         return turn
 
     def notify(self, method: str, params: Mapping[str, Any]) -> float:
-        """Sends a notification; the time when it was sent."""
+        """Sends a notification; returns the time."""
         now = time.monotonic()
         self._send({"method": method, "params": params})
         return now
@@ -143,7 +143,7 @@ class Agent:
             self._read(end - time.monotonic())
 
     def settle(self, seconds: float) -> None:
-        """Reads for this long."""
+        """Reads for this many seconds."""
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             self.until(lambda: False, end - time.monotonic())
@@ -158,12 +158,12 @@ class Agent:
         return self._status("VmRSS") / 1024
 
     def wakeups(self) -> int:
-        """How often its threads have waited so far."""
+        """The number of times that its threads have waited."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return sum(self._status("voluntary_ctxt_switches", f"task/{task.name}/status") for task in tasks)
 
     def close(self) -> float:
-        """Closes stdin; seconds until the process has ended."""
+        """Closes stdin; returns the seconds until the process has ended."""
         assert self.process.stdin is not None
         since = time.monotonic()
         self.process.stdin.close()

@@ -1,4 +1,4 @@
-"""The endpoint for measuring, as whoever measures sees it: started, and its notes read."""
+"""Starts the benchmark endpoint and reads its notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Endpoint", "Served", "prompt"]
 
 @dataclass(frozen=True)
 class Served:
-    """One request, as `endpoint_program.Noted` has it. Times are those of `time.monotonic`."""
+    """One request, like `endpoint_program.Noted`. Times are those of `time.monotonic`."""
 
     id: int
     asked: float
@@ -31,12 +31,12 @@ class Served:
 
 
 def prompt(**script: object) -> str:
-    """A prompt that asks for an answer; see `endpoint_program.Script`."""
+    """A prompt that asks for a certain answer; see `endpoint_program.Script`."""
     return f"bench {json.dumps(script)}"
 
 
 class Endpoint:
-    """`base_url` answers; `wait` gives its notes in order."""
+    """`base_url` is the endpoint; `wait` returns its notes in order."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -45,7 +45,7 @@ class Endpoint:
         self.base_url = f"http://127.0.0.1:{int(self._line(30))}/v1"
 
     def wait(self, state: str = "done", timeout_s: float = 30) -> Served:
-        """The next request that got into `state`, `asked` or `done`; notes of the other state are dropped."""
+        """The next request that reached `state`, `asked` or `done`; skips notes of the other state."""
         while True:
             noted: dict[str, Any] = json.loads(self._line(timeout_s))
             if noted.pop("state") == state:
@@ -62,7 +62,7 @@ class Endpoint:
 
 @contextmanager
 def endpoint() -> Iterator[Endpoint]:
-    """An endpoint in a process of its own."""
+    """An endpoint in its own process."""
     command = [sys.executable, "-m", "benchmarks.process.endpoint_program"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:

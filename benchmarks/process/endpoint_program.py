@@ -1,9 +1,9 @@
-"""A model's endpoint for measuring: streams tokens at full speed or paced, calls tools, hangs; and notes when.
+"""A model endpoint for benchmarks that streams tokens, calls tools or hangs, and notes the times.
 
-A prompt says what is to be answered, as JSON after the word `bench` (see `Script`); nothing else is remembered between
-requests. For every request a line of JSON goes to stdout when it has arrived, and one when its answer is over. All
-times are those of `time.monotonic`, which is the same clock in every process. The standard library alone, in a process
-of its own, so that it shares no interpreter with whoever measures.
+A prompt describes the answer as JSON after the word `bench` (see `Script`); requests share no state. Each request
+prints a line of JSON when it arrives and one when its answer ends. Times are those of `time.monotonic`, the same
+clock in every process. It uses only the standard library, in its own process, so it shares no interpreter with the
+client.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["Script", "token"]
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 BLOCK = 80
-"""Deltas in one chunk at full speed unless a script says otherwise, about 16 KB."""
+"""Deltas in one chunk at full speed, about 16 KB, unless the script says otherwise."""
 
 FIRST_AFTER_S = 0.002
-"""Between the head and the first delta, so that the first one leaves by itself."""
+"""Seconds between the head and the first delta, so the first one leaves alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What one prompt wants: first `calls` calls of `tool`, one a request, `{i}` in `arguments` being its number; then
-    `tokens` deltas of one token, `rate` a second, each in a chunk of its own (0: as fast as it goes, `block` deltas in
-    a chunk). `hang`: nothing after the head."""
+    """The answer to one prompt: `calls` calls of `tool`, one per request, with the call's number for `{i}` in
+    `arguments`; then `tokens` deltas of one token, `rate` per second, each in its own chunk (0: at full speed,
+    `block` deltas per chunk). With `hang` nothing follows the head."""
 
     tokens: int = 3
     rate: float = 0
@@ -70,7 +70,7 @@ def words(content: Any) -> str:
 
 
 def scripted(body: dict[str, Any]) -> tuple[Script, int, int]:
-    """What the newest prompt wants, how many results came since, and the characters of the newest one."""
+    """The newest prompt's script, the number of results since, and the length of the newest result."""
     results, newest = 0, 0
     for message in reversed(body["messages"]):
         if message["role"] == "tool":
@@ -84,7 +84,8 @@ def scripted(body: dict[str, Any]) -> tuple[Script, int, int]:
 
 @dataclass
 class Noted:
-    """One request: when its first byte came, the first and the last delta left, and the largest gap between two."""
+    """One request: when its first byte arrived, when the first and last delta left, and the largest gap between two
+    deltas."""
 
     id: int
     asked: float

@@ -1,4 +1,4 @@
-"""From the start of a process to a session, and what is left when it goes."""
+"""Measures starts, new sessions, exits and an idle process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.process.bench import FLOORS, Bench
+from benchmarks.process.client import Turn
 from benchmarks.process.endpoint import prompt
 from benchmarks.rows import ROOT, Row, of_times
 
@@ -21,12 +23,12 @@ SERVER = ROOT / "tests" / "tools" / "servers" / "various.py"
 
 
 def starts(bench: Bench) -> list[Row]:
-    """Spawn to `initialize` answered, beside `import acp` alone, by turns."""
-    crow, imports, imported, raw, sdk = ([] for _ in range(5))
+    """Start to answered `initialize`, alternating with `import acp` alone."""
+    crow, imports, imported, raw, sdk = (list[float]() for _ in range(5))
     for number in range(ROUNDS + 1):
         whole, ready = import_alone(bench.place)
         times = [whole, ready, *(started(bench, floor) for floor in (None, *FLOORS))]
-        if number:  # the first compiles what has changed
+        if number:  # the first round compiles changed modules
             for kept, took in zip((imports, imported, crow, raw, sdk), times, strict=True):
                 kept.append(took)
     ratios = [mine / alone for mine, alone in zip(crow, imports, strict=True)]
@@ -45,7 +47,7 @@ def starts(bench: Bench) -> list[Row]:
 
 
 def import_alone(place: Path) -> tuple[float, float]:
-    """Seconds for a whole process that imports `acp`, and until the import was done in another one."""
+    """Seconds of a whole process that imports `acp`, and of another one until the import is done."""
     since = time.monotonic()
     subprocess.run([sys.executable, "-c", IMPORT], cwd=place, check=True)
     whole = time.monotonic() - since
@@ -64,7 +66,7 @@ def started(bench: Bench, floor: str | None) -> float:
 
 
 def sessions(bench: Bench) -> list[Row]:
-    """`session/new`: the first of a fresh home, asked at once; and later ones."""
+    """`session/new`: the first in a new home, right after the start; and later ones."""
     first, warm = [], []
     for _ in range(5):
         with bench.start() as agent:
@@ -93,7 +95,7 @@ def exits(bench: Bench) -> list[Row]:
     for _ in range(3):
         with bench.session(servers=[server]) as (agent, session):
             turn = agent.begin(session, prompt(calls=1, tool="shell", arguments='{"command": "sleep 60"}'))
-            agent.until(lambda turn=turn: any(b'"in_progress"' in line for _, line in turn.lines))
+            agent.until(partial(is_running, turn))
             agent.settle(0.3)
             busy.append(agent.close())
     return [
@@ -102,8 +104,12 @@ def exits(bench: Bench) -> list[Row]:
     ]
 
 
+def is_running(turn: Turn) -> bool:
+    return any(b'"in_progress"' in line for _, line in turn.lines)
+
+
 def idle(bench: Bench) -> list[Row]:
-    """What a process does while nobody asks, when what it tidies after a turn is done."""
+    """CPU and wake-ups of an idle process, after it has tidied the store."""
     with bench.session() as (agent, _):
         agent.settle(7)
         wakeups, cpu = agent.wakeups(), agent.cpu_s()

@@ -1,4 +1,4 @@
-"""Many tokens in one session, many sessions at once, and what they leave in memory."""
+"""Measures long answers, many sessions at once, and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def exact(turn: Turn, tokens: int) -> bool:
 
 
 def stream(bench: Bench) -> list[Row]:
-    """20,000 tokens as fast as the endpoint sends."""
+    """20,000 tokens at the endpoint's full speed."""
     wall: dict[str | None, list[float]] = {}
     cpu: dict[str | None, list[float]] = {}
     gaps: list[float] = []
@@ -76,7 +76,7 @@ def stream(bench: Bench) -> list[Row]:
 
 
 def chunks(bench: Bench) -> list[Row]:
-    """20,000 tokens, each in an HTTP chunk of its own, as servers send them; crow and the client library take turns."""
+    """20,000 tokens, each in its own HTTP chunk, as servers send them; crow and the client library alternate."""
     wall: dict[str | None, list[float]] = {None: [], "library": []}
     cpu: dict[str | None, list[float]] = {None: [], "library": []}
     wrong = 0
@@ -113,7 +113,7 @@ def wall_s(turns: list[Turn]) -> float:
 
 
 def many(bench: Bench) -> list[Row]:
-    """64 sessions that answer at once, at full speed; memory with one session and with all."""
+    """64 sessions that answer at once at full speed; memory with one session and with all."""
     wall: dict[str | None, list[float]] = {}
     cpu: list[float] = []
     wrong = 0
@@ -161,7 +161,7 @@ def many(bench: Bench) -> list[Row]:
 
 
 def paced(bench: Bench) -> list[Row]:
-    """64 sessions at 50 tokens a second each, as from a real model; the endpoint's own largest gap beside them."""
+    """64 sessions at 50 tokens per second each, next to the endpoint's own largest gap."""
     gaps: dict[str | None, list[float]] = {}
     wrong, cpu, sent, walls = 0, 0.0, [0.0], [0.0]
     for floor in (None, "raw"):

@@ -1,4 +1,4 @@
-"""One session: from the prompt to the request, from the endpoint's bytes to the editor, a step with a tool, a load."""
+"""Measures one session: prompts, first chunks, tool steps, loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHELL = {"tool": "shell", "arguments": '{"command": "echo {i}"}'}
 
 
 def history(bench: Bench) -> list[Row]:
-    """Prompt to request while a session grows to 200 turns, with a pause before each; then loads by fresh processes."""
+    """Prompt to request while a session grows to 200 turns, with a pause before each; then loads by new processes."""
     home = bench.home()
     with bench.session(home) as (agent, session):
         crow, cpu = turns(bench, agent, session)
@@ -58,7 +58,7 @@ def history(bench: Bench) -> list[Row]:
 
 
 def turns(bench: Bench, agent: Agent, session: str) -> tuple[list[float], list[float]]:
-    """Seconds from the prompt to the request, and of CPU, of each turn."""
+    """Seconds from prompt to request and seconds of CPU, of each turn."""
     delays, computed = [], []
     for _ in range(TURNS):
         agent.settle(PAUSE_S)
@@ -70,7 +70,7 @@ def turns(bench: Bench, agent: Agent, session: str) -> tuple[list[float], list[f
 
 
 def first_chunks(bench: Bench) -> list[Row]:
-    """The endpoint's first byte of text to the first chunk; its last byte to the answer of the prompt."""
+    """The endpoint's first byte of text to the first chunk; its last byte to the prompt's answer."""
     first: dict[str | None, list[float]] = {}
     last: dict[str | None, list[float]] = {}
     for floor in (None, "raw", "sdk"):
@@ -92,7 +92,7 @@ def first_chunks(bench: Bench) -> list[Row]:
 
 
 def steps(bench: Bench) -> list[Row]:
-    """A tool step beyond the model and durable: from the end of one answer of the model to the next request."""
+    """A durable tool step without the model: from the end of one answer of the model to the next request."""
     taken: dict[tuple[str | None, str], list[float]] = {}
     for floor in (None, "raw", "sdk"):
         with bench.session(floor=floor) as (agent, session):
@@ -118,7 +118,7 @@ def steps(bench: Bench) -> list[Row]:
 
 
 def outputs(bench: Bench) -> list[Row]:
-    """A command that prints 7 MB: the step, and how much of it the model is given."""
+    """A command that prints 7 MB: the time of the step, and how much of the output the model gets."""
     (bench.place / "big.txt").write_text("".join(f"{number}\n" for number in range(1_000_000)))
     taken: dict[str | None, list[float]] = {}
     chars: list[float] = []

@@ -200,7 +200,7 @@ async def opened(
             settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(session.run)
                 yield Opened(session, store, client, toolbox)

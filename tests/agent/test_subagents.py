@@ -88,7 +88,7 @@ async def running(
             ),
         )
         session = Session(adapters, client, DiskWorkspace(work), (), await store.open_session("s1"))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(session.run)
                 yield Running(session, store, client, model)

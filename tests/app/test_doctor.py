@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import pytest
 
+from crow.cli import main
 from crow.doctor import Finding, check_everything
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
@@ -26,18 +27,42 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "tools" / "servers" / "tiny.py"
 
 
-def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), **env}
-    command = [sys.executable, "-m", "crow", *arguments]
-    return subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True, timeout=60)
+@dataclass(frozen=True)
+class Done:
+    """What a command line gave."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+class Run(Protocol):
+    """Runs `crow` in this process, in the directory `home`, with no environment but `env`."""
+
+    def __call__(self, home: Path, *arguments: str, **env: str) -> Done: ...
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(home: Path, *arguments: str, **env: str) -> Done:
+        with monkeypatch.context() as patched:
+            for name in os.environ.keys() - {"PATH"}:
+                patched.delenv(name)
+            for name, value in {"CROW_HOME": str(home), **env}.items():
+                patched.setenv(name, value)
+            patched.chdir(home)
+            code = main(arguments)
+        return Done(code, *capfd.readouterr())
+
+    return command
+
+
+def findings(done: Done) -> dict[str, dict[str, Any]]:
     assert done.stderr == ""
     return {each["check"]: each for each in map(json.loads, done.stdout.splitlines())}
 
 
-def states(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+def states(done: Done) -> dict[str, str]:
     return {check: each["state"] for check, each in findings(done).items()}
 
 
@@ -60,7 +85,7 @@ def environment(endpoint: FakeEndpoint, **env: str) -> dict[str, str]:
     }
 
 
-def test_a_working_endpoint_passes_every_check(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_working_endpoint_passes_every_check(run: Run, tmp_path: Path, endpoint: FakeEndpoint) -> None:
     (tmp_path / "config.toml").write_text("model.context_window = 64000\n")
     (tmp_path / "config.toml").chmod(0o600)
     server = f"{sys.executable} {TINY}"
@@ -81,7 +106,7 @@ def test_a_working_endpoint_passes_every_check(tmp_path: Path, endpoint: FakeEnd
     assert done.returncode == 0
 
 
-def test_each_warning_says_what_to_do(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_each_warning_says_what_to_do(run: Run, tmp_path: Path, endpoint: FakeEndpoint) -> None:
     endpoint.models = ["fake-model-2"]
     endpoint.script(body(b'data: {"choices":[{"delta":{"content":"All of it at once."},"finish_reason":"stop"}]}\n\n'))
     endpoint.script(text("I can call no tools."))
@@ -100,7 +125,7 @@ def test_each_warning_says_what_to_do(tmp_path: Path, endpoint: FakeEndpoint) ->
 
 
 def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
-    tmp_path: Path, endpoint: FakeEndpoint
+    run: Run, tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
     assert found["words"] == "not known: crow assumes 128,000 tokens"
@@ -127,7 +152,7 @@ def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
 
 @pytest.mark.parametrize("case", ["key", "server", "configuration", "database", "nothing"])
 def test_each_failure_is_named_and_checks_that_depend_on_it_are_skipped(
-    tmp_path: Path, endpoint: FakeEndpoint, case: str
+    run: Run, tmp_path: Path, endpoint: FakeEndpoint, case: str
 ) -> None:
     env = environment(endpoint)
     match case:
@@ -154,7 +179,7 @@ def test_each_failure_is_named_and_checks_that_depend_on_it_are_skipped(
     assert done.returncode == 1
 
 
-def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_refused_key_is_named_and_not_shown(run: Run, tmp_path: Path, endpoint: FakeEndpoint) -> None:
     def refusing(request: Recorded) -> Reply:
         return failing(401, "Incorrect API key provided: sk-secret-123456")
 
@@ -171,7 +196,7 @@ def test_a_refused_key_is_named_and_not_shown(tmp_path: Path, endpoint: FakeEndp
     assert {check: state for check, state in states(done).items() if state != "ok"} == {"key": "failed"}
 
 
-def test_the_built_in_model_passes_without_an_endpoint(tmp_path: Path) -> None:
+def test_the_built_in_model_passes_without_an_endpoint(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
     assert set(states(done).values()) == {"ok"}
     assert done.returncode == 0
@@ -191,7 +216,7 @@ def create_database(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_damaged_database_is_reported_and_repaired_on_request(tmp_path: Path) -> None:
+def test_a_damaged_database_is_reported_and_repaired_on_request(run: Run, tmp_path: Path) -> None:
     path = create_database(tmp_path)
     with closing(sqlite3.connect(path)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries_fts_data'").fetchone()
@@ -213,13 +238,15 @@ def test_a_damaged_database_is_reported_and_repaired_on_request(tmp_path: Path) 
     assert found["database"]["words"].endswith("(1 session, 6 entries)")
     assert done.returncode == 0
     assert states(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["database"] == "ok"
+    for copy in tmp_path.glob("crow-damaged-*"):  # its name says the second, which is not over
+        copy.unlink()
     done = run(tmp_path, "doctor", "--repair")
     assert done.stdout == f"ok       database        {path} is whole: nothing was changed (1 session, 6 entries)\n"
     hits = run(tmp_path, "sessions", "search", "kittiwake", "--json").stdout.splitlines()
     assert len(hits) == 2
 
 
-def test_entries_that_cannot_be_recovered_are_listed(tmp_path: Path) -> None:
+def test_entries_that_cannot_be_recovered_are_listed(run: Run, tmp_path: Path) -> None:
     path = create_database(tmp_path)
     content = path.read_bytes().replace(b'"text":"ALBATROSS"', b'"text":"ALBUTROSS"')
     path.write_bytes(content)
@@ -242,7 +269,7 @@ async def test_an_unsuitable_disk_for_the_database_gives_a_warning(
     assert "network disk" in found["database"].words
 
 
-def test_models_are_listed_one_on_a_line(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_models_are_listed_one_on_a_line(run: Run, tmp_path: Path, endpoint: FakeEndpoint) -> None:
     endpoint.models = ["b", "a"]
     assert [line.split("\t")[0] for line in run(tmp_path, "models", **environment(endpoint)).stdout.splitlines()] == [
         "b",

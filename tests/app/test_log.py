@@ -5,26 +5,11 @@ from __future__ import annotations
 import logging
 import stat
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crow.log import start_logging
-
-
-@pytest.fixture(autouse=True)
-def root_as_before() -> Iterator[None]:
-    root, own = logging.getLogger(), logging.getLogger("crow")
-    handlers, levels = root.handlers[:], (root.level, own.level)
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    own.setLevel(levels[1])
-    logging.captureWarnings(False)
 
 
 def test_nothing_is_opened_before_the_first_record(tmp_path: Path) -> None:

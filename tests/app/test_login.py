@@ -39,9 +39,7 @@ def login(home: Path, *answers: str, command: tuple[str, ...] = ("login",), **en
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [("login",), ("--setup",), ("acp", "--setup"), ("acp", "--mode", "plan", "--setup")]
-)
+@pytest.mark.parametrize("command", [("login",), ("--setup",), ("acp", "--mode", "plan", "--setup")])
 def test_settings_that_work_are_saved_readable_by_the_user_only(
     tmp_path: Path, endpoint: FakeEndpoint, command: tuple[str, ...]
 ) -> None:

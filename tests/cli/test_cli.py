@@ -143,17 +143,22 @@ def test_listing_creates_no_database(home: Path, capsys: pytest.CaptureFixture[s
     assert not home.exists()
 
 
-async def test_a_pipe_gets_one_line_for_each_session_the_newest_first(home: Path) -> None:
-    await add_session(home, "s1", "/one", "first prompt")
-    await add_session(home, "s2", "/two", "second\tprompt")
+def test_a_pipe_gets_one_line_for_each_session_the_newest_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    anyio.run(add_session, home, "s1", "/one", "first prompt")
+    anyio.run(add_session, home, "s2", "/two", "second\tprompt")
+
+    def output(*arguments: str) -> str:
+        assert main(["sessions", *arguments]) == 0
+        return capsys.readouterr().out
+
     lines = [line.split("\t") for line in run("sessions").stdout.decode().splitlines()]
     assert [(line[0], *line[2:]) for line in lines] == [
         ("s2", "1", "/two", "second prompt"),
         ("s1", "1", "/one", "first prompt"),
     ]
-    assert run("sessions", "--cwd", "/one").stdout.decode().split("\t")[0] == "s1"
-    assert run("sessions", "--cwd", "/elsewhere").stdout == b""
-    (row,) = (json.loads(line) for line in run("sessions", "--json", "--cwd", "/two").stdout.splitlines())
+    assert output("--cwd", "/one").split("\t")[0] == "s1"
+    assert output("--cwd", "/elsewhere") == ""
+    (row,) = (json.loads(line) for line in output("--json", "--cwd", "/two").splitlines())
     assert (row["id"], row["title"], row["cwd"], row["entries"], row["model"], row["mode"]) == (
         "s2",
         "second\tprompt",
@@ -164,13 +169,14 @@ async def test_a_pipe_gets_one_line_for_each_session_the_newest_first(home: Path
     )
 
 
-async def test_only_all_lists_more_than_twenty_sessions(home: Path) -> None:
+def test_only_all_lists_more_than_twenty_sessions(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(22):
-        await add_session(home, f"s{number}", "/one", "prompt")
-    assert len(run("sessions").stdout.splitlines()) == 20
-    assert [line.split(b"\t")[0] for line in run("sessions", "--all").stdout.splitlines()] == [
-        f"s{number}".encode() for number in reversed(range(22))
-    ]
+        anyio.run(add_session, home, f"s{number}", "/one", "prompt")
+    assert main(["sessions"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 20
+    assert main(["sessions", "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [f"s{number}" for number in reversed(range(22))]
 
 
 def test_a_file_that_is_not_a_database_gives_one_sentence_and_exit_code_1(home: Path) -> None:

@@ -35,7 +35,7 @@ class Room:
 @asynccontextmanager
 async def idling(room: Room, *, after_s: float = 0.0) -> AsyncIterator[IdleTimer]:
     idle = IdleTimer(room.tidy, after_s=after_s)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(idle.run)
             yield idle

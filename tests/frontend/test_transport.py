@@ -55,7 +55,7 @@ class Editor:
         await asyncio.to_thread(self._write_all, whole)
 
     async def hear(self) -> dict[str, Any]:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             return await self._lines.get()
 
     def _write_all(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ class Editor:
             data = data[os.write(self._write, data) :]
 
     def join(self) -> None:
-        self._thread.join(5)
+        self._thread.join(60)
 
     def _follow(self) -> None:
         with open(self._read, "rb", closefd=False) as lines:
@@ -225,7 +225,7 @@ async def test_an_editor_that_closes_stdin_and_never_reads_is_given_up() -> None
         await anyio.to_thread.run_sync(os.write, up[1], b"[]\n" * 5000)
         os.close(up[1])
         up[1] = -1
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert await transport.receive() is None
         await transport.close()
 
@@ -279,7 +279,7 @@ async def test_close_gives_up_on_a_reader_that_stopped_reading(monkeypatch: pyte
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sender.send, {"id": 1, "result": "x" * 300_000})
             await anyio.wait_all_tasks_blocked()
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await sender.close()
 
 
@@ -320,7 +320,7 @@ async def test_a_vanished_editor_ends_the_input_and_output_is_dropped() -> None:
         async def receive() -> None:
             ended.append(await transport.receive())
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(receive)
                 await anyio.wait_all_tasks_blocked()
@@ -337,7 +337,7 @@ async def test_a_vanished_editor_ends_the_input_and_output_is_dropped() -> None:
 async def test_a_blocked_sender_continues_when_the_editor_vanishes() -> None:
     with pipe() as up, pipe() as down:
         transport = StdioTransport(up[0], down[1])
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(transport.send, {"pad": "x" * 1_000_000})
                 await anyio.wait_all_tasks_blocked()
@@ -425,7 +425,7 @@ async def test_a_device_that_the_loop_cannot_watch_is_read() -> None:
     with pipe() as down:
         nothing = os.open(os.devnull, os.O_RDONLY)
         transport = StdioTransport(nothing, down[1])
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert await transport.receive() is None
         await transport.close()
         os.close(nothing)
@@ -447,7 +447,7 @@ def test_prints_and_children_cannot_write_to_claimed_stdout() -> None:
     """)
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [sys.executable, "-c", program], input=b"line\n", env=buffered, capture_output=True, timeout=20, check=False
+        [sys.executable, "-c", program], input=b"line\n", env=buffered, capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"line\n", b"")
 
@@ -464,7 +464,7 @@ def test_stray_output_can_go_to_a_log() -> None:
             [sys.executable, "-c", program, str(log.fileno())],
             pass_fds=[log.fileno()],
             capture_output=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         log.seek(0)
@@ -474,5 +474,5 @@ def test_stray_output_can_go_to_a_log() -> None:
 def test_a_closed_stdin_is_an_error_that_says_so() -> None:
     program = "from crow.frontend.transport import claim_stdio\nwith claim_stdio(): pass"
     command = f"exec {sys.executable} -c '{program}' <&-"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=20, check=False)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
     assert b"EditorError: stdin or stdout is closed" in done.stderr

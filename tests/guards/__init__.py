@@ -1,1 +1,1 @@
-"""Limits on cost, counted instead of timed."""
+"""Limits on cost that are counted, not timed."""

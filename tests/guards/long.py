@@ -24,13 +24,13 @@ __all__ = ["SESSION", "grow"]
 
 SESSION = "s1"
 TAIL = 60
-"""Entries behind the last checkpoint, whatever stands before it."""
+"""The number of entries after the last checkpoint, in sessions of any length."""
 
 WORDS = "The nest is built of twigs, string and whatever else the wind has left. "
 
 
 def turn(number: int, leaf: int) -> list[Body]:
-    """Five entries behind `leaf`: a prompt, a call and its result, an answer, the end."""
+    """Five entries after `leaf`: a prompt, a call and its result, an answer, the end."""
     call = ToolCall(id=f"c{number}", name="look", arguments="{}")
     result = ToolResult(
         call=CallRef(assistant=leaf + 2, index=0), name="look", text=WORDS * 3, announcement=Announcement(title="Look")
@@ -45,7 +45,8 @@ def turn(number: int, leaf: int) -> list[Body]:
 
 
 async def grow(path: Path, entries: int) -> None:
-    """Make a database at `path` with the session `SESSION` of about so many entries, `TAIL` behind a checkpoint."""
+    """Make a database at `path` with one session, `SESSION`, of about this many entries, `TAIL` of them after a
+    checkpoint."""
     store = await SqliteStore.open(path)
     try:
         await store.create_session(NewSession(id=SESSION, cwd=str(path.parent), model="scripted", mode="auto"))

@@ -1,4 +1,4 @@
-"""Benchmark rows: their limits, and their tables in BENCHMARKS.md."""
+"""Benchmark rows: limits, and the tables in BENCHMARKS.md."""
 
 from __future__ import annotations
 

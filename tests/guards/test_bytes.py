@@ -1,4 +1,4 @@
-"""A request encodes new messages only."""
+"""A request encodes only messages that are new since the last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOLS = (ToolSpec(name="look", description=WORDS, input_schema={"type": "object"
 
 
 class Conversation:
-    """A projection that grows, and the encoder that its requests go through."""
+    """A growing projection and the encoder of its requests."""
 
     def __init__(self) -> None:
         self.projection = Projection()
@@ -33,7 +33,7 @@ class Conversation:
         )
 
     def request(self) -> int:
-        """Bytes that were encoded anew for the request as it is now."""
+        """The number of bytes that the next request encodes."""
         sent = self.encoder.messages(self.projection.context().messages, endpoint=HERE, dialect=Dialect())
         fresh = sum(len(new) for new, old in zip(sent, self.sent, strict=False) if new is not old)
         fresh += sum(map(len, sent[len(self.sent) :]))
@@ -41,7 +41,7 @@ class Conversation:
         return fresh
 
     def take_turn(self) -> list[int]:
-        """One turn with a call; the bytes encoded anew for each of its two requests."""
+        """Add a turn with one call; the bytes encoded for each of its two requests."""
         user, asked, result, answer, end = turn(7, self.leaf)
         self.add(user)
         fresh = [self.request()]

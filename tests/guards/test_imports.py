@@ -1,4 +1,4 @@
-"""Start-up: which packages the process has imported when it answers `initialize`."""
+"""Packages that may be imported before `initialize` is answered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABSENT = {
     "tomlkit",
     "yaml",
 }
-"""Each takes at least 10 ms to import, and `initialize` does not need it."""
+"""Each takes at least 10 ms to import and is not needed for `initialize`."""
 
 AT_THE_ANSWER = """
 import json, os, sys
@@ -47,7 +47,7 @@ INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolV
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The modules of a real process at the moment it writes its first answer."""
+    """The modules of a real process when it writes its first answer."""
     home = tmp_path_factory.mktemp("home")
     root = Path(__file__).parents[2]
     done = subprocess.run(

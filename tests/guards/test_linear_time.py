@@ -1,6 +1,6 @@
-"""Guards that text written by others takes linear time: quadratic steps would stop every session.
+"""Hostile text is processed in linear time; quadratic steps would block every session.
 
-Each case has so much text that a quadratic step takes minutes or hours, and a linear one less than a second.
+Each case has enough text that a quadratic step takes minutes or hours and a linear one less than a second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_hostile_text_takes_linear_time() -> None:
 
 
 def run_cases() -> None:
-    """Print the name of each case, then run it."""
+    """Run all cases, printing the name of each one first."""
     for name in ("text_tool_calls", "answers", "failures", "titles_and_rules", "edits_and_files"):
         print(name, flush=True)
         globals()[name]()
@@ -58,7 +58,7 @@ def text_tool_calls() -> None:
         *("<|channel|>commentary to=f", "<|tool_call_begin|>f", "<start_function_call>call:f{a:", "```json\n"),
     )
     pieces = (" ", "\n", "</arg_key><arg_value>", "<parameter=", "<escape>", "f(a=1),", "```\n", "<function=f>", "<|")
-    ends = ("!", "<", "</tool_call>")
+    ends = ("!", "</tool_call>")
     texts = [opening + piece * (60_000 // len(piece)) + end for opening in openings for piece in pieces for end in ends]
     anyio.run(tell, texts)
 

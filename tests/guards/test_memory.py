@@ -23,15 +23,15 @@ from tests.support.fake_endpoint import chunk, sse
 
 CHUNKS = 20_000
 HELD, STREAMED, WRITTEN = 2.3, 3.4, 4.4
-"""Times the size of an answer: what it leaves (itself, and what was shown of it, until it is stored), and the peaks
-while it streams and while it becomes what is stored."""
+"""Multiples of the answer's size: what stays after it (the answer and its shown text, until it is stored), and the
+peaks while it streams and while it is stored."""
 
 PER_ENTRY = 20
-"""Bytes: the ids of a path are held, in an array that grows."""
+"""Bytes for each entry id of a path, which are kept in a growing array."""
 
 
 class Told(Shown):
-    """A client that is told all and keeps nothing."""
+    """A client that drops every update."""
 
     def __init__(self, live: LiveUpdates) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Told(Shown):
 
 
 class Memory:
-    """Bytes beyond what there was before."""
+    """Bytes allocated since the start of the measurement."""
 
     def __init__(self) -> None:
         self._before = tracemalloc.get_traced_memory()[0]
@@ -68,7 +68,7 @@ def watched() -> Iterator[Memory]:
 
 
 async def replayed(path: Path, entries: int) -> tuple[int, int]:
-    """The peak in bytes while a session of so many entries is told, and how many updates it became."""
+    """The peak in bytes while a session of this many entries is replayed, and the number of updates."""
     await grow(path, entries)
     store = await SqliteStore.open(path)
     try:
@@ -117,4 +117,4 @@ def test_a_stream_keeps_nothing_but_its_text() -> None:
             parser.feed(decoder.feed(piece))
         pieces = memory.held
         assert parser.partial().text == text
-    assert pieces <= CHUNKS * 80  # a string of a few characters, and its place in a list
+    assert pieces <= CHUNKS * 80  # a short string and its place in a list

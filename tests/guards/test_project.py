@@ -1,4 +1,4 @@
-"""The project as a whole: documents, schemas and metadata agree with the code."""
+"""Documents, schemas and metadata agree with the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(name: str) -> str:
 
 
 def imported_by(code: str) -> set[str]:
-    """The modules that a fresh interpreter holds after `code`."""
+    """The modules that a new interpreter has imported after running `code`."""
     script = f"{code}\nimport sys\nprint('\\n'.join(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

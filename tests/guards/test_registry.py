@@ -1,4 +1,4 @@
-"""The entry for the agent registry of editors."""
+"""The entry for the editors' agent registry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_entry_has_the_format_of_the_registry_and_this_version() -> None:
     assert ENTRY["license"] == project["license"]
     (start,) = ENTRY["distribution"].values()
     assert start == {"package": f"{project['name']}=={crow.__version__}", "args": ["acp"]}
-    # `uvx PACKAGE ARGS` runs the command that bears the package's name.
+    # `uvx PACKAGE ARGS` runs the command named like the package.
     assert project["scripts"][project["name"]] == project["scripts"]["crow"]
 
 

@@ -1,4 +1,4 @@
-"""The cost of a turn in statements and flushes does not grow with the session."""
+"""A turn's SQL statements and flushes do not grow with the session."""
 
 from __future__ import annotations
 
@@ -17,50 +17,49 @@ from tests.store.scenes import new_session
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 TURN = {"select": 4, "insert": 6, "update": 4, "delete": 3}
-"""Statements of a turn that calls nothing, by verb."""
+"""SQL statements of a turn without calls, by verb."""
 
 TURN_COMMITS = 4
-"""The turn is taken with its prompt; the first piece is saved; the answer is stored; the end is stored. What is saved
-while something is stored may share its flush."""
+"""Flushes: the prompt with the start of the turn, the first draft, the answer, the end. A draft may share a flush."""
 
 STEP = {"select": 2, "insert": 4, "update": 3, "delete": 1}
-"""What each step with one call that only reads adds."""
+"""SQL statements that each step with one reading call adds."""
 
 STEP_COMMITS = 2
-"""The answer with its call is stored; that the call started, with its result."""
+"""Flushes: the answer with its call; the start of the call with its result."""
 
 STEPS = 5
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Statements by verb, flushes, and steps of SQLite's machine in tens."""
+    """SQL statements by verb, flushes, and tens of steps of SQLite's virtual machine."""
 
     statements: Counter[str]
     commits: int
     steps: int
 
     def beyond(self, other: Cost, times: int) -> Cost:
-        """What each of so many things costs that are here and not in `other`."""
+        """The cost that this one has beyond `other`, divided by `times`."""
         more = self.statements - other.statements
         each = Counter({verb: count // times for verb, count in more.items()})
         return Cost(each, (self.commits - other.commits) // times, (self.steps - other.steps) // times)
 
 
 class Watched:
-    """What a store's connections do from here on."""
+    """Counts the work of a store's connections."""
 
     def __init__(self) -> None:
         self._statements: list[str] = []
         self._steps = 0
 
     def watch(self, connection: sqlite3.Connection) -> None:
-        """Watch this one too."""
+        """Watch this connection too."""
         connection.set_trace_callback(self._statements.append)
         connection.set_progress_handler(self._tick, 10)
 
     def cost(self) -> Cost:
-        """Since the last time. What begins and ends transactions is no statement here, only a COMMIT is a flush."""
+        """The cost since the last call. BEGIN and COMMIT do not count as statements; a COMMIT counts as a flush."""
         verbs = Counter(statement.split()[0].lower() for statement in self._statements)
         cost = Cost(Counter({verb: verbs[verb] for verb in TURN}), verbs["commit"], self._steps)
         self._statements.clear()
@@ -73,7 +72,7 @@ class Watched:
 
 
 async def watched(store: SqliteStore) -> Watched:
-    """Whatever the store does from here on."""
+    """Counts the work of the store from now on."""
     watching, database = Watched(), store.database
     for connection in (database._writer, await database._open_reader()):
         await connection.run(watching.watch)
@@ -85,7 +84,7 @@ async def look(**_: object) -> str:
 
 
 async def costs(directory: Path, entries: int) -> tuple[Cost, Cost]:
-    """Of a turn that calls nothing, and of a step with a call, in a session of so many entries."""
+    """The cost of a turn without calls and of a step with a call, in a session of this many entries."""
     await grow(directory / "crow.db", entries)
     calls = [Say(calls=(call("look", f"c{number}", at=number),)) for number in range(STEPS)]
     model = ScriptedModel(Say(text=["warm"]), Say(text=["plain"]), *calls, Say(text=["seen"]))

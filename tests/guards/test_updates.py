@@ -1,4 +1,4 @@
-"""The number of updates for a stream: few for fast tokens, one each for slow ones."""
+"""The number of updates of a stream: few for fast tokens, one each for slow ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_BYTES = 16 * 1024
 
 
 class Shown:
-    """What a draft needs of a branch."""
+    """The parts of a branch that a draft needs."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -39,8 +39,8 @@ class Shown:
 
 
 class Body:
-    """A response that is there at once, in reads as large as the client library's; `gaps`: the next read comes when the
-    piece before was shown, one token each."""
+    """A response body in reads as large as the client library's. With `gaps` it has one token per read, and each read
+    waits until the last token was shown."""
 
     def __init__(self, reads: list[bytes], gaps: Shown | None) -> None:
         self._reads = iter(reads)
@@ -55,11 +55,11 @@ class Body:
         return next(self._reads, b"")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class Way:
-    """The way to an endpoint that answers with `body`."""
+    """A connection to an endpoint that answers with `body`."""
 
     origin = Origin()
     timeouts = EndpointTimeouts()
@@ -74,7 +74,7 @@ class Way:
         return False
 
     async def learn_from(self, answer: Answer) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def redact(self, error: Exception) -> None:
         raise error

@@ -1,5 +1,8 @@
-"""The published LiteLLM proxy on the loopback: plain answers and errors are its own mocks, tool calls are streamed by
-the project's fake endpoint behind it. `CROW_GATEWAY` names its executable; `make interop` sets it."""
+"""Fixtures that run the published LiteLLM proxy on loopback.
+
+Plain answers and errors come from the proxy's own mocks; tool calls come from the project's fake endpoint behind
+it. `CROW_GATEWAY` is the proxy's executable; `make interop-gateway` sets it.
+"""
 
 from __future__ import annotations
 
@@ -90,13 +93,13 @@ def gateway(upstream: FakeEndpoint, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def environment(gateway: str) -> dict[str, str]:
-    """What crow is started with, but for the model."""
+    """The environment that crow starts with, without a model."""
     return {"OPENAI_BASE_URL": gateway, "OPENAI_API_KEY": KEY}
 
 
 @pytest.fixture
 def config(home: Path) -> Path:
-    """A file that offers one more model to change to."""
+    """A configuration file that offers a second model."""
     home.mkdir(parents=True, exist_ok=True)
     file = home / "config.toml"
     file.write_text('models = ["plain"]\n')

@@ -19,7 +19,7 @@ async def test_a_gate_holds_the_reply_until_another_thread_opens_it() -> None:
     with FakeEndpoint.in_thread() as endpoint:
         endpoint.script(text("a", "b", between=(gate,)))
         model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model"))
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with model.stream(ASK) as stream:
                 deltas = aiter(stream)
                 assert await anext(deltas) == TextDelta(text="a")
@@ -35,7 +35,7 @@ async def test_a_reply_may_depend_on_the_request() -> None:
 
     with FakeEndpoint.in_thread(otherwise=echo) as endpoint:
         model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model"))
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with model.stream(ASK) as stream:
                 assert [delta async for delta in stream] == [TextDelta(text="iH")]
         await model.close()

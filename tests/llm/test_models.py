@@ -132,7 +132,7 @@ async def test_extra_members_replace_all_but_the_conversation() -> None:
     async with FakeEndpoint() as endpoint:
         wanted = {"temperature": 0.2, "max_tokens": 7, "messages": [], "stream": False}
         model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model", extra_body=wanted))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await ask(model)
         await model.close()
         sent = endpoint.asked[0].body
@@ -162,7 +162,7 @@ async def test_a_thought_level_is_sent_where_the_vendor_reads_it_and_dropped_whe
         model = ChatCompletions(named)
         words = f"Unsupported parameter: '{next(iter(sent))}' is not supported with this model."
         endpoint.script(text("ok"), body(json.dumps({"error": {"message": words}}).encode(), status=400))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             for _ in range(2):
                 await ask(model, replace(ASK, thought_level=level))
         await model.close()
@@ -187,7 +187,7 @@ async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) 
     async with FakeEndpoint() as endpoint:
         proxy = endpoint.base_url.removesuffix("/v1")
         model = ChatCompletions(Endpoint(base_url="http://models.invalid/v1", model="m", api_key="k", proxy=proxy))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await ask(model)
         await model.close()
         assert endpoint.requests[0].path == "http://models.invalid/v1/chat/completions"

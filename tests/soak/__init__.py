@@ -1,1 +1,1 @@
-"""What takes minutes: run by `make soak`, never by `make test`. SOAK_S bounds each of them, in seconds."""
+"""Long tests of `make soak`, never run by `make test`. SOAK_S limits each, in seconds."""

@@ -1,8 +1,8 @@
-"""Random sessions, compacted again and again: `python -m tests.soak.compaction [SESSIONS] [SEED]`.
+"""Compacts random sessions: `python -m tests.soak.compaction [SESSIONS] [SEED]`.
 
-What the tests do with two thousand sessions, with more, longer ones and any window: each is a talk of random steps with
-a summariser that fails at will, and the laws of compaction are checked after every pass and before every request. Every
-tenth is followed by a talk with an endpoint whose window changes. A failure prints the seed that makes it again.
+Like `tests/agent/compaction/test_laws.py`, with more and longer sessions and any window: random steps with an
+unreliable summariser, checked after every compaction and before every request. Every tenth session is followed by
+one against an endpoint whose window changes. A failure prints its seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTPUTS = (None, 1, 500, 4_000, 32_000, 10_000_000)
 
 
 def simulation(seed: int, number: int) -> tuple[Simulation, int]:
-    """The session number `number`, and how many steps it takes."""
+    """The session number `number` and its number of steps."""
     chance = random.Random(f"{seed} {number}")
     is_configured = chance.random() < 0.5
     window = round(4_000 * 2 ** chance.uniform(0 if is_configured else -4, 5))
@@ -36,7 +36,7 @@ def simulation(seed: int, number: int) -> tuple[Simulation, int]:
 
 
 async def talk(seed: int, number: int) -> int:
-    """A talk with an endpoint whose window changes; how many prompts it was."""
+    """Talk to an endpoint whose window changes; returns the number of prompts."""
     chance = random.Random(f"{seed} window {number}")
     phases: list[tuple[int, Habit, int]] = [
         (round(4_000 * 2 ** chance.uniform(0, 6)), chance.choice(HABITS), chance.randrange(1, 12))
@@ -52,7 +52,7 @@ async def talk(seed: int, number: int) -> int:
 
 
 async def main(sessions: int, seed: int) -> int:
-    """Run them. Returns the exit status."""
+    """Run them. Returns the exit code."""
     outcomes, failures, requests, prompts = Counter[str](), 0, 0, 0
     began = time.monotonic()
     for number in range(sessions):

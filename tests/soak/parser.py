@@ -1,8 +1,8 @@
-"""Mutates the fixture streams and feeds them to decoder and parser: `python -m tests.soak.parser [CASES] [SEED]`.
+"""Feeds mutated streams to the SSE decoder and parser: `python -m tests.soak.parser [CASES] [SEED]`.
 
-Strategy: every case is a fixture with some bytes cut, doubled, flipped, swapped or exchanged for those of another one,
-fed in random pieces. Three things must hold: nothing but the parser's own errors is raised, no case takes longer than
-its share, and every call that comes out was asked for by bytes that went in. A failure prints its seed and its bytes.
+Each case is a fixture with bytes cut, doubled, flipped, swapped or replaced by those of another fixture, fed in
+random pieces. Only the parser's own errors may be raised, no case may take too long, and every call in the result
+must come from bytes of the stream. A failure prints its seed and bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from crow.llm.sse import SseDecoder
 from tests.llm.streams import FIXTURES, Fixture, Outcome, outcome_of
@@ -77,14 +78,15 @@ def reordered(stream: bytes, chance: random.Random, other: bytes) -> bytes:
 
 
 def reshaped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
-    """A value somewhere in one event is another one, or gone: well-formed, and not what was promised."""
+    """Replace or remove a value in one event: still well-formed, but not what a provider sends."""
     events = stream.split(b"\n\n")
     at = chance.randrange(len(events))
     try:
         event = json.loads(events[at].removeprefix(b"data: "))
     except (ValueError, RecursionError):
         return stream
-    node, above = event, []
+    node: Any = event
+    above: list[tuple[Any, Any]] = []
     while isinstance(node, (dict, list)) and node and (not above or chance.random() < 0.8):
         key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
         above.append((node, key))
@@ -126,7 +128,7 @@ def pieces(stream: bytes, chance: random.Random) -> list[bytes]:
 
 
 class Said:
-    """What a stream says, read without the parser: the letters of names, of arguments and of content, in order."""
+    """The letters of names, arguments and content in a stream, read without the parser."""
 
     def __init__(self, stream: bytes) -> None:
         self.names = self.arguments = self.content = ""
@@ -155,7 +157,7 @@ class Said:
 
 
 def objects(event: str) -> Iterator[object]:
-    """The JSON objects that stand anywhere in an event."""
+    """All JSON objects in an event, at any depth."""
     at = event.find("{")
     while at >= 0:
         try:
@@ -172,13 +174,13 @@ def letters(text: str) -> str:
 
 
 def invented(outcome: Outcome, fixture: Fixture) -> str | None:
-    """What of the calls no byte asked for, None if everything was asked for."""
+    """A part of the calls that is not in the stream; None if everything is."""
     calls = [call for call in outcome.answer.calls if call.fault is None] if outcome.answer is not None else []
     said = Said(fixture.stream) if calls else None
     for call in calls:
         assert said is not None
         name = letters(call.name)
-        # A piece of text in a broken chunk may stand within a name; the parser does not read it.
+        # A piece of text in a broken chunk may be inside a name; the parser does not read it.
         if name not in said.names and name not in said.arguments and not is_within(name, said.content):
             return f"a call of {call.name}, which nobody named"
         arguments = json.loads(call.arguments)
@@ -191,13 +193,13 @@ def invented(outcome: Outcome, fixture: Fixture) -> str | None:
 
 
 def is_within(word: str, source: str) -> bool:
-    """Whether the letters of `word` come in this order: fragments of several calls may stand between them."""
+    """Whether `word`'s letters occur in this order; pieces of several calls may be interleaved."""
     rest = iter(source)
     return word in source or all(letter in rest for letter in word)
 
 
 def texts(value: object) -> list[str]:
-    """Every text in the arguments of a call, escapes left out: they may be written in more than one way."""
+    """All strings in a call's arguments without escapes, which can be written in several ways."""
     if isinstance(value, str):
         return [] if "\\u" in value or not value.isascii() else [value]
     if isinstance(value, dict):
@@ -207,7 +209,8 @@ def texts(value: object) -> list[str]:
 
 def main(cases: int, seed: int) -> int:
     streams = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < LARGEST]
-    answers = failures = slowest = calls = 0
+    answers = failures = calls = 0
+    slowest = 0.0
     began = time.monotonic()
     for number in range(cases):
         chance = random.Random(f"{seed} {number}")

@@ -1,4 +1,4 @@
-"""Kills at length: at every statement, and of the real process at random instants, for as long as SOAK_S says."""
+"""Kills at every SQL statement and at random moments of the real process, for SOAK_S seconds each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from tests.stdio.conftest import StartCrow, crow, home, place  # noqa: F401  (fixtures)
-from tests.stdio.killed_process import die_in_turns
+from tests.stdio.killed_process import kill_in_turns
 from tests.support.killing import killed
 
 SOAK_S = float(os.environ.get("SOAK_S", "120"))
@@ -40,7 +40,7 @@ async def test_kills_of_the_real_process(
         seed = time.time_ns()
         home.joinpath("crow.db").unlink(missing_ok=True)
         try:
-            await die_in_turns(crow, place, home / "crow.db", kills=10, chance=Random(seed))
+            await kill_in_turns(crow, place, home / "crow.db", kills=10, chance=Random(seed))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
         kills += 10

@@ -1,4 +1,4 @@
-"""Fifty thousand hostile messages to one process, and a fuzzer that is led by coverage through whatever reads them.
+"""Sends fifty thousand hostile messages to one process, and fuzzes the wire readers guided by coverage.
 
 Run by `make soak`. SOAK_MESSAGES and SOAK_SECONDS make it longer.
 """
@@ -26,7 +26,7 @@ from crow.frontend.content import parts_from
 from crow.frontend.frames import FrameError, LineSplitter, encode, parse
 from crow.frontend.options import option_value
 from crow.frontend.params import client_capabilities, client_name, open_request_from
-from tests.support.hostile import Besieged, batches
+from tests.support.hostile import HostileClient, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "30"))
@@ -66,7 +66,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_crow_outlives_a_long_siege(tmp_path: Path, place: Path) -> None:
-    besieged = Besieged(tmp_path / "home", place)
+    client = HostileClient(tmp_path / "home", place)
     try:
 
         @settings(
@@ -77,17 +77,17 @@ def test_crow_outlives_a_long_siege(tmp_path: Path, place: Path) -> None:
             suppress_health_check=list(HealthCheck),
         )
         @given(batches(place, BATCH))
-        def siege(lines: list[bytes]) -> None:
-            besieged.send(lines)
+        def send_batch(lines: list[bytes]) -> None:
+            client.send(lines)
 
-        while besieged.sent < MESSAGES:
-            siege()
+        while client.sent < MESSAGES:
+            send_batch()
     finally:
-        besieged.close()
+        client.close()
 
 
 def read(data: bytes) -> None:
-    """What the wire and the method table do with bytes, without the process around them."""
+    """Pass bytes through the wire and parameter readers, without a process."""
     splitter = LineSplitter(limit=10_000)
     for line in [*splitter.feed(data), *splitter.finish()]:
         message = line if isinstance(line, FrameError) else parse(line)
@@ -104,15 +104,16 @@ def read(data: bytes) -> None:
             lambda given: option_value(given.get("configId"), given.get("value"), model="a", models=["b"]),
         )
         params = message.get("params")
-        for reader in readers if isinstance(params, dict) else ():
-            with contextlib.suppress(CrowError, RequestError):
-                reader({"cwd": "/"} | params)
+        if isinstance(params, dict):
+            for reader in readers:
+                with contextlib.suppress(CrowError, RequestError):
+                    reader({"cwd": "/", **params})
         permission_answer(message.get("result"))
         elicitation_answer(message.get("result"))
 
 
 def mutated(data: bytes, corpus: list[bytes], chance: random.Random) -> bytes:
-    """`data` with a few changes: a byte, a piece, a stretch taken out, doubled or taken from another input."""
+    """`data` with a few changes: a byte, an inserted piece, or a range removed, doubled or taken from another input."""
     made = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(made) + 1)

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the real process: environment, workspace, endpoint and the process."""
+"""Fixtures for tests of the real process: home, workspace, endpoint and process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRESH = (sys.executable, "-m", "crow", "acp")
 class StartCrow(Protocol):
     """Creates a process without starting it. `env` adds to the isolated environment; None removes a variable.
 
-    Without `argv` it is forked from one that has imported everything; `FRESH` is a new interpreter.
+    Without `argv` it is forked from a process that has imported everything; `FRESH` starts a new interpreter.
     """
 
     def __call__(

@@ -1,28 +1,29 @@
-"""The real process, killed at random instants of a turn, again and again in one session."""
+"""Kills the real process at random moments of a turn, many times in one session."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from tests.stdio.conftest import StartCrow
-from tests.support.acp_client import CrowProcess
+from tests.support.acp_client import Call, CrowProcess
 
-__all__ = ["die_in_turns"]
+__all__ = ["kill_in_turns"]
 
 WORK = (
     "think about nests then write a.txt: twigs then run echo one; echo two then read README.md then plan: build; rest "
     "then count to 4 then say that was number"
 )
 LINES = 40
-"""About as many as a whole turn has."""
+"""About as many lines as a whole turn has."""
 
 
-async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: int, chance: Random) -> None:
-    """Start, load, check, prompt, kill; `kills` times, then once without the kill."""
+async def kill_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: int, chance: Random) -> None:
+    """Start, load, check, prompt and kill `kills` times, then finish one turn."""
     session, shown = "", set[str]()
     for number in range(kills + 1):
         async with crow() as agent:
@@ -38,9 +39,7 @@ async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: i
                 assert await call.result() == {"stopReason": "end_turn"}
                 continue
             wanted = since + chance.randint(1, LINES)
-            await agent.wait_for(lambda _, agent=agent, wanted=wanted, call=call: (
-                len(agent.log) >= wanted or call.outcome.done()
-            ))  # fmt: skip
+            await agent.wait_for(partial(_has_lines, agent, call, wanted))
             await asyncio.sleep(chance.random() * 0.02)
             await agent.kill()
             shown |= completed(agent, session, since=since)
@@ -53,8 +52,12 @@ async def die_in_turns(crow: StartCrow, place: Path, database: Path, *, kills: i
         assert connection.execute("SELECT state FROM sessions").fetchall() == [("idle",)]
 
 
+def _has_lines(agent: CrowProcess, call: Call, wanted: int, _: object) -> bool:
+    return len(agent.log) >= wanted or call.outcome.done()
+
+
 def check(agent: CrowProcess, session: str, number: int, shown: set[str]) -> None:
-    """The replay has every prompt, every call whose result was shown, and nothing that is still open."""
+    """The replay has every prompt and every call whose result was shown, and no open call."""
     prompts = [chunk["content"]["text"] for chunk in agent.updates(session, "user_message_chunk")]
     assert prompts == [f"{WORK} {earlier}" for earlier in range(number)]
     assert shown <= completed(agent, session)
@@ -62,7 +65,7 @@ def check(agent: CrowProcess, session: str, number: int, shown: set[str]) -> Non
 
 
 def completed(agent: CrowProcess, session: str, *, since: int = 0) -> set[str]:
-    """The calls whose results the client was shown."""
+    """The calls whose results the client received."""
     return {
         update["toolCallId"]
         for update in agent.updates(session, "tool_call", "tool_call_update", since=since)

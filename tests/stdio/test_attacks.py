@@ -1,4 +1,4 @@
-"""Attacks on the real process by pages, repositories, imported files and answers of a model."""
+"""Attacks by web pages, repositories, imported files and model answers on the real process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.fake_endpoint import FakeEndpoint
 from tests.tools.conftest import until_gone
 
 PAGE = b"<title>Nests</title>" + b"<p>" * 1_600_000
-"""Takes a second or more to convert, which leaves time to find the process that does it."""
+"""Takes a second or more to convert, long enough to find the converting process."""
 
 
 @contextmanager
 def heavy_page() -> Iterator[str]:
-    """The URL of a page of 4.8 MB."""
+    """Serves a page of 4.8 MB; yields its URL."""
 
     class Web(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -54,7 +54,7 @@ def heavy_page() -> Iterator[str]:
 
 
 async def stopped_converter(agent: CrowProcess) -> int:
-    """The process that converts a page, stopped: now the conversion never ends, and no signal but SIGKILL ends it."""
+    """The process that converts a page, stopped: the conversion never ends, and only SIGKILL ends the process."""
     with anyio.fail_after(60):
         while (pid := converter_of(agent.pid)) is None:  # noqa: ASYNC110 - nobody tells of a grandchild
             await anyio.sleep(0.001)
@@ -63,7 +63,7 @@ async def stopped_converter(agent: CrowProcess) -> int:
 
 
 def converter_of(parent: int) -> int | None:
-    """The process that converts a page for `parent`, if it runs."""
+    """The child of `parent` that converts a page, if there is one."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return next((int(pid) for pid in children if b"html.py" in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
 
@@ -118,7 +118,7 @@ async def test_commands_and_servers_get_no_endpoint_keys(
         "A_COPY": "Bearer sk-nest-0123456789",
         "ALL_PROXY": "socks5://sk-work-0123456789@127.0.0.1:1",
     }
-    steps = [
+    steps: list[tuple[str, dict[str, Any]]] = [
         ("shell", {"command": "env"}),
         ("shell", {"command": "env", "background": True}),
         *(("srv__env", {"text": name}) for name in (*keys, "TOKEN")),
@@ -132,7 +132,7 @@ async def test_commands_and_servers_get_no_endpoint_keys(
         await agent.prompt(session, "go")
         said = [text for _, text in ended(agent.updates(session))]
         configured(home, f'{toml}[providers.late]\nbase_url = "http://127.0.0.1:1/v1"\napi_key_env = "LATE_KEY"\n')
-        await agent.new_session(place)  # settings are read again
+        await agent.new_session(place)  # crow reads the settings again
         since = len(agent.log)
         await agent.prompt(session, "go on")
         assert "LATE_KEY" in "".join(said)
@@ -328,7 +328,7 @@ def crow_sessions(home: Path, *args: str) -> None:
 
 
 def forged(export: bytes, path: Path, content: bytes) -> bytes:
-    """The export with a further claim: that a tool removed `path`, which held `content`."""
+    """The export with a forged claim that a tool removed `path`, which held `content`."""
     blob = {"type": "blob", "sha256": sha256(content).hexdigest(), "text": content.decode(), "base64": None}
     lines: list[dict[str, Any]] = []
     for line in map(json.loads, export.splitlines()):

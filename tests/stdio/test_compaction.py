@@ -1,4 +1,4 @@
-"""Compaction of the real process: what the editor sees of it, what the endpoint is sent, what is learned of windows."""
+"""Compaction in the real process: updates, requests and learned windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
 
 SUMMARY = "## Goal\nBuild a nest.\n## Next\nFind twigs."
-ASKS = {"session": {"compaction": {}}}
+ASKS: dict[str, Any] = {"session": {"compaction": {}}}
 
 
 def configure(home: Path, window: int = 24_000) -> None:
@@ -61,7 +61,7 @@ async def test_an_editor_that_supports_it_sees_compaction_updates_live_and_after
         assert "of 24,000 tokens" in picture
         assert "█" in picture
     before, summarised = endpoint.asked[2].body, endpoint.asked[3].body
-    assert summarised["messages"][: len(before["messages"])] == before["messages"]  # the provider has these cached
+    assert summarised["messages"][: len(before["messages"])] == before["messages"]  # the provider has cached these
     assert summarised["tools"] == before["tools"]
     sent = endpoint.asked[4].body["messages"]
     assert SUMMARY in str(sent[1]["content"])
@@ -112,7 +112,7 @@ late = ours:after
 
 
 def installed(packages: Path) -> Path:
-    """A directory of packages with one that registers hooks, as an installer leaves it."""
+    """A directory of installed packages, one of which registers hooks."""
     (packages / "ours-1.dist-info").mkdir(parents=True)
     (packages / "ours.py").write_text(HOOKS)
     (packages / "ours-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1\n")
@@ -166,7 +166,7 @@ async def test_kill_during_a_summary_leaves_the_conversation_unchanged(
 
 
 class Windowed:
-    """Answers what fits a window and refuses what does not, naming the window."""
+    """Answers requests that fit a window and refuses others, naming the window."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -182,21 +182,21 @@ class Windowed:
 
 
 def learned(home: Path) -> Any:
-    """What the database holds of the endpoint's window."""
+    """What the database knows about the endpoint's window."""
     with closing(sqlite3.connect(home / "crow.db")) as connection:
         rows = connection.execute("SELECT learned FROM endpoints").fetchall()
     return json.loads(rows[0][0]).get("window") if rows else None
 
 
 def teach(home: Path, endpoint: FakeEndpoint, **facts: object) -> None:
-    """Put facts of the endpoint into the database."""
+    """Store facts about the endpoint in the database."""
     with closing(sqlite3.connect(home / "crow.db")) as connection, connection:
         row = (endpoint.base_url, "fake-model", json.dumps(facts))
         connection.execute("INSERT OR REPLACE INTO endpoints (base_url, model, learned) VALUES (?, ?, ?)", row)
 
 
 async def command(agent: CrowProcess, session: str, words: str) -> str:
-    """What a slash command answers."""
+    """The answer to a slash command."""
     since = len(agent.log)
     await agent.prompt(session, words)
     return agent.text(session, since=since)
@@ -290,7 +290,7 @@ async def test_a_learned_window_can_be_forgotten_and_a_configured_one_replaces_i
             for _ in range(3):
                 await agent.prompt(session, "q" * 8_000)
             assert "of 12,000 tokens" in await command(agent, session, "/context")
-            configure(home, 128_000)  # as it is taken to be anyway, but now it is the user's word
+            configure(home, 128_000)  # the same size that crow assumes, but now configured
             assert "of 128,000 tokens" in await command(agent, session, "/context")
             assert learned(home) is None
         teach(home, endpoint, window={"tokens": 9_000, "source": "s", "learned_on": "d", "session": "", "times": 2})

@@ -1,4 +1,4 @@
-"""An editor that draws titles as Markdown, shows commands in live terminals, and kills its agent to end it."""
+"""Editors that draw titles as Markdown, embed terminals, or kill the agent to end it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ INITIALIZE = {
 
 
 def draw(updates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls as an editor holds them: fields replaced by each update, terminals made by the announcement alone.
+    """The calls as an editor shows them: each update replaces fields, the first one creates terminals.
 
-    Fails where it would draw "not found" instead of a call or a terminal.
+    Fails where an editor would show "not found" instead of a call or a terminal.
     """
     calls: dict[str, dict[str, Any]] = {}
     terminals: dict[str, str] = {}
@@ -55,7 +55,7 @@ def draw(updates: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Dialogs:
-    """Answers as such an editor: what is asked is allowed while `are_answered`, and no file lies in its project."""
+    """The answers of such an editor: dialogs are allowed while `are_answered`; files are outside its project."""
 
     def __init__(self) -> None:
         self.are_answered = asyncio.Event()
@@ -70,7 +70,7 @@ class Dialogs:
 
 
 async def asking(agent: CrowProcess, session: str) -> Call:
-    """Prompt, and come back once a dialog is open."""
+    """Send a prompt and return once a dialog is open."""
     since = len(agent.log)
     call = await agent.start_prompt(session, "go on")
     await agent.wait_for(lambda message: message.get("method") == "session/request_permission", since=since)
@@ -78,7 +78,7 @@ async def asking(agent: CrowProcess, session: str) -> Call:
 
 
 async def opened(agent: CrowProcess, opening: dict[str, Any]) -> str:
-    """A session with the editor's defaults, which it sets without waiting, its first prompt answered."""
+    """A session whose options the editor sets without waiting, after its first prompt."""
     session = (await agent.request("session/new", opening))["sessionId"]
     level = {"sessionId": session, "configId": "thought_level", "value": "high"}
     await asyncio.gather(

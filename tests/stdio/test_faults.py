@@ -1,6 +1,6 @@
-"""Trouble with the database, as the client sees it: a named error, a file left as it is, and a session that goes on."""
+"""Database faults in the real process: a clear error, an unchanged file, a session that continues."""
 
-# ruff: noqa: ASYNC240  # files are looked at between two steps of a test; nothing else waits meanwhile
+# ruff: noqa: ASYNC240  # these tests look at files while nothing else waits
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crow.domain.entries import Assistant, TurnEnd
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import ROOT, StartCrow
-from tests.stdio.test_turns import drafted_text, opened, reloaded
+from tests.stdio.test_turns import opened, reloaded, wait_for_draft
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.disks import FullDisk, full_disk, unprivileged
@@ -29,7 +29,7 @@ from tests.support.fake_endpoint import FakeEndpoint, Gate
 
 
 def waits(seconds: float) -> list[str]:
-    """Starts the process as it is, but that it waits so long for other programs, instead of 10 s."""
+    """Starts the process with another limit on waiting for locks (default: 10 s)."""
     code = f"""
 import sys
 from crow.cli import main
@@ -41,13 +41,13 @@ sys.exit(main(["acp"]))
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
-    """Every file below it but the log, by the hash of its content."""
+    """The hash of every file below the directory except the log."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file() and path.suffix != ".log")
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 async def refused(agent: CrowProcess, place: Path) -> str:
-    """The words in which a new session is refused."""
+    """The error message of a refused new session."""
     with pytest.raises(RpcError) as raised:
         await agent.new_session(place)
     assert raised.value.code == -32603
@@ -56,7 +56,7 @@ async def refused(agent: CrowProcess, place: Path) -> str:
 
 
 async def made(crow: StartCrow, place: Path, prompt: str = "say hello") -> str:
-    """A session in a database that is closed again; its id."""
+    """Create a session and close the database; returns the session's id."""
     async with crow() as agent:
         session = await opened(agent, place)
         await agent.prompt(session, prompt)
@@ -65,14 +65,14 @@ async def made(crow: StartCrow, place: Path, prompt: str = "say hello") -> str:
 
 @contextmanager
 def held(database: Path) -> Iterator[None]:
-    """Another program writes, and does not end."""
+    """Another program holds the write lock in the block."""
     with closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
         other.execute("ROLLBACK")
 
 
-# what is refused, and stays as it is
+# files that are refused and left unchanged
 
 
 async def test_a_file_that_is_not_a_database_is_named_and_left_unchanged(
@@ -149,7 +149,7 @@ def destroy(database: Path, table: str) -> None:
 
 
 async def repairing(home: Path) -> subprocess.CompletedProcess[bytes]:
-    """`crow doctor --repair`."""
+    """Run `crow doctor --repair`."""
     env = {"CROW_HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     return await anyio.run_process([sys.executable, "-m", "crow", "doctor", "--repair"], env=env, check=False)
 
@@ -211,7 +211,7 @@ async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can
         assert agent.text(session) == "helloagain"
 
 
-# the file goes away
+# the file disappears
 
 
 @pytest.mark.parametrize("asks", ["session/prompt", "session/list", "session/load", "session/new"])
@@ -233,7 +233,7 @@ async def test_a_deleted_database_is_reported_and_restored_completely(
             await agent.request(asks, params[asks])
         assert raised.value.code == -32603
         assert raised.value.message.startswith(f"{home / 'crow.db'} was deleted while crow was running. Crow has put")
-        if asks in ("session/list", "session/load"):  # an editor may swallow that error
+        if asks in ("session/list", "session/load"):  # an editor may hide that error
             with pytest.raises(RpcError, match="was deleted while crow was running"):
                 await agent.prompt(session, "say lost")
         assert await agent.prompt(session, "say again") == {"stopReason": "end_turn"}
@@ -252,7 +252,7 @@ async def test_a_database_deleted_during_an_answer_keeps_the_whole_answer(
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(home / "crow.db", "shown")
+        await wait_for_draft(home / "crow.db", "shown")
         for file in home.glob("crow.db*"):
             file.unlink()
         gate.open()
@@ -295,7 +295,7 @@ async def test_a_database_that_replaces_the_open_one_is_left_alone(
             assert agent.text(known) == said
 
 
-# what passes
+# faults that pass
 
 
 async def test_a_locked_database_is_reported_and_the_session_continues_when_it_is_free(
@@ -309,13 +309,13 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(home / "crow.db", "shown")
+        await wait_for_draft(home / "crow.db", "shown")
         locked = f"{home / 'crow.db'} is locked by another program (waited 0.2 s). End that program, then try again."
         with held(home / "crow.db"):
             gate.open()
-            for answer in (call.result(), agent.prompt(session, "too early")):
+            for result in (call.result(), agent.prompt(session, "too early")):
                 with pytest.raises(RpcError) as raised:
-                    await answer
+                    await result
                 assert raised.value.message == locked
             shown = agent.text(session)
         assert await agent.prompt(session, "second") == {"stopReason": "end_turn"}
@@ -331,8 +331,8 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
         assert shown == "shown and kept"
         assert agent.text(session).startswith(shown)
         await agent.start_prompt(session, "third")
-        await drafted_text(home / "crow.db", "third")
-        with held(home / "crow.db"):  # a process that ends waits for nobody
+        await wait_for_draft(home / "crow.db", "third")
+        with held(home / "crow.db"):  # a process that exits does not wait for locks
             assert await agent.close_stdin_and_wait() == 0
     store = await SqliteStore.open(home / "crow.db")
     *_, answer, end = (await store.open_session(session)).entries
@@ -357,7 +357,7 @@ async def test_a_full_disk_is_reported_and_the_session_continues_when_there_is_r
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(disk.directory / "crow.db", "shown ")
+        await wait_for_draft(disk.directory / "crow.db", "shown ")
         disk.fill(agent.pid)
         gate.open()
         for answer in (call.result(), agent.prompt(session, "too early " * 10_000)):
@@ -386,7 +386,7 @@ async def test_a_load_on_a_full_disk_shows_and_keeps_the_unstored_answer(
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
-        await drafted_text(disk.directory / "crow.db", "shown ")
+        await wait_for_draft(disk.directory / "crow.db", "shown ")
         disk.fill(agent.pid)
         gate.open()
         with pytest.raises(RpcError):

@@ -1,4 +1,4 @@
-"""The first minutes with crow: a session that was opened before anything was set, and settings that come later."""
+"""First use: a session opened before anything was configured, and settings made later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = {"CROW_MODEL": None}
 
 
 async def failed(awaitable: Any) -> tuple[int, str]:
-    """Code and message of the error that must come."""
+    """Code and message of the error that is expected."""
     with pytest.raises(RpcError) as raised:
         await awaitable
     return raised.value.code, raised.value.message
@@ -31,7 +31,7 @@ async def opened(agent: CrowProcess, place: Path) -> str:
 
 
 def model_option(options: list[dict[str, Any]]) -> tuple[str, list[str]] | None:
-    """The current model and those offered; None without such an option."""
+    """The current model and the offered ones; None without that option."""
     found = next((option for option in options if option["id"] == "model"), None)
     return None if found is None else (found["currentValue"], [one["value"] for one in found["options"]])
 
@@ -46,7 +46,7 @@ def with_endpoint(endpoint: FakeEndpoint, text: str = "") -> str:
 
 
 async def log_in(home: Path, *answers: str) -> None:
-    """`crow login`, in a process of its own."""
+    """Run `crow login` in its own process."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
     command = [sys.executable, "-m", "crow", "login"]
     typed = "".join(f"{answer}\n" for answer in answers)
@@ -57,7 +57,7 @@ async def log_in(home: Path, *answers: str) -> None:
 
 
 async def model_told(agent: CrowProcess, model: str) -> int:
-    """Wait until the client is told that this is the current model."""
+    """Wait until the client is notified that this is the current model."""
 
     def wanted(message: dict[str, Any]) -> bool:
         update = message.get("params", {}).get("update", {})

@@ -1,4 +1,4 @@
-"""A dozen deaths of the real process at random instants of a turn."""
+"""Kills the real process at random moments of a turn."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from random import Random
 
 from tests.stdio.conftest import StartCrow
-from tests.stdio.killed_process import die_in_turns
+from tests.stdio.killed_process import kill_in_turns
 
 
 async def test_a_process_killed_again_and_again_loses_nothing_that_was_shown(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
-    await die_in_turns(crow, place, home / "crow.db", kills=12, chance=Random(4))
+    await kill_in_turns(crow, place, home / "crow.db", kills=5, chance=Random(4))

@@ -1,5 +1,4 @@
-"""What people do with sessions, towards the real process: branches, forks, names, files put back, a load of a session
-that runs."""
+"""Session management in the real process: branches, forks, names, restored files, loads."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ async def opened(agent: CrowProcess, place: Path, **capabilities: Any) -> str:
 
 
 def said(body: dict[str, Any]) -> list[str]:
-    """What a request to the model holds of what was said, without crow's reminders."""
+    """The conversation in a request to the model, without crow's reminders."""
     return [
         message["content"]
         for message in body["messages"]
@@ -30,7 +29,7 @@ def said(body: dict[str, Any]) -> list[str]:
 
 
 async def replayed(agent: CrowProcess, session: str, place: Path) -> list[dict[str, Any]]:
-    """What a load replays, chunks of a message joined."""
+    """The replayed messages, with their chunks joined."""
     joined: list[dict[str, Any]] = []
     call = await agent.start("session/load", {"sessionId": session, "cwd": str(place), "mcpServers": []})
     await call.result()

@@ -1,4 +1,4 @@
-"""Requests about one session that come in one write: each has the answer that their order gives it."""
+"""Several requests about one session in one write are answered in their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stdio.conftest import StartCrow
-from tests.support.acp_client import Call, CrowProcess
+from tests.support.acp_client import Call, CrowProcess, RpcError
 
 GONE = -32002
 CHANGES = ("session/set_mode", "session/set_config_option")
@@ -19,26 +19,28 @@ TEXT = [{"type": "text", "text": "say more"}]
 
 
 def params_of(method: str, session: str, place: Path) -> dict[str, Any]:
-    more: dict[str, dict[str, Any]] = {
+    more: dict[str, dict[str, Any]] = {method: {"cwd": str(place), "mcpServers": []} for method in OPENINGS}
+    more |= {
         "session/prompt": {"prompt": TEXT},
         "_session/steering": {"prompt": TEXT},
         "session/set_mode": {"modeId": "plan"},
         "session/set_config_option": {"configId": "thought_level", "value": "high"},
-    } | {method: {"cwd": str(place), "mcpServers": []} for method in OPENINGS}
+    }
     return {"sessionId": session} | more.get(method, {})
 
 
 async def outcome(call: Call, session: str) -> Any:
-    """The stop reason, the code of the error (which names the session), or True for another result."""
+    """The stop reason, the code of an error (which must name the session), or True for another result."""
     answer = (await asyncio.gather(call.result(), return_exceptions=True))[0]
     if isinstance(answer, dict):
         return answer.get("stopReason", True)
+    assert isinstance(answer, RpcError)
     assert answer.data["sessionId"] == session
     return answer.code
 
 
 async def outcomes(agent: CrowProcess, session: str, place: Path, *methods: str) -> list[Any]:
-    """What the requests come to. Of a session whose closing was the last of them, nothing is told after its answer."""
+    """The outcomes of these requests. If the last one closes the session, no update may follow its answer."""
     calls = await agent.start_at_once(*((method, params_of(method, session, place)) for method in methods))
     found = [await outcome(call, session) for call in calls]
     if methods[-1] in ("session/close", "session/delete"):

@@ -1,4 +1,4 @@
-"""A session after `kill -9`, and one session in two processes: what is told to whom, and whose turn it is."""
+"""Sessions after `kill -9`, and one session in two processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NO_ANSWER, NOT_RUN
 from tests.stdio.conftest import StartCrow
-from tests.stdio.test_turns import drafted_text, opened, reloaded, written
+from tests.stdio.test_turns import opened, read_pid, reloaded, wait_for_draft
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, Gate
@@ -40,7 +40,7 @@ def stored(home: Path, session: str) -> list[tuple[str, Any]]:
 
 
 def texts(agent: CrowProcess, session: str) -> list[str]:
-    """What a replay says, message by message."""
+    """The replayed texts, one for each message."""
     chunks = agent.updates(session, "user_message_chunk", "agent_message_chunk")
     return [chunk["content"]["text"].strip() for chunk in chunks]
 
@@ -59,7 +59,7 @@ async def test_kill_during_streaming_marks_the_text_as_interrupted(
         session = await opened(agent, place)
         await agent.start_prompt(session, "hello")
         await agent.wait_for_text(session, "first words")
-        await drafted_text(home / "crow.db", "first words ")
+        await wait_for_draft(home / "crow.db", "first words ")
         killed = named(agent)
         await agent.kill()
     async with crow(endpoint=endpoint) as agent:
@@ -81,11 +81,11 @@ async def test_kill_during_streaming_marks_the_text_as_interrupted(
 async def test_kill_during_a_tool_reports_its_effects_as_unknown(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    endpoint.script(fake.calls(("shell", {"command": "echo $$ > pid; sleep 60"}), say="I run it."))
+    endpoint.script(fake.calls(("shell", {"command": "echo $$ > pid; sleep 600"}), say="I run it."))
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
         await agent.start_prompt(session, "run it")
-        pid = await written(place / "pid")
+        pid = await read_pid(place / "pid")
         await agent.kill()
         os.killpg(pid, 9)
     async with crow(endpoint=endpoint) as agent:
@@ -146,7 +146,7 @@ async def test_a_call_killed_before_it_began_is_replayed_as_it_was_shown(
         session = await opened(agent, place, fs={"readTextFile": True, "writeTextFile": True})
         await agent.start_prompt(session, "write it")
         await agent.wait_for(lambda message: message.get("method") == "fs/read_text_file")
-        await drafted_text(home / "crow.db", "I look first.")
+        await wait_for_draft(home / "crow.db", "I look first.")
         gate.set()
         await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
         (announced,) = agent.updates(session, "tool_call")
@@ -219,7 +219,7 @@ async def test_prompts_queued_at_a_kill_are_shown_and_not_run(
 
 
 async def queued(home: Path, wanted: int) -> None:
-    """Wait until so many prompts are in the inbox: nothing tells when they got there."""
+    """Wait until the inbox has this many prompts; no message reports that."""
 
     def count() -> int:
         with closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
@@ -240,7 +240,7 @@ async def test_two_processes_opening_a_killed_session_repair_it_once(
         await agent.start_prompt(session, "second")
         await queued(home, 1)
         await agent.wait_for_text(session, "partial")
-        await drafted_text(home / "crow.db", "partial ")
+        await wait_for_draft(home / "crow.db", "partial ")
         await agent.kill()
     async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
         both = (one, other)
@@ -269,7 +269,7 @@ async def test_two_processes_share_a_session_and_see_each_others_turns(
         assert said == ["prompt 1", "answer 1", "prompt 2", "answer 2", "prompt 3", "answer 3", "prompt 4"]
         for agent in (one, other):
             assert "Another process added messages to this session" in agent.text(session)
-        # each says where its own tools are
+        # each client names its own servers
         places = [str(asked.body["messages"][0]["content"]) for asked in endpoint.asked]
         assert [(str(place) in words, str(elsewhere) in words) for words in places] == [
             (True, False),
@@ -291,7 +291,7 @@ async def test_a_prompt_to_a_session_running_elsewhere_names_the_owner_and_takes
         await reloaded(other, session, place)
         await one.start_prompt(session, "second")
         await one.wait_for_text(session, "partial")
-        await drafted_text(home / "crow.db", "partial ")
+        await wait_for_draft(home / "crow.db", "partial ")
         before = stored(home, session)
         with pytest.raises(RpcError) as raised:
             await other.prompt(session, "me too")

@@ -1,4 +1,4 @@
-"""Answers as models and servers send them, through the real process: what is shown, stored and told again."""
+"""Streams of many models and servers through the real process: shown, stored and replayed."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def answer(text: str, *, thought: str = "") -> Reply:
 
 
 def stored(home: Path, session: str, column: str = "content") -> list[str]:
-    """The session's answers in the database, oldest first."""
+    """The session's stored answers, oldest first."""
     query = f"SELECT {column} FROM messages WHERE role = 'assistant' AND session = ? ORDER BY id"
     with contextlib.closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
         return [text or "" for (text,) in connection.execute(query, (session,))]
 
 
 def peak_mb(agent: CrowProcess) -> float:
-    """The most memory that the process has had."""
+    """Peak memory of the process."""
     status = Path(f"/proc/{agent.pid}/status").read_text("ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
-async def told_again(agent: CrowProcess, session: str, place: Path) -> tuple[str, str]:
-    """Text and thoughts that a load of the session tells."""
+async def replayed_texts(agent: CrowProcess, session: str, place: Path) -> tuple[str, str]:
+    """Text and thoughts of a replay."""
     since = len(agent.log)
     await agent.load_session(session, place)
     return agent.text(session, since=since), agent.text(session, "agent_thought_chunk", since=since)
@@ -84,7 +84,7 @@ async def test_calls_written_as_text_are_hidden_and_shown_text_equals_stored_and
             asked, result = endpoint.asked[-1].body["messages"][-2:]
             assert (asked.get("content") or "", result["role"]) == (words, "tool")
             assert ("".join(stored(home, session)), "".join(stored(home, session, "thought"))) == (shown, thought)
-            assert await told_again(agent, session, place) == (shown, thought)
+            assert await replayed_texts(agent, session, place) == (shown, thought)
 
 
 async def test_text_that_only_looks_like_a_call_or_thought_stays_text(
@@ -108,7 +108,7 @@ async def test_text_that_only_looks_like_a_call_or_thought_stays_text(
             await agent.prompt(session, "Again.")
             assert endpoint.asked[-1].body["messages"][-2]["content"] == text
             assert stored(home, session) == [text, "Again."]
-            assert await told_again(agent, session, place) == (f"{text}Again.", "")
+            assert await replayed_texts(agent, session, place) == (f"{text}Again.", "")
 
 
 async def test_half_a_call_of_a_broken_stream_is_dropped_and_made_again(
@@ -142,7 +142,7 @@ async def test_cancel_while_text_is_held_back_keeps_only_what_was_shown(
 
 
 def endless(kind: str) -> Iterator[bytes]:
-    """A stream that goes on for as long as anybody reads."""
+    """A stream without an end."""
     starts: dict[str, bytes] = {
         "a line": b'data: {"choices":[{"delta":{"content":"',
         "a call in text": fake.sse(fake.chunk({"content": '<tool_call>{"name": "read_file", "x": "'}), done=False),
@@ -174,7 +174,7 @@ async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
         assert ("".join(stored(home, session)), "".join(stored(home, session, "thought"))) == (shown, thought)
         assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
         assert peak_mb(agent) <= MOST_MB
-        assert (await told_again(agent, session, place))[0].startswith(shown)
+        assert (await replayed_texts(agent, session, place))[0].startswith(shown)
     words = "sent more than 8,388,608 bytes as one event" if kind == "a line" else "was stopped at 4,000,000 characters"
     assert words in raised.value.message
     assert shown.startswith(WORDS)
@@ -191,7 +191,7 @@ async def test_a_call_with_900_kilobytes_of_arguments_runs(
     cuts = [arguments[at : at + 40] for at in range(0, len(arguments), 40)]
     if form == "arguments":
         head = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": ""}}
-        deltas = [{"tool_calls": [head]}]
+        deltas: list[dict[str, Any]] = [{"tool_calls": [head]}]
         deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": cut}}]} for cut in cuts]
     else:
         deltas = [{"content": piece} for piece in ('{"name": "write_file", "arguments": ', *cuts, "}")]

@@ -1,4 +1,4 @@
-"""Tools in the real process: servers of the user's file, their questions, an editor that cannot ask, rules, tasks."""
+"""Tools in the real process: MCP servers, elicitation, permission rules, subagents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shown(updates: list[dict[str, Any]]) -> str:
 
 
 def ended(updates: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Status and text of the calls that ended."""
+    """Status and text of the finished calls."""
     return [
         (update["status"], "".join(part["content"].get("text", "") for part in update.get("content", ())))
         for update in updates

@@ -1,4 +1,4 @@
-"""Turns of the real process: tools, permissions, cancel and kill at every point, and what a load tells afterwards."""
+"""Turns in the real process: tools, permissions, cancels, kills and replays."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ FS = {"fs": {"readTextFile": True, "writeTextFile": True}}
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-async def gone(pid: int) -> None:
-    """Wait until the process is gone: another process's end tells nobody, so it is looked for."""
-    with anyio.fail_after(5):
+async def wait_until_gone(pid: int) -> None:
+    """Wait until the process is gone; no event reports the end of another process's child."""
+    with anyio.fail_after(60):
         while alive(pid):  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
-async def written(path: Path) -> int:
+async def read_pid(path: Path) -> int:
     """Wait for a pid in a file that a command writes."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not (pid := await anyio.to_thread.run_sync(read_line, path)):  # noqa: ASYNC110
             await anyio.sleep(0.01)
     return int(pid)
 
 
 def read_line(path: Path) -> str:
-    """The whole first line of a file; empty until it is there."""
+    """The first line of a file; empty until it is complete."""
     text = path.read_text() if path.exists() else ""
     return text if text.endswith("\n") else ""
 
 
 def drafted(database: Path) -> str:
-    """What the drafts hold."""
+    """The text of the stored drafts."""
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         return "".join(text for (text,) in connection.execute("SELECT text FROM drafts ORDER BY rowid"))
 
 
-async def drafted_text(database: Path, wanted: str) -> None:
-    """Wait until the drafts hold this: text older than a second is on disk, but nothing tells when it got there."""
-    with anyio.fail_after(10):
+async def wait_for_draft(database: Path, wanted: str) -> None:
+    """Wait until the drafts have this text; no message reports when they are saved."""
+    with anyio.fail_after(60):
         while await anyio.to_thread.run_sync(drafted, database) != wanted:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
@@ -194,12 +194,12 @@ async def test_cancel_before_the_first_token_answers_cancelled(
 async def test_cancel_during_a_tool_stops_its_process_and_fails_its_call(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
-        call = await agent.start_prompt(session, "run echo $$ > pid; sleep 60")
-        pid = await written(place / "pid")
+        call = await agent.start_prompt(session, "run echo $$ > pid; sleep 600")
+        pid = await read_pid(place / "pid")
         await agent.notify("session/cancel", {"sessionId": session})
         assert await call.result() == {"stopReason": "cancelled"}
         assert statuses(agent, session)[-1] == ("tool_call_update", "failed")
-        await gone(pid)
+        await wait_until_gone(pid)
         assert (await agent.prompt(session, "say next"))["stopReason"] == "end_turn"
 
 

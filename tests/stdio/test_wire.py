@@ -1,4 +1,4 @@
-"""The wire of the real process: handshake, ordering, hostile input, clean ends. Every line is judged by the client."""
+"""The protocol of the real process: handshake, ordering, hostile input, clean exits."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def shout():
 
 threading.Thread(target=shout).start()
 """
-"""Shouts into stdout from inside the process, as soon as the protocol has been moved away."""
+"""Writes to stdout from inside the process as soon as the protocol has its own descriptor."""
 
 
 async def failed(awaitable: Any) -> tuple[int, str]:
-    """Code and message of the error that must come."""
+    """Code and message of the error that is expected."""
     with pytest.raises(RpcError) as raised:
         await awaitable
     assert raised.value.data is None or raised.value.data.get("details", raised.value.message) == raised.value.message
@@ -132,7 +132,7 @@ async def test_odd_envelopes_and_unknown_messages_do_no_harm(crow: StartCrow, pl
         assert (await failed(agent.request("_something/else", {})))[0] == -32601
         session = await agent.new_session(place)
         assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
-        # The string id was sent past the judge, which therefore did not expect its answer.
+        # The client sent this string id as raw bytes, so its checks did not expect the answer.
         agent._faults = [fault for fault in agent._faults if "a-1" not in fault]
 
 
@@ -181,7 +181,7 @@ async def test_bad_directories_and_blocks_are_refused_and_lose_nothing(crow: Sta
             code, message = await failed(agent.request("session/new", {"cwd": cwd, "mcpServers": []}))
             assert (code, cwd in message) == (-32602, True)
         session = await agent.new_session(place)
-        agent.checks_schema = False  # what follows is invalid on purpose
+        agent.checks_schema = False  # the messages below are invalid on purpose
         for prompt in ([], [{"type": "video"}], [{"type": "image", "data": "no!", "mimeType": "image/png"}], "hi"):
             code, _ = await failed(agent.request("session/prompt", {"sessionId": session, "prompt": prompt}))
             assert code == -32602
@@ -259,7 +259,7 @@ async def test_without_a_model_only_the_prompt_fails_and_says_what_to_do(crow: S
 
 @pytest.fixture(params=["no database", "a directory"])
 def unusable_database(home: Path, request: pytest.FixtureRequest) -> Path:
-    """Something else where the database should be."""
+    """Put something else where the database should be."""
     home.mkdir()
     database = home / "crow.db"
     if request.param == "a directory":
@@ -297,8 +297,8 @@ async def test_stray_prints_and_writes_never_reach_the_protocol(crow: StartCrow,
         assert agent.text(session).endswith("done")
 
 
-async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
-    """A session whose turn waits for a permission that nobody gives; and the turn."""
+async def start_waiting_turn(agent: CrowProcess, place: Path) -> tuple[str, Call]:
+    """A session whose turn waits for a permission that never comes, and the turn."""
 
     async def silent(_: dict[str, Any]) -> Any:
         await asyncio.Event().wait()
@@ -310,8 +310,8 @@ async def ask_in_vain(agent: CrowProcess, place: Path) -> tuple[str, Call]:
     return session, call
 
 
-async def told_to_the_end(agent: CrowProcess, session: str, call: Call) -> bool:
-    """Whether the turn was answered as cancelled, and its call before that as failed."""
+async def ends_as_cancelled(agent: CrowProcess, session: str, call: Call) -> bool:
+    """Whether the turn was answered as cancelled after its call was shown as failed."""
     ended = agent.updates(session, "tool_call_update")[-1]
     return (await call.result(), ended["status"]) == ({"stopReason": "cancelled"}, "failed")
 
@@ -321,12 +321,12 @@ async def test_eof_exits_cleanly_even_during_a_turn(crow: StartCrow, place: Path
         assert await agent.close_stdin_and_wait() == 0
     async with crow() as agent:
         await agent.initialize()
-        asking = await ask_in_vain(agent, place)
+        asking = await start_waiting_turn(agent, place)
         session = await agent.new_session(place)
         await agent.start_prompt(session, "count to 1000")
         await agent.wait_for_text(session, "3")
         assert await agent.close_stdin_and_wait() == 0
-        assert await told_to_the_end(agent, *asking)
+        assert await ends_as_cancelled(agent, *asking)
     async with crow() as agent:
         await agent.initialize()
         await agent.load_session(session, place)
@@ -342,7 +342,7 @@ async def test_a_signal_exits_cleanly_and_reports_the_call_before_the_prompt(
     async with crow(answers={"session/request_permission": allow_once}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        call = await agent.start_prompt(session, "run sleep 60")
+        call = await agent.start_prompt(session, "run sleep 600")
         await agent.wait_for_update("tool_call_update", status="in_progress")
         agent.send_signal(number)
         assert await agent.wait() == 0
@@ -358,7 +358,7 @@ def test_files_work_in_place_of_pipes(home: Path, place: Path, tmp_path: Path) -
     with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as sink:
         command = [sys.executable, "-m", "crow", "acp"]
         done = subprocess.run(
-            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=place, env=env, timeout=20, check=False
+            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=place, env=env, timeout=60, check=False
         )
     answers = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")
@@ -369,11 +369,11 @@ async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, p
     async with crow(argv=FRESH) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
-        await agent.start_prompt(session, "run echo begun; sleep 60")  # it says nothing, so no write can fail
+        await agent.start_prompt(session, "run echo begun; sleep 600")  # it prints nothing more, so no write can fail
         await agent.wait_for_update("tool_call_update", status="in_progress")
         transport = agent._process._transport  # type: ignore[union-attr]
         transport.get_pipe_transport(1).close()
-        await asyncio.wait_for(agent._process.wait(), 10)
+        await asyncio.wait_for(agent._process.wait(), 60)
         assert agent.returncode == 0
 
 
@@ -392,7 +392,7 @@ for name in ("killpg", "O_CLOEXEC", "O_NONBLOCK", "O_NOFOLLOW", "O_DIRECTORY", "
     delattr(os, name)
 del signal.SIGKILL
 """
-"""Takes away what only some systems have, behind the back of the libraries that ask for it by name."""
+"""Removes what only POSIX systems have, so libraries cannot find it."""
 
 
 async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCrow, place: Path, tmp_path: Path) -> None:
@@ -407,8 +407,8 @@ async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCro
         assert "Twigs" in agent.text(session)
         assert agent.text(session).endswith("two")
         assert (place / "a.txt").read_text() == "one\n"
-        call = await agent.start_prompt(session, "run echo be''gun; sleep 60")
-        # before it has begun, asyncio itself would end it by SIGKILL
+        call = await agent.start_prompt(session, "run echo be''gun; sleep 600")
+        # before it has started, asyncio itself would end it with SIGKILL
         await agent.wait_for(lambda message: "begun" in str(message), since=call.index)
         await agent.notify("session/cancel", {"sessionId": session})
         assert await call.result() == {"stopReason": "cancelled"}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import typing
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from crow.domain import entries as domain
 from crow.domain.entries import Attachment, Body, File, Mask, Note, Prompt, ToolResult, TurnEnd, User
-from crow.domain.messages import Image, Text, ToolSpec
+from crow.domain.messages import Image, Part, Text, ToolSpec
 from crow.store import codec
 from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts
 from tests.store.scenes import result
@@ -26,7 +27,7 @@ JSON = st.recursive(
 BODIES = typing.get_args(Body)
 
 
-def value(hint: object) -> st.SearchStrategy[object]:
+def value(hint: Any) -> st.SearchStrategy[object]:
     """Any value of a type as the domain's dataclasses use them."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
@@ -38,11 +39,11 @@ def value(hint: object) -> st.SearchStrategy[object]:
     if arguments:
         return st.one_of([value(argument) for argument in arguments])
     if dataclasses.is_dataclass(hint):
-        return record(hint)
+        return record(typing.cast(type, hint))
     return st.from_type(hint)
 
 
-def record(cls: type) -> st.SearchStrategy[object]:
+def record(cls: type) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls)
     return st.builds(cls, **{name: value(hint) for name, hint in hints.items()})
 
@@ -56,7 +57,7 @@ def read_back(body: Body) -> Body:
 @pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
 @settings(max_examples=40, deadline=None, database=None)
 @given(data=st.data())
-def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject):
+def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject) -> None:
     body = data.draw(record(cls))
     assert read_back(body) == body
     assert encode(body).body is body
@@ -64,13 +65,13 @@ def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject):
 
 @given(parts=value(typing.get_type_hints(User)["parts"]))
 @settings(max_examples=40, deadline=None, database=None)
-def test_parts_of_a_waiting_prompt_are_read_back_unchanged(parts: tuple):
+def test_parts_of_a_waiting_prompt_are_read_back_unchanged(parts: tuple[Part, ...]) -> None:
     assert decode_parts(encode_parts(parts)) == parts
 
 
 @given(kind=st.sampled_from(sorted(KINDS.values())), junk=JSON)
 @settings(max_examples=200, deadline=None, database=None)
-def test_any_json_is_a_body_or_unreadable(kind: str, junk: object):
+def test_any_json_is_a_body_or_unreadable(kind: str, junk: object) -> None:
     try:
         body = decode(kind, json.dumps(junk), lambda _: None)
     except Unreadable:
@@ -78,7 +79,7 @@ def test_any_json_is_a_body_or_unreadable(kind: str, junk: object):
     assert KINDS[type(body)] == kind
 
 
-def test_each_body_has_one_kind_and_kinds_never_change():
+def test_each_body_has_one_kind_and_kinds_never_change() -> None:
     assert set(KINDS) == set(BODIES)
     assert list(KINDS.values()) == [
         "prompt",
@@ -105,29 +106,29 @@ def test_a_mask_of_an_older_version_hides_everything_before_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"text": 1}', '{"text": "x"}', "[" * 100_000, b"\xff\xfe{"])
-def test_a_damaged_body_is_unreadable(text: str | bytes):
+def test_a_damaged_body_is_unreadable(text: str | bytes) -> None:
     with pytest.raises(Unreadable, match="it is damaged"):
         decode("remark", text, lambda _: None)
 
 
-def test_an_unknown_kind_is_unreadable():
+def test_an_unknown_kind_is_unreadable() -> None:
     with pytest.raises(Unreadable, match="its kind 'hologram' is unknown to this version"):
         decode("hologram", "{}", lambda _: None)
 
 
-def test_a_body_without_its_blob_is_unreadable():
+def test_a_body_without_its_blob_is_unreadable() -> None:
     stored = encode(File(call=domain.CallRef(assistant=1, index=0), path="/a", before=b"x", after_hash=""))
     with pytest.raises(Unreadable, match="no blob for"):
         decode("file", stored.text, lambda _: None)
 
 
-def test_fields_of_other_versions_are_ignored_or_take_their_defaults():
+def test_fields_of_other_versions_are_ignored_or_take_their_defaults() -> None:
     assert decode("turn_end", '{"stop":"end_turn","colour":"red"}', lambda _: None) == TurnEnd(stop="end_turn")
     assert decode("turn_end", '{"stop":"a later reason"}', lambda _: None) == TurnEnd(stop="error")
     assert decode("note", '{"about":"weather","value":"x"}', lambda _: None) == Note(about="label", value="x")
 
 
-def test_pictures_files_and_prompts_become_blobs():
+def test_pictures_files_and_prompts_become_blobs() -> None:
     picture = Image(data="aGVsbG8=", mime_type="image/png")
     spec = ToolSpec(name="t", description="d", input_schema={"type": "object"})
     specs = '[{"name":"t","description":"d","input_schema":{"type":"object"}}]'
@@ -146,7 +147,7 @@ def test_pictures_files_and_prompts_become_blobs():
 
 
 @pytest.mark.parametrize("character", ["x", "字"])
-def test_only_a_large_body_becomes_a_blob(character: str):
+def test_only_a_large_body_becomes_a_blob(character: str) -> None:
     size = len(character.encode())
     small, large = (result(1, character * (count // size)) for count in (SPILL_BYTES - 500, SPILL_BYTES + 500))
     assert (encode(small).spilled, encode(small).text is None) == (None, False)
@@ -163,7 +164,7 @@ def test_only_a_large_body_becomes_a_blob(character: str):
         ("\0", "\0"),
     ],
 )
-def test_text_with_lone_surrogates_is_mended_in_the_returned_body_too(given_text: str, stored_text: str):
+def test_text_with_lone_surrogates_is_mended_in_the_returned_body_too(given_text: str, stored_text: str) -> None:
     for body, mended in (
         (result(1, given_text), result(1, stored_text)),
         (
@@ -174,14 +175,14 @@ def test_text_with_lone_surrogates_is_mended_in_the_returned_body_too(given_text
         assert encode(body).body == read_back(body) == mended
 
 
-def test_numbers_that_json_lacks_become_null():
+def test_numbers_that_json_lacks_become_null() -> None:
     body = dataclasses.replace(result(1), raw_output={"a": [float("inf"), {"b": float("nan")}], "c": 1.5})
     expected = dataclasses.replace(result(1), raw_output={"a": [None, {"b": None}], "c": 1.5})
     assert encode(body).body == read_back(body) == expected
     assert isinstance(encode(body).body, ToolResult)
 
 
-def test_damaged_columns_read_as_empty():
+def test_damaged_columns_read_as_empty() -> None:
     assert codec.from_json('{"a": 1}', {}) == {"a": 1}
     for damaged in (None, "", "{", "[]", "null", "[" * 100_000):
         assert codec.from_json(damaged, {}) == {}

@@ -1,4 +1,4 @@
-"""Processes killed at hundreds of statements leave a consistent database."""
+"""A process that is killed at some statement leaves a consistent database; `make soak` tries every statement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.killing import killed
 
 
 def test_a_process_killed_at_any_statement_loses_nothing_that_was_reported_as_stored(tmp_path: Path) -> None:
-    report = killed(tmp_path, create=3, log=5, turn=1, intake=4, compaction=23)
+    report = killed(tmp_path, create=9, log=17, turn=5, intake=17, compaction=45)
     assert report.failures == []
     assert report.kills.keys() == {"create", "log", "turn", "intake", "compaction"}
-    assert sum(report.kills.values()) >= 200
+    assert sum(report.kills.values()) >= 60

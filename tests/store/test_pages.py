@@ -51,26 +51,26 @@ def comparable(rows: Sequence[Sequence[Value]]) -> list[str]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(rows=ROWS, vacuum=st.sampled_from(["NONE", "INCREMENTAL"]), page_bytes=st.sampled_from([512, 4096, 65536]))
 def test_pages_have_the_rows_that_sqlite_reads(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Value, ...]], vacuum: str, page_bytes: int
-):
+) -> None:
     path = tmp_path_factory.mktemp("pages") / "x.db"
     create_database(path, rows, vacuum=vacuum, page_bytes=page_bytes)
     pages = Pages(path.read_bytes())
     with closing(sqlite3.connect(path)) as connection:
         truth = connection.execute("SELECT rowid, a, b, c FROM t").fetchall()
-    rows = list(pages.rows())
-    found = [(row.rowid, *row.values) for row in rows if row.rowid is not None and len(row.values) == 3]
+    read = list(pages.rows())
+    found = [(row.rowid, *row.values) for row in read if row.rowid is not None and len(row.values) == 3]
     assert comparable(found) == comparable(truth)
-    assert comparable(indexed(row.values for row in rows if row.rowid is None)) == comparable(truth)
+    assert comparable(indexed(row.values for row in read if row.rowid is None)) == comparable(truth)
     assert comparable(indexed(row.values for row in pages.tree(pages.roots["i"]))) == comparable(truth)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(content=st.binary(max_size=20_000), header=st.booleans())
-def test_any_bytes_can_be_read_as_pages(content: bytes, header: bool):
+def test_any_bytes_can_be_read_as_pages(content: bytes, header: bool) -> None:
     pages = Pages((b"SQLite format 3\0\x10\0" if header else b"") + content)
     list(pages.rows())
     list(pages.tree(1))

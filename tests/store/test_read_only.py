@@ -7,7 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -66,11 +66,27 @@ def read_only(home: Path, *, files: int, directory: int) -> Iterator[None]:
         home.chmod(0o700)
 
 
-def crow(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`crow sessions ...`, without the privileges of root."""
-    command = unprivileged([sys.executable, "-m", "crow", "sessions", *arguments])
+RUN = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from crow.cli import main
+
+ran = []
+for arguments in json.loads(sys.argv[1]):
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["sessions", *arguments])
+    ran.append((code, out.buffer.getvalue().decode(), err.getvalue()))
+print(json.dumps(ran))
+"""
+
+
+def crow(home: Path, *commands: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of several `crow sessions ...`, without the privileges of root."""
+    command = unprivileged([sys.executable, "-c", RUN, json.dumps(commands)])
     env = {"CROW_HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
 def content(home: Path) -> dict[str, bytes]:
@@ -84,7 +100,7 @@ def content(home: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("files", "directory"), [(0o600, 0o500), (0o400, 0o500), (0o400, 0o700)])
 async def test_sessions_of_a_read_only_database_can_be_listed_shown_and_exported(
     tmp_path: Path, state: str, files: int, directory: int
-):
+) -> None:
     path = await made(tmp_path / "home")
     home, other = path.parent, None
     match state:
@@ -102,21 +118,19 @@ async def test_sessions_of_a_read_only_database_can_be_listed_shown_and_exported
     (home / "crow.db.lock").unlink(missing_ok=True)
     before = content(home)
     with read_only(home, files=files, directory=directory):
-        listed = crow(home, "--json")
-        assert (json.loads(listed.stdout)["id"], listed.stderr) == ("s1", "")
-        shown = crow(home, "show", "s1")
-        assert ("NEWEST" in shown.stdout, shown.stderr) == (True, "")
-        exported = crow(home, "export", "s1")
-        assert ("NEWEST" in exported.stdout, exported.stderr) == (True, "")
-        assert exported.stdout.splitlines()[-1].startswith('{"type":"end"')
-        refused = crow(home, "archive", "s1")
-        assert (refused.returncode, refused.stdout) == (1, "")
-        assert refused.stderr.startswith(f"crow: {path}")
-        assert "cannot be " in refused.stderr
+        listed, shown, exported, refused = crow(home, ["--json"], ["show", "s1"], ["export", "s1"], ["archive", "s1"])
+    assert (listed[0], json.loads(listed[1])["id"], listed[2]) == (0, "s1", "")
+    assert (shown[0], "NEWEST" in shown[1], shown[2]) == (0, True, "")
+    assert (exported[0], "NEWEST" in exported[1], exported[2]) == (0, True, "")
+    assert exported[1].splitlines()[-1].startswith('{"type":"end"')
+    code, out, error = refused
+    assert (code, out) == (1, "")
+    assert error.startswith(f"crow: {path}")
+    assert "cannot be " in error
     if state != "being written" and files == 0o400:
         assert content(home) == before
     if other is not None:
         await other.close()
     for file in home.iterdir():
         file.chmod(0o600)
-    assert crow(home, "archive", "s1").returncode == 0
+    assert crow(home, ["archive", "s1"])[0][0] == 0

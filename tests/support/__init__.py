@@ -1,1 +1,1 @@
-"""What tests of several parts share."""
+"""Helpers that several test packages share."""

@@ -1,7 +1,7 @@
-"""An ACP client for tests: drives a real process and checks every line of both directions.
+"""An ACP client for tests that drives a real process and checks every line.
 
-Without the SDK, where a fault could hide one of crow's. The benchmarks have a client of their own, which measures time
-and checks nothing: `benchmarks/process/client.py`.
+It does not use the SDK, which could hide a fault in crow. `benchmarks/process/client.py` is the client that
+measures time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from crow.trace.schema import SchemaChecker, Side, Violation
 from tests.support import fork_server
 from tests.support.house_rules import HouseRules
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 LINE_BYTES = 1_000_000
 STREAM_BYTES = 64 << 20
 
@@ -32,7 +32,7 @@ Answer: TypeAlias = Callable[[dict[str, Any]], Any | Awaitable[Any]]
 
 
 class RpcError(Exception):
-    """An error response. Raised by `request`; raise it in an answer function to send one."""
+    """An error response. `request` raises it; an answer function raises it to send one."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{code} {message}")
@@ -80,10 +80,10 @@ def chosen(params: dict[str, Any], kind: str) -> dict[str, Any]:
 class CrowProcess:
     """A running agent. Use as `async with CrowProcess(...) as crow`: leaving closes stdin and waits for the exit.
 
-    `argv` None starts `crow acp`, where possible from a process that has already imported it. `answers` maps methods of
-    the client to functions that answer them; by default permission requests are allowed. At the end every line must
-    have been valid, and stderr empty unless `stderr_is_empty` is set to False. While `checks_schema` is False, messages
-    need not match the schema.
+    Without `argv` it starts `crow acp`, if possible forked from a process that has already imported it. `answers`
+    maps client methods to the functions that answer them; permission requests are allowed by default. On leaving,
+    every line must have been valid and stderr empty, unless `stderr_is_empty` is False. While `checks_schema` is
+    False, messages are not checked against the schema.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CrowProcess:
         return self._process.returncode
 
     def check(self) -> None:
-        """Checks what has arrived so far. :raises Violation: an invalid line, or output on stderr."""
+        """Checks everything received so far. :raises Violation: an invalid line, or output on stderr."""
         if self._faults:
             raise Violation("\n".join(self._faults))
         if self.stderr_is_empty and self.stderr:
@@ -203,14 +203,15 @@ class CrowProcess:
         await self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def send_raw(self, data: bytes) -> None:
-        """Sends raw bytes, which are neither checked nor logged."""
+        """Sends raw bytes without checking or logging them."""
         assert self._process.stdin is not None
         self._process.stdin.write(data)
         with anyio.fail_after(WAIT_S):
             await self._process.stdin.drain()
 
     async def wait_for(self, wanted: Callable[[dict[str, Any]], bool], *, since: int = 0) -> int:
-        """Waits for a message of the agent, from index `since` on, that is `wanted`; returns its index in the log."""
+        """Waits for an agent message with index `since` or later for which `wanted` is true; returns its index in the
+        log."""
         with anyio.fail_after(WAIT_S):
             while True:
                 for index in range(since, len(self.log)):
@@ -237,7 +238,7 @@ class CrowProcess:
         await self.wait_for(lambda _: wanted in self.text(session_id, since=since), since=since)
 
     def updates(self, session_id: str, *kinds: str, since: int = 0) -> list[dict[str, Any]]:
-        """The session's updates in order: all, or those of these kinds."""
+        """The session's updates in order, optionally only those of the given kinds."""
         return [
             logged.message["params"]["update"]
             for logged in self.log[since:]
@@ -320,7 +321,7 @@ class CrowProcess:
 
     def _take(self, line: bytes) -> None:
         if not line.endswith(b"\n"):
-            return  # the process was killed while it wrote
+            return  # the process was killed in the middle of a line
         if len(line) > LINE_BYTES:
             self._faults.append(f"A line of {len(line)} bytes: {line[:200]!r}")
         try:
@@ -369,5 +370,5 @@ class CrowProcess:
 
 
 def flat(update: dict[str, Any]) -> dict[str, Any]:
-    """The simple fields of an update, which can be compared."""
+    """The scalar fields of an update, which can be compared."""
     return {key: value for key, value in update.items() if isinstance(value, str | int | float | bool | None)}

@@ -57,7 +57,7 @@ SUMMARY = "## Goal\nBuild the parser.\n## Next\nTest it."
 
 
 class AnsweringModel:
-    """A model that answers by a function."""
+    """A model whose answers come from a function."""
 
     def __init__(self, answer: Callable[[Request], Say], info: ModelInfo | None = None) -> None:
         self.requests: list[Request] = []
@@ -73,11 +73,11 @@ class AnsweringModel:
         yield ScriptedStream(self._answer(request))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 def summariser(*ways: Way, info: ModelInfo | None = None) -> AnsweringModel:
-    """A model that answers in the given ways, in turn."""
+    """A model that answers in each of the given ways in turn."""
     endless = itertools.cycle(ways)
     return AnsweringModel(lambda _: answered(next(endless)), info)
 
@@ -157,7 +157,7 @@ async def same_prompt() -> Prompt:
 
 @dataclass(kw_only=True)
 class Pass:
-    """One pass, its limits, and the number of model requests."""
+    """One compaction pass, its limits, and the number of model requests."""
 
     result: CompactionResult
     limits: Limits
@@ -166,7 +166,7 @@ class Pass:
 
 @dataclass(kw_only=True)
 class Simulation:
-    """Random steps from a seed. The provider counts `ratio` tokens for each estimated one."""
+    """Takes random steps, repeatable by seed. The provider counts `ratio` tokens for each token that crow estimates."""
 
     seed: int
     window: int
@@ -180,7 +180,7 @@ class Simulation:
     checked: Pass | None = None
 
     async def run(self, steps: int, check: Callable[[Simulation], None]) -> None:
-        """`check` is called after every pass and every request."""
+        """Run some steps and call `check` after every pass and every request."""
         self.random = random.Random(self.seed)
         self.store, self.client = MemoryStore(), Notes()
         self.branch = branch_of(self.store, self.client)
@@ -196,7 +196,7 @@ class Simulation:
             self.requests.append(self.branch.context().messages)
             check(self)
             calling = await self.answer()
-            if calling and self.random.random() < 0.1:  # cancelled before all results came
+            if calling and self.random.random() < 0.1:  # cancelled before all results arrived
                 await self.branch.record([NewEntry(body=TurnEnd(stop="cancelled"))])
                 calling = False
 
@@ -213,7 +213,7 @@ class Simulation:
             await self.branch.record([NewEntry(body=Reminder(text="It is another day."))])
 
     async def make_room(self, check: Callable[[Simulation], None]) -> bool:
-        """A pass before a request. Returns false if the turn had to end."""
+        """Compact before a request. Returns false if the turn had to end."""
         reason: Reason = "command" if self.random.random() < 0.05 else "threshold"
         limits, calls = self.compactor.gauge.limits(), len(self.model.requests)
         result = await self.compactor.compact(reason)
@@ -229,7 +229,7 @@ class Simulation:
         return True
 
     async def answer(self) -> bool:
-        """The model answers, maybe with calls, most of which get results."""
+        """Add a model answer, perhaps with calls; most calls get results."""
         count = self.random.choice([0, 1, 1, 2, 3])
         estimate = self.compactor.gauge.estimate()
         reported = self.random.choice([estimate * self.ratio] * 6 + [0, None, estimate * 20])
@@ -283,5 +283,5 @@ class Simulation:
         return " ".join([word] * max(0, count // (len(word) // 4))) if count else ""
 
     def files_modified(self) -> set[str]:
-        """Over the whole history."""
+        """The files that the whole history modified."""
         return {entry.body.path for entry in self.store.path("s") if isinstance(entry.body, File)}

@@ -1,8 +1,7 @@
-"""Disks and directories that refuse, made so that any machine can make them.
+"""Full, read-only and network-like disks for tests, which work on any machine.
 
-Strategy: a limit on the size of files works everywhere and can be lifted from outside while the process runs; a small
-file system is better, where one may be mounted. Root may write anywhere: a process that must not is started without
-that privilege.
+A limit on file sizes works everywhere and can be lifted while the process runs. A small file system is more
+realistic, but not every machine may mount one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["FullDisk", "full_disk", "unprivileged", "without_shared_memory"]
 
 
 class FullDisk:
-    """A directory whose disk can be full. `words`: how errors name that."""
+    """A directory whose disk can be full. `words` is the error text that the system gives."""
 
     words = "cannot be read or written (disk I/O error)"
 
@@ -30,11 +29,11 @@ class FullDisk:
         self.directory = directory
 
     def fill(self, pid: int) -> None:
-        """From now on no file of the process can grow beyond what it has."""
+        """From now on no file of the process can grow."""
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     def free(self, pid: int) -> None:
-        """From now on it can."""
+        """From now on files can grow again."""
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
@@ -58,7 +57,7 @@ class SmallDisk(FullDisk):
 
 @contextmanager
 def full_disk(directory: Path) -> Iterator[FullDisk]:
-    """A directory below `directory` on a disk that can be filled: a real one if it may be mounted."""
+    """A directory below `directory` on a disk that can be filled: a real file system if mounting is allowed."""
     place = directory / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
@@ -74,20 +73,21 @@ def full_disk(directory: Path) -> Iterator[FullDisk]:
 
 
 def unprivileged(argv: list[str]) -> list[str]:
-    """`argv`, run so that the modes of files and directories hold, for root as well."""
+    """The command `argv` without root's privilege to ignore file modes."""
     drop = f"import ctypes, os, sys; prctl = ctypes.CDLL(None).prctl; {DROP}; os.execvp(sys.argv[1], sys.argv[1:])"
     return [sys.executable, "-c", drop, *argv]
 
 
 DROP = "[prctl(24, capability, 0, 0, 0) for capability in (1, 2)]"
-"""Gives up what lets root write (CAP_DAC_OVERRIDE) and read (CAP_DAC_READ_SEARCH) anything; nothing for others."""
+"""Drops the capabilities to write (CAP_DAC_OVERRIDE) and read (CAP_DAC_READ_SEARCH) any file."""
 
 
 def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connect as on a disk that has none: SQLite's own way to run there (`unix-none`) grants no WAL."""
+    """Make SQLite connect as on a disk without shared memory (VFS `unix-none`), where WAL is impossible."""
     connect = sqlite3.connect
 
     def connected(path: Any, **options: Any) -> sqlite3.Connection:
-        return connect(f"{path}&vfs=unix-none" if options.get("uri") else path, **options)
+        connection: sqlite3.Connection = connect(f"{path}&vfs=unix-none" if options.get("uri") else path, **options)
+        return connection
 
     monkeypatch.setattr(sqlite3, "connect", connected)

@@ -1,8 +1,8 @@
-"""A real HTTP server on the loopback that speaks chat completions, scripted request by request.
+"""A real HTTP server on loopback that speaks chat completions from a script.
 
-Strategy: a reply is bytes and a few steps between them (wait, cut, hang), so that any dialect and any fault can be
-written down; everything that was asked is recorded. Runs in the loop of an async test (`async with FakeEndpoint()`) or
-in a thread of its own (`with FakeEndpoint.in_thread()`), for tests that drive a process.
+A reply is a list of bytes and steps between them (wait, cut, hang), so a test can write down any dialect and any
+fault. The server records every request. It runs in the loop of an async test (`async with FakeEndpoint()`) or in
+its own thread (`with FakeEndpoint.in_thread()`), for tests that drive a process.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Gate:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Let the reply go on."""
+        """Let the reply continue."""
         with self._lock:
             self._open.set()
             for loop, event in self._waiters:
                 loop.call_soon_threadsafe(event.set)
 
     def wait_reached(self, timeout_s: float = 10) -> bool:
-        """Block (a thread of a test) until the server stands here."""
+        """Block the test's thread until the server has reached the gate."""
         return self._reached.wait(timeout_s)
 
     async def reached(self) -> None:
-        """Wait (in the server's own loop) until the server stands here."""
+        """Wait in the server's loop until the server has reached the gate."""
         await asyncio.get_running_loop().run_in_executor(None, self._reached.wait, 10)
 
     async def pass_through(self) -> None:
-        """What the server does here."""
+        """Called by the server: stop here until the gate is open."""
         event = asyncio.Event()
         with self._lock:
             self._waiters.append((asyncio.get_running_loop(), event))
@@ -72,20 +72,20 @@ class Gate:
 
 
 class _Step:
-    """A step that is not bytes."""
+    """A step other than bytes."""
 
 
 CUT = _Step()
 """Close the connection here, in the middle of the body."""
 
 HANG = _Step()
-"""Send nothing more, until the client leaves."""
+"""Send nothing more until the client disconnects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One HTTP response. `steps`, perhaps without end: bytes are written (one chunk each; a tuple of bytes in one
-    write), numbers are seconds to wait, the server stops at gates, `CUT` and `HANG` end it."""
+    """One HTTP response. `steps` may be endless: the server writes bytes (one chunk each; a tuple of bytes in one
+    write), waits for that many seconds at a number, stops at gates, and ends at `CUT` and `HANG`."""
 
     steps: Iterable[bytes | tuple[bytes, ...] | float | Gate | _Step] = ()
     status: int = 200
@@ -94,7 +94,7 @@ class Reply:
 
 @dataclass(kw_only=True)
 class Recorded:
-    """One request. `left` is set once the client closed the connection before the reply was over."""
+    """One request. `left` is set if the client closed the connection before the reply ended."""
 
     method: str
     path: str
@@ -104,12 +104,12 @@ class Recorded:
 
     @property
     def body(self) -> Any:
-        """The JSON that was sent."""
+        """The JSON body of the request."""
         return json.loads(self.raw) if self.raw else None
 
 
 def sse(*events: object, done: bool = True) -> bytes:
-    """Events as a stream of bytes: a string is the data as it is, anything else becomes JSON."""
+    """Server-sent events as bytes: a string is sent as it is, anything else is encoded as JSON."""
     datas = [event if isinstance(event, str) else json.dumps(event, ensure_ascii=False) for event in events]
     return "".join(f"data: {data}\n\n" for data in [*datas, *(["[DONE]"] if done else [])]).encode()
 
@@ -132,7 +132,7 @@ def usage(sent: int = 10, made: int = 5) -> dict[str, object]:
 
 
 def text(*pieces: str, between: Sequence[float | Gate] = (), finish: str = "stop") -> Reply:
-    """A plain answer; `between[i]` is waited for after the piece number i."""
+    """A plain answer; `between[i]` is waited for after piece number i."""
     steps: list[bytes | float | Gate | _Step] = [sse(chunk({"role": "assistant", "content": ""}), done=False)]
     for position, piece in enumerate(pieces):
         steps.append(sse(chunk({"content": piece}), done=False))
@@ -141,7 +141,7 @@ def text(*pieces: str, between: Sequence[float | Gate] = (), finish: str = "stop
 
 
 def calls(*named: tuple[str, Mapping[str, object]], say: str = "", prefix: str = "call") -> Reply:
-    """An answer that calls tools, whole calls in one chunk each."""
+    """An answer that calls tools, each call in a single chunk."""
     fragments = [
         {
             "index": index,
@@ -163,14 +163,14 @@ def failing(status: int, message: str = "", *, headers: Mapping[str, str] | None
 
 
 def body(content: bytes, *, content_type: str = "application/json", status: int = 200) -> Reply:
-    """Any body at all."""
+    """A reply with any body."""
     return Reply(steps=(content,), status=status, headers={"Content-Type": content_type})
 
 
 class FakeEndpoint:
-    """Answers chat completions with the scripted replies, in order; then with `otherwise`.
+    """Answers chat completions with the scripted replies in order, then with `otherwise`.
 
-    A script entry may be a function of the request. `models` are the names that `GET /models` lists.
+    A script entry may be a function of the request. `GET /models` lists `models`.
     """
 
     def __init__(self, *, otherwise: Reply | Callable[[Recorded], Reply] | None = None) -> None:
@@ -183,12 +183,12 @@ class FakeEndpoint:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def script(self, *replies: Reply | Callable[[Recorded], Reply]) -> None:
-        """Add replies for the requests to come."""
+        """Add replies to the next requests."""
         self._script.extend(replies)
 
     @property
     def asked(self) -> list[Recorded]:
-        """The chat completions that were asked for."""
+        """The chat completion requests so far."""
         return [request for request in self.requests if request.path.endswith("/chat/completions")]
 
     async def __aenter__(self) -> Self:
@@ -208,7 +208,7 @@ class FakeEndpoint:
     @classmethod
     @contextmanager
     def in_thread(cls, *, otherwise: Reply | Callable[[Recorded], Reply] | None = None) -> Iterator[FakeEndpoint]:
-        """The same in a thread with a loop of its own."""
+        """Run the server in its own thread and loop."""
         endpoint = cls(otherwise=otherwise)
         ready, stop = threading.Event(), Gate()
 
@@ -219,12 +219,12 @@ class FakeEndpoint:
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         try:
             yield endpoint
         finally:
             stop.open()
-            thread.join(10)
+            thread.join(60)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -243,7 +243,7 @@ class FakeEndpoint:
             writer.transport.abort()
 
     async def _answer(self, request: Recorded, writer: asyncio.StreamWriter) -> bool:
-        """Send the reply; False when the connection is over."""
+        """Send the reply. Returns false if the connection is closed."""
         reply = self._reply(request)
         async with _watching(request, writer):
             head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
@@ -282,7 +282,7 @@ class FakeEndpoint:
 
 
 class _Connection(asyncio.StreamReaderProtocol):
-    """Notices when the client leaves, also while nobody reads."""
+    """Notices when the client disconnects, even if nothing reads."""
 
     def __init__(self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
         self.gone = asyncio.Event()
@@ -299,7 +299,7 @@ class _Connection(asyncio.StreamReaderProtocol):
 
 @asynccontextmanager
 async def _watching(request: Recorded, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
-    """End the block when the client leaves within it."""
+    """End the block when the client disconnects."""
     connection, owner = writer.transport.get_protocol(), asyncio.current_task()
     assert isinstance(connection, _Connection)
     assert owner is not None

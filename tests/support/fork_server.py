@@ -1,8 +1,8 @@
-"""Starts `crow` by forking a process that has imported everything: half a second less for each test.
+"""Starts `crow` by forking a process that has already imported everything.
 
-The child is a process of its own with its own arguments, environment, directory and pipes; it differs from a fresh one
-only in what is imported already. Linux only. `python -m tests.support.fork_server SOCKET` is the server; it ends when
-its stdin does.
+This saves half a second per test. The child has its own arguments, environment, directory and pipes; it differs
+from a new process only in its imported modules. Linux only. `python -m tests.support.fork_server SOCKET` is the
+server; it ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ForkedProcess:
         asyncio.get_running_loop().add_reader(server.fileno(), self._end)
 
     async def wait(self) -> int:
-        """The exit code, when the process has ended; negative: the signal that ended it."""
+        """Wait for the exit. Returns the exit code, or the negative number of the signal that ended the process."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
@@ -71,7 +71,7 @@ class ForkedProcess:
 
 
 async def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit: int) -> ForkedProcess:
-    """Start `crow` with these arguments; `limit` is that of the streams, in bytes."""
+    """Start `crow` with these arguments; `limit` is the buffer limit of the streams in bytes."""
     (child_in, stdin), (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe(), os.pipe()
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(_address())
@@ -101,7 +101,7 @@ async def _writer(fd: int) -> asyncio.StreamWriter:
 
 @cache
 def _address() -> str:
-    """The socket of this process's server, which is started by the first call."""
+    """The socket of this process's server; the first call starts it."""
     directory = tempfile.TemporaryDirectory(prefix="crow-tests-")
     address = f"{directory.name}/server"
     program = subprocess.Popen(
@@ -160,7 +160,7 @@ def serve(address: str) -> NoReturn:
 
 
 def _import_all() -> None:
-    """What a process of crow imports sooner or later."""
+    """Import everything that crow may import later."""
     import crow.agent.runner
     import crow.app
     import crow.frontend.agent
@@ -175,11 +175,11 @@ def _import_all() -> None:
 
 
 def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
-    """In the child: what `crow` does with these arguments, to its exit."""
+    """In the child: run `crow` with these arguments and exit."""
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    for fd in range(3, 64):  # pipes of other children
+    for fd in range(3, 64):  # the pipes of other children
         try:
             os.close(fd)
         except OSError:

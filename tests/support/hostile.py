@@ -1,9 +1,9 @@
-"""Everything that may come down the wire from a client that is broken, confused or malicious, and what must hold then.
+"""Hostile client messages, and checks that the process survives them.
 
-Strategy: hypothesis makes lines: valid requests with members replaced, dropped or added; responses to nothing; lines
-that are no message at all. A real process gets them in batches; after each the law is checked on what it wrote: it
-lives, every line is JSON-RPC, every request that could be understood was answered, none twice, nothing that belongs in
-the log was said.
+Hypothesis makes the lines: valid requests with members replaced, dropped or added, responses without a request, and
+lines that are no messages. A real process gets them in batches. After each batch it must be alive, every line it
+wrote must be JSON-RPC, every request that it could understand must have exactly one answer, and stdout must have no
+log output.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-__all__ = ["SECRET", "Besieged", "batches"]
+__all__ = ["SECRET", "HostileClient", "batches"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "sk-hostile-0123456789abcdef"
-WAIT_S = 60.0
+WAIT_S = 120.0
 SESSIONS = ("@0", "@1", "@2")
-"""Stand for the sessions that are open when the siege begins."""
+"""Placeholders for the ids of the open sessions."""
 
 FORBIDDEN = ("Traceback", 'File "', SECRET, "pydantic", "KeyError", "TypeError", "AttributeError")
 
@@ -65,7 +65,7 @@ server = st.one_of(st.just({"name": "a", "command": "/nonexistent/x", "args": []
 
 
 def requests(cwd: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    """A method and its parameters, as they should be."""
+    """A method and valid parameters for it."""
     where = {"cwd": st.just(cwd), "mcpServers": st.lists(server, max_size=2)}
     shapes: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
         "initialize": {"protocolVersion": st.integers(0, 65535), "clientCapabilities": junk},
@@ -100,7 +100,7 @@ other_ids = st.sampled_from([1, "1", -1, 2**63, "", "a", "\ud800", "i" * 1000, "
 
 @st.composite
 def lines(draw: st.DrawFn, good: st.SearchStrategy[tuple[str, dict[str, Any]]]) -> bytes:
-    """One line, without its newline. A request's id is 0 and becomes its own when it is sent."""
+    """One line without its newline. A request's id is 0; `send` replaces it."""
     method, params = draw(good)
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": 0, "method": method, "params": params}
     match draw(kind):
@@ -150,19 +150,19 @@ def lines(draw: st.DrawFn, good: st.SearchStrategy[tuple[str, dict[str, Any]]]) 
 
 
 class Batch(list[bytes]):
-    """Lines to be sent in one go. Shown by its size: hypothesis writes its examples out."""
+    """Lines to send in one write. Its repr is short, because hypothesis prints examples."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} lines>"
 
 
 def batches(cwd: Path, size: int) -> st.SearchStrategy[Batch]:
-    """Batches of this many lines."""
+    """Batches of `size` lines."""
     return st.lists(lines(requests(str(cwd))), min_size=size, max_size=size).map(Batch)
 
 
-class Besieged:
-    """A process under siege. `send` raises AssertionError where the law is broken."""
+class HostileClient:
+    """A process under attack. `send` raises AssertionError if a check fails."""
 
     def __init__(self, home: Path, cwd: Path) -> None:
         self._cwd = cwd
@@ -190,7 +190,7 @@ class Besieged:
         self._sessions = [self._new_session() for _ in SESSIONS]
 
     def send(self, batch: Sequence[bytes]) -> None:
-        """Send the lines at once; then the law must hold, and a prompt in a new session work."""
+        """Send the lines in one write, check the output, then prompt in a new session."""
         out = []
         for line in batch:
             for number, name in enumerate(SESSIONS):
@@ -206,17 +206,17 @@ class Besieged:
         self._await(lambda: all(self._answers[one] for one, count in self._asked.items() if count))
         twice = {one: count for one, count in self._answers.items() if count > self._sent_ids[one]}
         assert not twice, f"answered more often than asked: {twice}"
-        self._request("authenticate", {"methodId": "configured"})  # somebody may have logged out
+        self._request("authenticate", {"methodId": "configured"})  # a batch may have logged out
         session_id = self._new_session()
         params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "say still here"}]}
         assert self._request("session/prompt", params) == {"stopReason": "end_turn"}
         self._opened.append(session_id)
-        while self._opened:  # what the batch opened
+        while self._opened:  # sessions that the batch opened
             self._request("session/close", {"sessionId": self._opened.pop()})
         assert self._stderr == b"", self._stderr
 
     def close(self) -> None:
-        """End it the ordinary way."""
+        """Close stdin and wait for the exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         code = self._process.wait(WAIT_S)
@@ -287,7 +287,7 @@ class Besieged:
 
 
 def named(line: bytes) -> tuple[int | str | None, bool]:
-    """The id that an answer to this line may bear, if any; and whether there must be an answer under it."""
+    """The id that an answer to this line may have, and whether it must be answered."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

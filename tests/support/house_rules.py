@@ -1,4 +1,4 @@
-"""Rules that crow follows beyond the protocol, since some clients need them."""
+"""Rules that crow follows beyond the protocol because some clients need them."""
 
 from __future__ import annotations
 

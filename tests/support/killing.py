@@ -1,9 +1,9 @@
-"""Kills processes at a given SQL statement, then checks the database.
+"""Kills a process at a given SQL statement, then checks the database.
 
-A separate process (`killed` starts it) imports everything once, then forks. Each child runs one scene on a database,
-counts the statements that SQLite begins on any of its connections, and sends itself SIGKILL at the n-th. It reports
-stored entries through a pipe at once. Another child then checks the database. The forking process itself opens no
-database and has no threads; its last line of output is a report as JSON.
+`killed` starts a process that imports everything once, then forks. Each child runs one scene on a database, counts
+the statements that SQLite starts on any connection, and sends itself SIGKILL at the n-th. It reports stored entries
+through a pipe at once. Another child then checks the database. The forking process opens no database and has no
+threads; it prints a report as JSON.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import sqlite3
 import subprocess
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from tests.support.scripted_model import Say, ScriptedModel, call
 __all__ = ["Report", "killed"]
 
 Tell = Callable[[list[int]], None]
-Scene = Callable[[Path, Tell], Awaitable[None]]
+Scene = Callable[[Path, Tell], Coroutine[None, None, None]]
 
 HALVES = (
     "SELECT * FROM blob_refs WHERE entry NOT IN (SELECT id FROM entries) OR blob NOT IN (SELECT hash FROM blobs)",
@@ -62,28 +63,28 @@ HALVES = (
     "SELECT id FROM sessions WHERE deleted_ms IS NOT NULL",
     "SELECT id FROM conversations WHERE id NOT IN (SELECT conversation FROM sessions)",
     "SELECT hash FROM imports WHERE conversation NOT IN (SELECT conversation FROM sessions)",
-    # a prompt that was moved out of the inbox by halves is on the path twice
+    # a prompt whose move out of the inbox was stored only in part would be on the path twice
     "SELECT content FROM messages WHERE content LIKE 'do it %' GROUP BY content HAVING count(*) > 1",
 )
-"""Each finds traces of a transaction that was stored only in part, and must give no row."""
+"""Each query finds traces of a partly stored transaction and must return no rows."""
 
 GUEST_ENTRIES = 7
-"""How many entries each session has that `intake` imports."""
+"""The number of entries in each session that `intake` imports."""
 
 FRESH_AFTER = 25
-"""How many kills one database goes through before the next one is made."""
+"""How many kills one database is used for."""
 
 
 @dataclass
 class Report:
-    """`kills` counts by scene; `failures` are tracebacks of failed checks."""
+    """`kills` counts by scene; `failures` are the tracebacks of failed checks."""
 
     kills: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
 def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int) -> Report:
-    """Run all scenes on databases below `directory`. A scene's number is its step: 1 kills it at every statement, 2 at
+    """Run all scenes on databases below `directory`. Each number is a step: 1 kills the scene at every statement, 2 at
     every second one."""
     command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake, compaction))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
@@ -92,7 +93,7 @@ def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, co
 
 
 async def log(path: Path, tell: Tell) -> None:
-    """Everything the store can write."""
+    """Every kind of write of the store."""
     store = await SqliteStore.open(path)
     if not await _has_session(store):
         await store.create_session(new_session())
@@ -130,7 +131,7 @@ async def log(path: Path, tell: Tell) -> None:
 
 
 async def turn(path: Path, tell: Tell) -> None:
-    """A turn of a session with a tool, streamed text and an end."""
+    """A turn with a tool call and streamed text."""
 
     async def act(**_: object) -> str:
         return "acted " * 10_000
@@ -143,7 +144,7 @@ async def turn(path: Path, tell: Tell) -> None:
 
 
 class Teller(NoteTaker):
-    """A client that reports every entry it was shown."""
+    """A client that reports every entry it receives."""
 
     def __init__(self, tell: Tell) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ async def compaction(path: Path, tell: Tell) -> None:
 
 
 def _summing(request: Request) -> Say:
-    """A summary if asked for one, a call if the prompt says so, else text."""
+    """A summary if the request asks for one, a call if the prompt says so, else text."""
     last = request.messages[-1]
     said = parts_text(last.parts) if isinstance(last, UserMessage) else ""
     if "## Goal" in said and "## Next" in said:
@@ -212,7 +213,7 @@ async def look(path: Path, told: list[int]) -> None:
 
 
 async def intake(path: Path, _: Tell) -> None:
-    """An import in pieces, and the removal of the imported sessions."""
+    """Import a file in pieces, and remove the imported sessions."""
     store = await SqliteStore.open(path)
     upkeep = SessionAdmin(store)
     if (await store.sessions()).rows[0].id.startswith("guest"):
@@ -222,7 +223,7 @@ async def intake(path: Path, _: Tell) -> None:
 
 
 async def prepare_intake(path: Path, tell: Tell) -> None:
-    """`prepare`, and a file to import."""
+    """Like `prepare`, with a file to import."""
     await prepare(path, tell)
     store = await SqliteStore.open(path.parent / "elsewhere.db")
     source = await store.create_session(new_session("guest", title="A guest"))
@@ -241,7 +242,7 @@ async def prepare_intake(path: Path, tell: Tell) -> None:
 
 
 async def prepare(path: Path, _: Tell) -> None:
-    """A database with a session in it."""
+    """Make a database with one session."""
     store = await SqliteStore.open(path)
     await store.create_session(new_session(cwd=str(path.parent)))
     await converse(store, "s1", "hello")
@@ -264,8 +265,8 @@ async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:
     await store.tidy()
 
 
-def fork(scene: Callable[[Tell], Awaitable[None]], *, kill_at: int | None) -> tuple[int, list[int], str]:
-    """Run `scene` in a child: its exit code, the entries it reported, and a traceback if it failed."""
+def fork(scene: Callable[[Tell], Coroutine[None, None, None]], *, kill_at: int | None) -> tuple[int, list[int], str]:
+    """Run `scene` in a child. Returns its exit code, the entries it reported, and a traceback if it failed."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -291,7 +292,7 @@ def _write(descriptor: int, value: object) -> None:
 
 
 def _kill_at(number: int) -> None:
-    """From now on the process dies when SQLite begins its `number`th statement, on any connection."""
+    """Make this process kill itself when SQLite starts its `number`th statement on any connection."""
     connect, numbers = sqlite3.connect, count(1)
 
     def trace(_: str) -> None:
@@ -299,42 +300,46 @@ def _kill_at(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
+        connection: sqlite3.Connection = connect(*arguments, **options)
         connection.set_trace_callback(trace)
         return connection
 
     sqlite3.connect = traced  # type: ignore[assignment]
 
 
+async def _look(place: Path, told: list[int], _: Tell) -> None:
+    await look(place, told)
+
+
 def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, report: Report, *, step: int) -> None:
-    """Kill `scene` at every `step`th statement until it ends first."""
+    """Kill `scene` at every `step`th statement until it finishes."""
     for number, place in zip(count(1, step), _places(directory / name, start), strict=False):
-        ended, told, failure = fork(lambda tell, place=place: scene(place, tell), kill_at=number)
+        ended, told, failure = fork(partial(scene, place), kill_at=number)
         if ended == 0:
             return
         if ended == -signal.SIGKILL:
             report.kills[name] = report.kills.get(name, 0) + 1
-            _, _, failure = fork(lambda _, place=place, told=told: look(place, told), kill_at=None)
+            _, _, failure = fork(partial(_look, place, told), kill_at=None)
         if failure:
             report.failures.append(f"{name}, killed at statement {number}:\n{failure}")
 
 
 def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
-    """Databases, each for several kills; without `start` each for one kill, and not made yet."""
+    """Paths of databases. Each is used for several kills; without `start` for one, and not created yet."""
     for number in count():
         place = directory / str(number if start is None else number // FRESH_AFTER) / "crow.db"
         if start is not None and not place.exists():
-            fork(lambda tell, place=place: start(place, tell), kill_at=None)
+            fork(partial(start, place), kill_at=None)
         yield place
         if start is None:
             shutil.rmtree(place.parent, ignore_errors=True)
 
 
 def main(directory: str, *steps: str) -> None:
-    """See `killed`."""
+    """Entry point of the process that `killed` starts."""
     report = Report()
     crow.store.sqlite.transfer._PIECE_RECORDS = 2
-    gc.freeze()  # a child must not copy the pages of all that was imported
+    gc.freeze()  # keeps the children from copying the pages of all imported modules
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (
         ("create", _create, None),
         ("log", log, prepare),

@@ -1,6 +1,6 @@
 """A store in memory with the methods that a branch needs.
 
-`tests/store/test_memory_store.py` holds it to what the SQLite store does.
+`tests/store/test_memory_store.py` compares it with the SQLite store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`entries` is the log of all sessions, `appends` counts appending transactions. If `fails` is set, they raise it."""
+    """`entries` is the log of all sessions; `appends` counts appends, which raise `fails` if it is set."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -35,7 +35,7 @@ class MemoryStore:
         return Tail(row=self._rows[session_id], entries=())
 
     def path(self, session_id: str) -> tuple[Entry, ...]:
-        """The whole path, oldest first."""
+        """The session's whole path, oldest entry first."""
         path: list[Entry] = []
         at = self._leaves[session_id]
         while at is not None:
@@ -44,7 +44,7 @@ class MemoryStore:
         return tuple(reversed(path))
 
     def hold(self, session_id: str, entries: Sequence[Entry]) -> Tail:
-        """Create a session that stands on these entries, which may be invalid."""
+        """Create a session with these entries, which may be invalid."""
         self.entries.update({entry.id: entry for entry in entries})
         self._newest = max(self.entries, default=0)
         row = self.create(session_id, leaf=entries[-1].id if entries else None).row
@@ -54,7 +54,7 @@ class MemoryStore:
         return self.entries.get(entry_id)
 
     async def save_draft(self, session_id: str, **_: object) -> None:
-        """Nothing here is killed."""
+        """Does nothing: no test kills a store in memory."""
 
     async def session(self, session_id: str) -> SessionRow:
         if session_id not in self._rows:

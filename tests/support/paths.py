@@ -1,4 +1,4 @@
-"""Paths of entries for tests: built by hand, at random, and damaged; and what makes a request valid."""
+"""Paths of entries for tests (built, random or damaged), and a check for valid requests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class PathBuilder:
 
 
 def problems(messages: Sequence[Message]) -> list[str]:
-    """What an endpoint would refuse; empty for a valid request."""
+    """The reasons why an endpoint would refuse the request; empty if it is valid."""
     found: list[str] = []
     if not messages or not isinstance(messages[0], SystemMessage):
         found.append("no system message at index 0")
@@ -152,7 +152,7 @@ BREAKS = ("checkpoint", "mask", "restore")
 
 @st.composite
 def plain_histories(draw: st.DrawFn, *, operations: Sequence[str] = OPERATIONS, most: int = 30) -> list[Entry]:
-    """A path as sessions write it, though in any order: results late, missing, for others' calls."""
+    """Entries that sessions write, in any order: results late, missing, or for calls of other answers."""
     path = PathBuilder(Prompt(system="You are crow.", tools=SPECS, cwd="/work", model="m"))
     calls: list[CallRef] = []
     for operation in draw(st.lists(st.sampled_from(operations), max_size=most)):
@@ -195,13 +195,13 @@ def plain_histories(draw: st.DrawFn, *, operations: Sequence[str] = OPERATIONS, 
 
 
 def histories(most: int = 30) -> st.SearchStrategy[list[Entry]]:
-    """As `plain_histories`, with checkpoints, masks and restores."""
+    """Like `plain_histories`, with checkpoints, masks and restores."""
     return plain_histories(operations=(*OPERATIONS, *BREAKS), most=most)
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> list[Entry]:
-    """A history with rows lost, doubled, swapped, and ids that point nowhere."""
+    """A history with entries lost, doubled or swapped, and ids that refer to nothing."""
     entries = draw(histories())
     for _ in range(draw(st.integers(1, 6))):
         if not entries:

@@ -1,4 +1,4 @@
-"""A model that says what a test tells it to, and remembers what it was asked."""
+"""A model that gives scripted answers and records its requests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def call(name: str, call_id: str = "c1", /, **arguments: object) -> ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Say:
-    """One answer: pieces of text, then calls. With `error` it breaks there; with `hold` it waits there first, for the
-    test to go on; `reached` is set when it does."""
+    """One answer: pieces of text, then calls. With `hold` it sets `reached` after the text and waits for `hold`; with
+    `error` it then fails."""
 
     text: Sequence[str] = ()
     thought: str = ""
@@ -77,7 +77,7 @@ class ScriptedStream:
 
 
 class ScriptedModel:
-    """Gives its answers in order; a request beyond the last is a failure of the test."""
+    """Gives its answers in order; one request too many fails the test."""
 
     def __init__(self, *answers: Say, info: ModelInfo | None = None) -> None:
         self.requests: list[Request] = []
@@ -102,4 +102,4 @@ class ScriptedModel:
             self.closed_streams += 1
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -93,6 +94,22 @@ def stdio(
     """One of the servers beside this file."""
     command = (sys.executable, "-I", "-S", str(SERVERS / script), *args)
     return StdioServer(name=name, command=command[0], args=command[1:], env=env, options=options)
+
+
+async def pids_in(path: Path) -> list[int]:
+    """Wait for a file in which another process writes process ids."""
+    file = anyio.Path(path)
+    with anyio.fail_after(60):
+        while not await file.exists():  # noqa: ASYNC110 - written by another process
+            await anyio.sleep(0.005)
+    return [int(pid) for pid in (await file.read_text()).split()]
+
+
+def skip_time(seconds: float) -> None:
+    """Advance the clock of the running event loop: timeouts of this length expire now."""
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    loop.time = lambda: real() + seconds  # type: ignore[method-assign]
 
 
 async def until_gone(pid: int) -> None:

@@ -13,7 +13,7 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, 
 from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, ServerOptions, ServerStatus
 from crow.tools.mcp.listing import schema_fault, tool_fault
-from tests.tools.conftest import Box, OpenBox, call, stdio
+from tests.tools.conftest import Box, OpenBox, call, skip_time, stdio
 
 QUESTION = FormQuestion(
     message="srv: Who are you?",
@@ -41,7 +41,7 @@ def names(box: Box) -> list[str]:
     return [spec.name for spec in box.toolbox.specs() if "__" in spec.name]
 
 
-async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_box: OpenBox):
+async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_box: OpenBox) -> None:
     user = User(ElicitationAnswer(action="accept", content={"name": "Ada"}), "form", "url")
     async with open_box(stdio("various.py", "asks"), asker=user) as box:
         form = await box.run("srv__ask")
@@ -54,7 +54,7 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
     ]
 
 
-async def test_fields_that_the_user_left_out_come_back_with_their_defaults(open_box: OpenBox):
+async def test_fields_that_the_user_left_out_come_back_with_their_defaults(open_box: OpenBox) -> None:
     user = User(ElicitationAnswer(action="accept", content={"given": "this"}), "form")
     async with open_box(stdio("various.py", "asks"), asker=user) as box:
         form = await box.run("srv__suggest")
@@ -70,14 +70,14 @@ async def test_fields_that_the_user_left_out_come_back_with_their_defaults(open_
     }
 
 
-async def test_a_form_that_is_declined_or_dismissed_gets_no_defaults(open_box: OpenBox):
+async def test_a_form_that_is_declined_or_dismissed_gets_no_defaults(open_box: OpenBox) -> None:
     for action in ("decline", "cancel"):
         user = User(ElicitationAnswer(action=action), "form")
         async with open_box(stdio("various.py", "asks"), asker=user) as box:
             assert json.loads((await box.run("srv__suggest")).text) == {"action": action}
 
 
-async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox):
+async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox) -> None:
     user = User(ElicitationAnswer(action="accept"), "form")
     async with open_box(stdio("various.py", "asks"), asker=user) as box:
         assert json.loads((await box.run("srv__visit")).text) == {"action": "decline"}
@@ -86,7 +86,7 @@ async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox
     assert user.questions == []
 
 
-async def test_a_change_of_tools_is_followed_over_the_newer_protocol_too(open_box: OpenBox):
+async def test_a_change_of_tools_is_followed_over_the_newer_protocol_too(open_box: OpenBox) -> None:
     changed = anyio.Event()
 
     async def on_change() -> None:
@@ -95,14 +95,14 @@ async def test_a_change_of_tools_is_followed_over_the_newer_protocol_too(open_bo
 
     async with open_box(stdio("various.py", "listens"), on_change=on_change) as box:
         assert (await box.run("srv__more")).text == "there are more now"
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await changed.wait()
         assert names(box) == ["srv__more", "srv__extra"]
 
 
-async def test_a_tool_with_an_invalid_schema_does_not_affect_the_others(open_box: OpenBox):
+async def test_a_tool_with_an_invalid_schema_does_not_affect_the_others(open_box: OpenBox) -> None:
     async with open_box(stdio("various.py", "faulty")) as box:
-        await box.toolbox.wait_ready(30)
+        await box.toolbox.wait_ready(120)
         assert box.toolbox.servers() == (ServerStatus(name="srv", state="ready", tools=2),)
         assert names(box) == ["srv__good", "srv__odd_output"]
         assert await box.run("srv__good", a=None) == Outcome(text='good {"a": null}')
@@ -122,11 +122,11 @@ async def test_a_tool_with_an_invalid_schema_does_not_affect_the_others(open_box
         None,
     ],
 )
-def test_a_schema_that_providers_refuse_has_a_fault(schema: object):
+def test_a_schema_that_providers_refuse_has_a_fault(schema: object) -> None:
     assert schema_fault(schema) is not None
 
 
-def test_a_valid_schema_has_no_fault():
+def test_a_valid_schema_has_no_fault() -> None:
     assert (
         schema_fault({"type": "object", "properties": {"a": True, "b": {"items": [{"type": "null"}, False]}}}) is None
     )
@@ -134,10 +134,10 @@ def test_a_valid_schema_has_no_fault():
 
 async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
     open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr("crow.tools.mcp.client.OFFERED_CHARS", 400)
     async with open_box(stdio("various.py", "many")) as box:
-        await box.toolbox.wait_ready(30)
+        await box.toolbox.wait_ready(120)
         offered = [spec.name for spec in box.toolbox.specs() if "__" in spec.name or spec.name.endswith("_tools")]
     assert offered[:2] == ["find_tools", "srv__get_weather"]
     assert 2 < len(offered) < 10
@@ -147,9 +147,9 @@ async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
     )
 
 
-async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(open_box: OpenBox):
+async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(open_box: OpenBox) -> None:
     async with open_box(stdio("various.py", "many"), offered=3) as box:
-        await box.toolbox.wait_ready(30)
+        await box.toolbox.wait_ready(120)
         offered = [spec.name for spec in box.toolbox.specs()][-5:]
         found = await box.run("find_tools", query="invoice")
         nothing = await box.run("find_tools", query="zebra")
@@ -169,10 +169,12 @@ async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(ope
     assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
 
 
-async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_long_they_may_take(open_box: OpenBox):
+async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_long_they_may_take(
+    open_box: OpenBox,
+) -> None:
     options = ServerOptions(allow=("get_thing?",), deny=("*3",), read_only=("get_thing1",), call_timeout_s=5)
     async with open_box(stdio("various.py", "many", options=options, env=(("TOKEN", "t"),))) as box:
-        await box.toolbox.wait_ready(30)
+        await box.toolbox.wait_ready(120)
         assert names(box) == [f"srv__get_thing{number}" for number in (0, 1, 2, 4, 5, 6, 7, 8, 9)]
         assert (await box.offer("srv__get_thing1")).is_read_only
         assert not (await box.offer("srv__get_thing2")).is_read_only
@@ -180,19 +182,19 @@ async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_lon
         assert (await box.run("srv__get_thing1")).text == "get_thing1 {} t"
 
 
-async def test_a_server_that_cannot_be_started_as_configured_says_so(open_box: OpenBox):
+async def test_a_server_that_cannot_be_started_as_configured_says_so(open_box: OpenBox) -> None:
     options = ServerOptions(problem="environment variable TOKEN is not set")
     async with open_box(stdio("tiny.py", options=options)) as box:
-        await box.toolbox.wait_ready(30)
+        await box.toolbox.wait_ready(120)
         assert box.toolbox.servers() == (
             ServerStatus(name="srv", state="failed", detail="environment variable TOKEN is not set"),
         )
 
 
-async def test_a_stuck_call_of_one_server_does_not_delay_the_others(open_box: OpenBox, tmp_path: Path):
-    slow = ServerOptions(call_timeout_s=0.2)
+async def test_a_stuck_call_of_one_server_does_not_delay_the_others(open_box: OpenBox, tmp_path: Path) -> None:
+    slow = ServerOptions(call_timeout_s=300)
     async with open_box(stdio("tiny.py", name="slow", options=slow), stdio("tiny.py", name="quick")) as box:
-        await box.toolbox.wait_ready(30)
+        await box.toolbox.wait_ready(120)
         said = {}
 
         async def keep(name: str) -> None:
@@ -200,8 +202,10 @@ async def test_a_stuck_call_of_one_server_does_not_delay_the_others(open_box: Op
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep, "slow__wait")
-            tasks.start_soon(keep, "quick__echo")
+            await keep("quick__echo")
+            assert said.keys() == {"quick__echo"}
+            skip_time(300)
     assert said == {
-        "slow__wait": Outcome(text="MCP server slow did not answer wait within 0.2 s", is_error=True),
+        "slow__wait": Outcome(text="MCP server slow did not answer wait within 300 s", is_error=True),
         "quick__echo": Outcome(text="you said hi"),
     }

@@ -11,7 +11,7 @@ from crow.tools import PromptArgument, ServerPrompt
 from tests.tools.conftest import OpenBox, stdio
 
 
-async def test_prompts_are_listed_filled_in_and_updated(open_box: OpenBox):
+async def test_prompts_are_listed_filled_in_and_updated(open_box: OpenBox) -> None:
     changed = anyio.Event()
 
     async def on_change() -> None:
@@ -57,13 +57,13 @@ async def test_prompts_are_listed_filled_in_and_updated(open_box: OpenBox):
                 await box.toolbox.fill(offered[f"srv:{name}"], {})
 
         await box.toolbox.fill(offered["srv:more"], {})
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await changed.wait()
         assert await box.toolbox.prompt("srv:nothing") is None
         assert await box.toolbox.prompt("other:talk") is None
 
 
-async def test_a_server_without_prompts_and_a_dead_server_offer_none(open_box: OpenBox):
+async def test_a_server_without_prompts_and_a_dead_server_offer_none(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py"), stdio("unruly.py", "early-end", name="dead")) as box:
         assert await box.toolbox.prompt("srv:talk") is None
         assert await box.toolbox.prompt("dead:talk") is None

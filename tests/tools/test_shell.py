@@ -7,7 +7,7 @@ import pytest
 
 from crow.domain.entries import Announcement
 from crow.tools import Outcome, PlannedCall
-from tests.tools.conftest import OpenBox, call, until_gone
+from tests.tools.conftest import OpenBox, call, skip_time, until_gone
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,13 @@ async def test_a_command_returns_its_output_and_how_it_ended(open_box: OpenBox, 
 
 
 async def test_a_timeout_is_reported_and_keeps_the_output(open_box: OpenBox) -> None:
+    async def expire(_: str) -> None:
+        skip_time(300)
+
     async with open_box() as box:
-        assert await box.run("shell", command="echo begun; sleep 60", timeout_s=1) == Outcome(
-            text="begun\n[timed out after 1 s; the command and all processes it started were ended. "
+        command = call("shell", command="echo begun; sleep 600", timeout_s=300)
+        assert await box.toolbox.run(command, "call_7_0", expire) == Outcome(
+            text="begun\n[timed out after 300 s; the command and all processes it started were ended. "
             "timeout_s can be at most 3600]",
             is_error=True,
             raw_output={"exit_code": None, "timed_out": True},
@@ -68,7 +72,7 @@ async def test_cancelling_a_call_ends_the_whole_process_group(open_box: OpenBox)
                 box.shown.append(text)
                 scope.cancel()
 
-            command = "sh -c 'sleep 60 & echo $$ $!; sleep 60'"
+            command = "sh -c 'sleep 600 & echo $$ $!; sleep 600'"
             await box.toolbox.run(call("shell", command=command), "call_1_0", stop_when_both_run)
         assert scope.cancelled_caught
         pids = [int(pid) for pid in box.shown[0].split()]
@@ -83,7 +87,7 @@ async def test_two_commands_run_at_once(open_box: OpenBox, root: Path) -> None:
         outcomes: list[Outcome] = []
 
         async def run(own: str, other: str) -> None:
-            outcomes.append(await box.run("shell", command=meeting.format(own, other), timeout_s=10))
+            outcomes.append(await box.run("shell", command=meeting.format(own, other), timeout_s=60))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, "a", "b")
@@ -115,7 +119,7 @@ async def test_a_background_command_runs_on_between_calls(open_box: OpenBox, roo
 
 async def test_killing_a_job_ends_all_processes_it_started(open_box: OpenBox) -> None:
     async with open_box() as box:
-        started = await box.run("shell", command="sleep 60 & echo $! $$; wait", background=True)
+        started = await box.run("shell", command="sleep 600 & echo $! $$; wait", background=True)
         pids = [int(pid) for pid in started.text.split("\n")[0].split()]
         assert (await box.run("shell_kill", job="job1")).text == "[job1: ended by signal 15]"
         for pid in pids:
@@ -124,7 +128,7 @@ async def test_killing_a_job_ends_all_processes_it_started(open_box: OpenBox) ->
 
 async def test_jobs_end_with_the_session_even_if_they_ignore_sigterm(open_box: OpenBox) -> None:
     async with open_box() as box:
-        line = "trap '' TERM; sleep 60 & echo $! $$; while :; do sleep 1; done"
+        line = "trap '' TERM; sleep 600 & echo $! $$; while :; do sleep 1; done"
         started = await box.run("shell", command=line, background=True)
         pids = [int(pid) for pid in started.text.split("\n")[0].split()]
         with anyio.CancelScope() as turn:
@@ -139,10 +143,10 @@ async def test_background_commands_need_permission_but_reading_their_output_does
     async with open_box() as box:
         offer = await box.offer("shell", command="make watch", background=True)
         missing = await box.offer("shell_output", job="job9")
-        await box.run("shell", command="sleep 60", background=True)
+        await box.run("shell", command="sleep 600", background=True)
         look = await box.offer("shell_output", job="job1")
     assert (offer.access, offer.argument) == ("execute", "make watch")
-    assert look == PlannedCall(announcement=Announcement(title="Output of job1: sleep 60", kind="read"), access="none")
+    assert look == PlannedCall(announcement=Announcement(title="Output of job1: sleep 600", kind="read"), access="none")
     assert missing.fault == 'shell_output: there is no job "job9"; jobs: none'
 
 
@@ -150,7 +154,7 @@ async def test_at_most_sixteen_jobs_run_at_once(open_box: OpenBox) -> None:
     async with open_box() as box:
         async with anyio.create_task_group() as tasks:
             for _ in range(16):
-                tasks.start_soon(lambda: box.run("shell", command="sleep 60", background=True))
-        assert (await box.run("shell", command="sleep 60", background=True)).text == (
+                tasks.start_soon(lambda: box.run("shell", command="sleep 600", background=True))
+        assert (await box.run("shell", command="sleep 600", background=True)).text == (
             "shell: 16 commands are already running in the background; end one first"
         )

@@ -218,7 +218,7 @@ async def check_phases(
     reports=st.booleans(),
     burps=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 async def test_every_prompt_reaches_the_endpoint_and_succeeds_if_the_endpoint_would_answer(
     phases: list[tuple[int, Habit, int]], seed: int, ratio: float, reports: bool, burps: bool
 ) -> None:

@@ -32,7 +32,7 @@ from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_o
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import damaged, problems
 
-SESSIONS = 2_000
+SESSIONS = 500
 WINDOWS = st.sampled_from([4_000, 5_000, 6_000, 8_000, 16_000])
 TINY = st.sampled_from([500, 1_500, 2_500])
 """Nobody configures such windows, but crow may learn them."""
@@ -203,7 +203,7 @@ async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -
 
 
 @given(entries=damaged(), window=WINDOWS, reason=st.sampled_from(REASONS), rate=FAILURE_RATES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 async def test_damaged_history_is_compacted_like_any_other(
     entries: list[Entry], window: int, reason: Reason, rate: float
 ) -> None:

@@ -9,10 +9,11 @@ import json
 import os
 import sys
 import threading
+from typing import Any
 
 PICTURE = "iVBORw0KGgo="
 OBJECT = {"type": "object", "properties": {"text": {"type": "string"}}}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": f"Does {name}.", "inputSchema": OBJECT}
     for name in ("echo", "refuse", "broken", "picture", "links", "count", "wait", "die", "more", "env", "get.user")
 ]
@@ -27,16 +28,16 @@ TOOLS.append(
 cancelled = threading.Event()
 
 
-def send(message):
+def send(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
 
-def text(words, **more):
+def text(words: str, **more: object) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": words}], **more}
 
 
-def call(params, meta):
+def call(params: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
     arguments = params.get("arguments") or {}
     match params["name"]:
         case "echo":
@@ -73,7 +74,7 @@ def call(params, meta):
         case "wait":
             token = meta["progressToken"]
             send({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
-            cancelled.wait(30)
+            cancelled.wait(600)
             return text("cancelled" if cancelled.is_set() else "waited")
         case "die":
             print("about to die", file=sys.stderr, flush=True)
@@ -88,7 +89,7 @@ def call(params, meta):
             return text(f"called {name}")
 
 
-def listing(params):
+def listing(params: dict[str, Any]) -> dict[str, Any]:
     if "pages" not in sys.argv:
         return {"tools": TOOLS}
     at = int((params or {}).get("cursor") or 0)
@@ -96,7 +97,7 @@ def listing(params):
     return {"tools": TOOLS[at : at + 1], **more}
 
 
-def answer(message):
+def answer(message: dict[str, Any]) -> dict[str, Any] | None:
     params = message.get("params") or {}
     modern = "modern" in sys.argv
     match message["method"]:
@@ -125,7 +126,7 @@ def answer(message):
     return None
 
 
-def handle(message):
+def handle(message: dict[str, Any]) -> None:
     result = answer(message)
     if result is None:
         refusal = int(sys.argv[2]) if len(sys.argv) > 2 else -32601

@@ -7,28 +7,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 how = sys.argv[1]
 
 
-def note(*pids):
+def note(*pids: int) -> None:
     if len(sys.argv) > 2:
         with open(sys.argv[2] + ".part", "w") as file:
             file.write(" ".join(map(str, pids)))
         os.rename(sys.argv[2] + ".part", sys.argv[2])
 
 
-def send(message):
+def send(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
-def serve(before_answer=lambda: None):
+def serve(before_answer: Callable[[], None] = lambda: None) -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:
             continue
         before_answer()
+        result: dict[str, Any]
         if message["method"] == "initialize":
             version = message["params"]["protocolVersion"]
             info = {"name": "unruly", "version": "1"}
@@ -43,12 +46,12 @@ def serve(before_answer=lambda: None):
         send({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
 
-def garbage():
+def garbage() -> None:
     sys.stdout.write('Listening...\n{"half": \n[1, 2]\nnull\n{"jsonrpc": "2.0", "id": 999, "result": {}}\n\n')
     sys.stdout.flush()
 
 
-def flood():
+def flood() -> None:
     sys.stderr.write("complaint " * 20 + "\n")
     for _ in range(5_000):
         sys.stderr.write("x" * 200 + "\n")
@@ -58,22 +61,22 @@ def flood():
 match how:
     case "mute":
         note(os.getpid())
-        time.sleep(60)
+        time.sleep(600)
     case "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen([sys.executable, "-I", "-S", __file__, "deaf-child"], stdin=subprocess.DEVNULL)
         note(os.getpid(), child.pid)
         serve()
         while True:
-            time.sleep(60)
+            time.sleep(600)
     case "deaf-child":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(60)
+        time.sleep(600)
     case "early-end":
         print("bad configuration: no token", file=sys.stderr)
         sys.exit(3)
     case "leaves-child":
-        child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+        child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
         note(os.getpid(), child.pid)
         sys.exit(0)
     case "garbage":

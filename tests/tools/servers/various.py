@@ -9,10 +9,12 @@ import json
 import os
 import sys
 import threading
+from types import EllipsisType
+from typing import Any
 
 how = sys.argv[1]
 ANY = {"type": "object"}
-TOOLS = {
+CATALOGUES: dict[str, list[dict[str, Any]]] = {
     "asks": [{"name": name, "inputSchema": ANY} for name in ("ask", "suggest", "visit")],
     "faulty": [
         {"name": "bad type", "inputSchema": {"type": "object", "properties": {"a": {"type": "strng"}}}},
@@ -31,8 +33,9 @@ TOOLS = {
     ],
     "listens": [{"name": "more", "inputSchema": ANY}],
     "prompts": [],
-}[how]
-PROMPTS = [
+}
+TOOLS = CATALOGUES[how]
+PROMPTS: list[dict[str, Any]] = [
     {
         "name": "review.file",
         "description": "Review\n  a file",
@@ -60,24 +63,24 @@ SUGGESTED = {
     },
 }
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
-answers = {}
+answers: dict[str, Any] = {}
 answered = threading.Event()
-listener = None
+listener: Any = None
 
 
-def send(message):
+def send(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
 
-def told(words):
+def told(words: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": words}], "resultType": "complete"}
 
 
-def call(name, arguments):
+def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
     match name:
         case "ask":
-            question = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
+            question: dict[str, Any] = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
         case "suggest":
             question = {"mode": "form", "message": "Which build?", "requestedSchema": SUGGESTED}
         case "visit":
@@ -90,16 +93,16 @@ def call(name, arguments):
         case _:
             return told(f"{name} {json.dumps(arguments)} {os.environ.get('TOKEN', '')}".strip())
     send({"id": "q1", "method": "elicitation/create", "params": question})
-    answered.wait(30)
+    answered.wait(600)
     answered.clear()
     return told(json.dumps(answers["q1"], sort_keys=True))
 
 
-def user(content, role="user"):
+def user(content: dict[str, Any], role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def fill(name, arguments):
+def fill(name: str, arguments: dict[str, Any] | None) -> list[dict[str, Any]] | None:
     match name:
         case "review.file":
             return [user({"type": "text", "text": f"say reviewed {json.dumps(arguments, sort_keys=True)}"})]
@@ -122,11 +125,11 @@ def fill(name, arguments):
             send({"method": "notifications/prompts/list_changed"})
             return [user({"type": "text", "text": "say more"})]
         case "wait":
-            answered.wait(30)
+            answered.wait(600)
     return None
 
 
-def answer(message):
+def answer(message: dict[str, Any]) -> dict[str, Any] | EllipsisType | None:
     global listener
     params = message.get("params") or {}
     cache = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
@@ -158,7 +161,7 @@ def answer(message):
     return None
 
 
-def handle(message):
+def handle(message: dict[str, Any]) -> None:
     result = answer(message)
     if result is None:
         send({"id": message["id"], "error": {"code": -32601, "message": "no such method"}})
