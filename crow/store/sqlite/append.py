@@ -189,12 +189,17 @@ class TurnMethods(PathMethods):
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        draft = {"after_leaf": after_leaf, "turn": turn, "message_id": message_id, "text": text, "thought": thought}
+        values = (after_leaf, turn, message_id, text, thought, now_ms(), session_id)
 
         def save(sql: Connection) -> None:
-            session_values(sql, session_id, "id")
             self._renew_lease(sql, session_id)
-            insert(sql, "drafts", {"session": session_id, "created_ms": now_ms(), **draft})
+            inserted = sql.execute(
+                "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
+                " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+                values,
+            )
+            if not inserted.rowcount:
+                raise NoSuchSession(session_id)
 
         await self.database.write(save)
 

@@ -100,7 +100,9 @@ def repair(path: Path) -> Repaired:
     :raises StoreTooNew: a newer crow wrote it.
     :raises StoreUnavailable: there is no room for copies, or nothing of crow in the file.
     """
-    kept = path.with_name(f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}{path.suffix}")
+    stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (path.with_name(f"{stem}{number}{path.suffix}") for number in ("", *range(-2, -100, -1)))
+    kept = next(name for name in names if not name.exists())
     work = path.with_name(f"{path.name}.repair-{os.getpid()}")
     try:
         with _exclusive(path) as file, FileLock(path, LockTimeout(0)).held():
