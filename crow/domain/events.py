@@ -139,7 +139,7 @@ ElicitationKind: TypeAlias = Literal["form", "url"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormQuestion:
-    """A form for the user. `schema` is a flat JSON Schema object, `call` the running call that asks.
+    """A form for the user. `schema` is a flat JSON Schema object, and `call` is the running call that asks.
 
     Never ask for secrets in a form; use a `UrlQuestion`.
     """

@@ -104,7 +104,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
 
 
 def interrupted_text(body: Assistant) -> str:
-    """The shown part of an interrupted answer, with a mark at its end."""
+    """The part of an interrupted answer that was shown, with a mark at its end."""
     return f"{body.text}\n\n{INTERRUPTED}"
 
 

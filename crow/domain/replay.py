@@ -77,8 +77,8 @@ class Replay:
 
     def _add_result(self, entry: entries.Entry, body: entries.ToolResult) -> tuple[Event, ...]:
         waiting = self._waiting.get(body.call)
-        # The call has ended, or is not on this path. Announce it again, so that the result is shown.
         if waiting is None:
+            # The call has ended, or is not on this path. Announce it again, so that the result is shown.
             return result_events(ToolCall(id="", name=body.name, arguments="{}"), entry)
         if waiting.result is not None:
             return ()

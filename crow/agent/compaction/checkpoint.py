@@ -20,7 +20,7 @@ REWRITE_TOOL = "write_file"
 """The tool whose arguments contain the whole new file."""
 
 FRAME_TOKENS = 14
-"""Tokens of the lines around a pinned message or skill."""
+"""Tokens of the lines that enclose a pinned message or a skill."""
 
 MIN_EXCERPT = 64
 """An excerpt of a message that has fewer tokens than this is useless."""

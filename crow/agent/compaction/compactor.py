@@ -64,7 +64,7 @@ class CompactionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Why a pass is made, what was measured, the limits that apply, and what hooks advise."""
+    """A pass in progress: its reason, what was measured, the limits that apply, and the advice of hooks."""
 
     reason: Reason
     focus: str
@@ -361,7 +361,8 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
 
 
 def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
-    """The endpoint's error plus what the user can do: compaction is `off`, ran too `often`, or `nothing` is left."""
+    """The endpoint's error plus what the user can do. `why` says why compaction did not help: it is `off`, it ran too
+    `often`, or `nothing` is left to compact."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
     advice = {
         "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",

@@ -45,7 +45,7 @@ class Hooks:
         self._found: dict[str, Sequence[NamedHook]] = {}
 
     async def before(self, proposal: Proposal, on_failure: OnFailure) -> Advice:
-        """Call the hooks and combine their advice: the first veto, all context, the first summary."""
+        """Call the hooks and combine their advice. The first veto and the first summary count, and all context."""
         group = "crow.before_compact"
         advice: list[Advice] = []
         for name, answer in await self._call(group, proposal, on_failure):

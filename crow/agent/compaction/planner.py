@@ -218,11 +218,11 @@ class Cuts:
         )
 
     def tail(self, tokens: int) -> int:
-        """Where the longest tail of at most `tokens` (estimated) starts; `count` if there is none."""
+        """Index where the longest tail of at most `tokens` (estimated) starts; `count` if there is none."""
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but starts at a user message if that still keeps at least half of the tokens."""
+        """Like `tail`, but at a user message if the tail from there still has at least half of `tokens`."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):

@@ -249,8 +249,8 @@ class ContextWindow:
             return
         try:
             await self._memory.learn(*endpoint_and_model(info), {FACT: fact})
-        # crow will learn the window again, and no turn should fail because it is not stored
         except StoreError as error:
+            # crow will learn the window again, and no turn should fail because it is not stored
             logger.warning("Could not store the learned context window of %s: %s", info.endpoint, error)
 
 
