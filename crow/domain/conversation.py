@@ -1,8 +1,9 @@
-"""What the model sees of a path.
+"""Builds what the model sees of a path.
 
-A fold over the entries keeps the finished messages and, apart from them, the one step whose results still come in. Any
-path, however damaged, gives a valid request. Between two breaks (checkpoint, mask, restore) one request is a prefix of
-the next. Adding an entry costs its own size; a break costs a new fold of the entries that count.
+The entries are processed in order. The result is the finished messages and, apart from them, the one step whose results
+are still arriving. Any path, however damaged, gives a valid request. Between two breaks (checkpoint, mask, restore)
+each request is a prefix of the next. The cost of adding an entry depends only on that entry's size; after a break, all
+entries that count are processed again.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from crow.domain.tokens import estimate_message, estimate_tools
 class Context:
     """The messages for the model. `messages[0]` is the system message.
 
-    `origins` and `estimates` have, at the index of each message, its entry (0: none) and its estimated tokens,
-    uncalibrated. `tools_estimate` is the same for the tool specs.
+    At the index of each message, `origins` has the id of its entry (0: none), and `estimates` has its estimated tokens,
+    uncalibrated. `tools_estimate` is the uncalibrated estimate for the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -55,12 +56,12 @@ class Context:
 
     @property
     def estimate(self) -> int:
-        """Estimated tokens of all of it."""
+        """Estimated tokens of the messages and the tool specs."""
         return self.tools_estimate + sum(self.estimates)
 
 
 def for_model(entries: Sequence[Entry]) -> Context:
-    """What the model sees of a path, oldest first. No input fails."""
+    """What the model sees of a path. `entries` come oldest first. No input makes this function fail."""
     return Projection(entries).context()
 
 
@@ -68,7 +69,7 @@ class Projection:
     """What the model sees, kept up to date entry by entry.
 
     `prompt`, `plan`, `mode` (empty: never changed) and `checkpoint` are those in force. `complete` is false after a
-    restore whose entries are not in memory: the tail must be loaded again.
+    restore that brings back entries which are not in memory. The newest part of the path must then be loaded again.
     """
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
@@ -79,7 +80,8 @@ class Projection:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """The entries that count, oldest first: the newest prompt entry, and all from the first kept one on."""
+        """The entries that count, oldest first: the newest prompt entry, and all entries from the first one on that the
+        checkpoint keeps."""
         return self._entries
 
     @property
@@ -147,7 +149,7 @@ class Projection:
         ]
 
     def _is_chain(self) -> bool:
-        """Whether no entry that counts is missing before or between the others."""
+        """Whether all entries that count are in memory: none is missing before or between the others."""
         kept, parent = self._entries, None
         if self.checkpoint is not None:
             first = first_kept(self.checkpoint)
@@ -203,7 +205,7 @@ class Projection:
         calls = self._unique_calls(entry.id, body.calls)
         message = rendering.assistant_message(body, calls)
         if message is None:
-            self._rows.openness = "closed"  # a request was made here, and later text is not part of it
+            self._rows.openness = "closed"  # a request was made here, so later text must not join an earlier message
             return
         self._rows.push(message, entry.id)
         if calls:
@@ -214,7 +216,7 @@ class Projection:
             self.plan = body.plan
         step = self._step
         if step is None or not step.holds(body.call) or body.call.index in step.results:
-            return  # its call is unknown, already answered, or was given up before a later request
+            return  # the call is unknown, already answered, or in a step that a later request closed
         call_id = step.calls[body.call.index].id
         is_hidden = rendering.is_maskable(body) and self._is_masked(entry.id)
         render = rendering.elided_message if is_hidden else rendering.tool_message
@@ -238,7 +240,7 @@ class Projection:
         return tuple(unique)
 
     def _settled(self) -> Rows:
-        """The messages with the open step as it is now."""
+        """The messages, including the open step with the results that have arrived."""
         if self._step is None:
             return self._rows
         if self._settled_rows is None:
@@ -265,7 +267,8 @@ def first_kept(checkpoint: Entry) -> int:
 
 
 Openness: TypeAlias = Literal["closed", "crow", "user"]
-"""Who may add to the last message: nobody, or crow's own text, which also joins a prompt of its turn."""
+"""Which text may join the last message. `closed`: none. `crow` (the message is crow's own text): any. `user` (the
+message contains a prompt): crow's text, if it belongs to the same turn."""
 
 
 @dataclass(slots=True)
@@ -292,7 +295,8 @@ class Rows:
         self.openness = "closed"
 
     def add_user(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
-        """Add a user message. Text of crow joins a prompt of its turn, and a prompt joins text of crow before it."""
+        """Add a user message. Text from crow joins the prompt of the same turn, and a prompt joins text from crow that
+        comes directly before it."""
         last = self.messages[-1]
         joins = self.openness == "crow" or (self.openness == "user" and kind == "crow" and turn == self.turn)
         if joins and isinstance(last, UserMessage):
@@ -311,7 +315,8 @@ class Rows:
 
 @dataclass(slots=True)
 class OpenStep:
-    """An assistant message whose results still come in, in any order. `reminders`: text, entry and turn of each."""
+    """An assistant message whose results are still arriving, in any order. `reminders` has the text, entry and turn of
+    each reminder."""
 
     entry: int
     calls: tuple[ToolCall, ...]
@@ -323,7 +328,7 @@ class OpenStep:
         return call.assistant == self.entry and 0 <= call.index < len(self.calls)
 
     def render_into(self, rows: Rows) -> None:
-        """Add the answer to every call in call order, then the reminders that came meanwhile."""
+        """Add a result for every call, in call order, then the reminders that arrived meanwhile."""
         for index, call in enumerate(self.calls):
             if index in self.results:
                 origin, message = self.results[index]

@@ -1,8 +1,8 @@
-"""The entries of a conversation: everything that is stored of it.
+"""The entries of a conversation, which are all that is stored of it.
 
-An entry is a body, one class per kind, with its place in the tree. Ids are the store's integers and increase along
-every path. A tool call is named by the entry of its assistant message and its index there, because the ids that
-providers send are not unique.
+An entry consists of a body, with one class per kind, and its position in the tree. Ids are the store's integers and
+increase along every path. A tool call is identified by the entry of its assistant message and by its index in that
+message, because the ids that providers send are not unique.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CallKind: TypeAlias = Literal["read", "edit", "delete", "move", "search", "execu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRef:
-    """A tool call: the entry id of its assistant message, and its index there."""
+    """A tool call: the entry id of its assistant message, and the call's index in that message."""
 
     assistant: int
     index: int
@@ -69,7 +69,8 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """System message and tool specs, sent unchanged until the next break. Made for this `cwd` and `model`."""
+    """The system message and tool specs, which are sent unchanged until the next break. They were made for this `cwd`
+    and `model`."""
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -79,7 +80,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A prompt of the user. With `cut` the model sees only so many characters, from head and tail."""
+    """A prompt of the user. If `cut` is set, the model sees only that many characters, from head and tail."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -90,9 +91,9 @@ class User:
 class Assistant:
     """A model response with all its calls, stored before any of them runs.
 
-    `finish` is `interrupted` if the stream broke, was cancelled, or its process died; then `text` is the shown part.
-    `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order; empty if nothing was shown,
-    and in entries of older versions.
+    `finish` is `interrupted` if the stream broke, was cancelled, or its process died. Then `text` is the part that was
+    shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. They are empty if
+    nothing was shown, and in entries of older versions.
     """
 
     text: str
@@ -108,7 +109,8 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The call starts to run. `why` it was allowed: `reads inside the workspace are free`, `allow once by the user`...
+    """The call starts to run. `why` says why it was allowed, such as `reads inside the workspace are free` or `allow
+    once by the user`.
 
     `announcement` is None if the assistant entry has it.
     """
@@ -135,7 +137,7 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a result, for the user; the model gets a description. Either `data` (base64) or a `uri` to it."""
+    """A file in a result, for the user; the model gets a description. Either `data` (base64) or `uri` is set."""
 
     name: str
     uri: str | None = None
@@ -145,7 +147,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a call. `text` is complete; with `cut` the model sees only so many characters, head and tail.
+    """The result of a call. `text` is complete. If `cut` is set, the model sees only that many characters, from head
+    and tail.
 
     Only `update_plan` sets `plan`. `duration_ms` is wall time.
     """
@@ -165,7 +168,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A user message in a checkpoint, word for word. `text` is cut to its share if it was larger."""
+    """A user message in a checkpoint, word for word. `text` is cut if the message was longer than its share of the
+    budget."""
 
     entry: int
     text: str
@@ -173,7 +177,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSkill:
-    """A skill that was loaded before a checkpoint. `text` is cut to its share, empty without room for it."""
+    """A skill that was loaded before a checkpoint. `text` is cut to its share of the budget, and empty if there is no
+    room for it."""
 
     entry: int
     name: str
@@ -184,10 +189,10 @@ class KeptSkill:
 class Checkpoint:
     """The result of a compaction.
 
-    Entries before `first_kept` (None: all before the checkpoint) are covered, from `first_covered` to `last_covered`:
-    the model sees `summary`, `pins`, `skills` and the files instead. Token numbers estimate the whole request. `method`
-    says how the summary was made. With `lists_cut` the model sees only so many characters of the plan and the lists of
-    files, newest first.
+    The checkpoint covers the entries before `first_kept` (None: all before the checkpoint), from `first_covered` to
+    `last_covered`. The model sees `summary`, `pins`, `skills` and the files instead of them. Token numbers are
+    estimates of the whole request. `method` says how the summary was made. If `lists_cut` is set, the model sees only
+    that many characters of the plan and the lists of files, newest first.
     """
 
     compaction_id: str
@@ -221,7 +226,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Takes back the checkpoint or mask with this entry id."""
+    """Revokes the checkpoint or mask with this entry id."""
 
     entry: int
 
@@ -260,7 +265,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A change of the session that holds from here on."""
+    """A change of the session that applies from this entry on."""
 
     about: Literal["model", "mode", "title", "label"]
     value: str
@@ -284,7 +289,7 @@ Body: TypeAlias = TurnBody | ContextBody | SessionBody
 class NewEntry:
     """An entry that is about to be stored.
 
-    `model` is the one that answered or was asked. `estimate` is the estimated size of the request, in tokens.
+    `model` is the model that answered or was asked. `estimate` is the estimated size of the request, in tokens.
     """
 
     body: Body

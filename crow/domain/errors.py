@@ -36,11 +36,11 @@ from __future__ import annotations
 
 
 class CrowError(Exception):
-    """Base of all. `str(error)` is the message to show."""
+    """The base class of all errors that crow raises on purpose. `str(error)` is the message to show."""
 
 
 class UserError(CrowError):
-    """The user can fix it."""
+    """An error that the user can fix."""
 
 
 class ConfigError(UserError):
@@ -68,7 +68,7 @@ class ModelError(PeerError):
 
 
 class AuthError(ModelError):
-    """No key, or one that is refused."""
+    """There is no key, or the endpoint refuses it."""
 
 
 class ModelNotFound(ModelError):
@@ -96,7 +96,7 @@ class Overloaded(ModelError):
 
 
 class ContextOverflow(ModelError):
-    """The request is too long. `limit` and `size` in tokens, None if the endpoint did not say."""
+    """The request is too long. `limit` and `size` are in tokens, None if the endpoint did not say."""
 
     def __init__(self, message: str, *, limit: int | None = None, size: int | None = None) -> None:
         super().__init__(message)
@@ -109,15 +109,15 @@ class ContentRefused(ModelError):
 
 
 class BadRequest(ModelError):
-    """The endpoint does not take the request."""
+    """The endpoint does not accept the request."""
 
 
 class NetworkError(ModelError):
-    """No connection, or one that broke."""
+    """There is no connection, or the connection broke."""
 
 
 class ModelTimeout(ModelError):
-    """Connected, but silent for too long."""
+    """The endpoint is connected, but was silent for too long."""
 
 
 class AnswerTooLong(ModelError):
@@ -137,19 +137,19 @@ class EditorError(PeerError):
 
 
 class StoreError(CrowError):
-    """The database."""
+    """A problem with the database."""
 
 
 class StoreUnavailable(StoreError):
-    """It cannot be opened, read or written."""
+    """The database cannot be opened, read or written."""
 
 
 class StoreTooNew(StoreError):
-    """It was written by a newer crow."""
+    """A newer crow wrote the database."""
 
 
 class SessionBusy(StoreError):
-    """Another process runs a turn in the session. `owner` names it."""
+    """Another process runs a turn in the session. `owner` names that process."""
 
     def __init__(self, session_id: str, owner: str) -> None:
         super().__init__(

@@ -39,7 +39,7 @@ class ThoughtShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnnounced:
-    """A call of the step just stored is pending. `arguments` is a JSON object as text."""
+    """A call of the step that was just stored is pending. `arguments` is a JSON object as text."""
 
     call: CallRef
     name: str
@@ -74,7 +74,7 @@ class ContextMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionChanged:
-    """A compaction began or ended. `detail` is the summary, or the reason of a failure."""
+    """A compaction began or ended. `detail` is the summary, or the reason for a failure."""
 
     compaction_id: str
     status: Literal["in_progress", "completed", "failed", "cancelled"]
@@ -100,7 +100,7 @@ class NoticeShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The session moved to another entry, where this is the plan; empty: there is none."""
+    """The session moved to another entry. `plan` is the plan at that entry; empty: there is none."""
 
     plan: tuple[PlanItem, ...]
 
@@ -139,7 +139,7 @@ ElicitationKind: TypeAlias = Literal["form", "url"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormQuestion:
-    """A form for the user. `schema` is a flat JSON Schema object, `call` the running call that asks.
+    """A form for the user. `schema` is a flat JSON Schema object, and `call` is the running call that asks.
 
     Never ask for secrets in a form; use a `UrlQuestion`.
     """

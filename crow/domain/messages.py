@@ -93,7 +93,7 @@ class Answer:
     """One complete model response.
 
     `opaque` holds provider fields that are sent back unchanged, such as `reasoning_details`. `reasoning_field` is the
-    name of the field that held the thought, None if there was none.
+    name of the provider's field that contained `thought`, None if there was none.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""The text of one entry for the model, of one call for a title, and of anything for a terminal.
+"""Renders an entry as text for the model, a call as a title, and any text for a terminal.
 
 Each rendering uses only the stored body and the constants here, so an entry always gives the same message.
 """
@@ -24,7 +24,7 @@ EMPTY_PROMPT = "[An empty message.]"
 IMAGE_LEFT_OUT = "[An image.]"
 
 NEVER_MASKED = frozenset({"update_plan", "skill"})
-"""Tools whose outputs stay visible because the model works by them."""
+"""Tools whose outputs stay visible because they guide the model's work."""
 
 MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
@@ -37,7 +37,8 @@ CHECKPOINT_HEAD = (
 
 
 def user_parts(body: User, entry: int) -> tuple[Part, ...]:
-    """The parts of a prompt. With `body.cut` the longest texts are shortened to that many characters in total."""
+    """The parts of a prompt. If `body.cut` is set, the longest texts are shortened so that all texts together have at
+    most that many characters."""
     parts = body.parts or (Text(text=EMPTY_PROMPT),)
     if body.cut is None:
         return parts
@@ -49,7 +50,7 @@ def user_parts(body: User, entry: int) -> tuple[Part, ...]:
 
 
 def fair_share(sizes: Sequence[int], total: int) -> int:
-    """The largest cap for each of the sizes with which their sum is at most `total`."""
+    """The largest cap with which the sum of `sizes`, each limited to that cap, is at most `total`."""
     left = max(0, total)
     waiting = sorted(sizes)
     for index, size in enumerate(waiting):
@@ -95,7 +96,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
         text=interrupted_text(body) if interrupted and body.text.strip() else body.text,
         calls=calls,
         thought=body.thought,
-        # Opaque fields hold signatures of the whole reasoning; providers refuse a part of one.
+        # Opaque fields hold signatures of the whole reasoning. Providers refuse incomplete ones.
         opaque={} if interrupted else body.opaque,
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
@@ -103,7 +104,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
 
 
 def interrupted_text(body: Assistant) -> str:
-    """The shown part of an interrupted answer, with a mark at its end."""
+    """The part of an interrupted answer that was shown, with a mark at its end."""
     return f"{body.text}\n\n{INTERRUPTED}"
 
 
@@ -114,7 +115,7 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether this output may be hidden from the model and that saves something."""
+    """Whether this output may be hidden from the model, and hiding it saves something."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
@@ -165,7 +166,8 @@ def plan_line(item: PlanItem) -> str:
 
 
 def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[str, int | None]:
-    """`lines` as a list of at most `room / share` characters (None: unbounded), and the room that is left."""
+    """Format `lines` as a list of at most `room / share` characters (`room` None: unbounded). Return the list and the
+    room that is left."""
     if room is None:
         return "\n".join(f"- {line}" for line in lines), None
     left = room // share
@@ -227,7 +229,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def safe(text: str) -> str:
-    """`text` with a picture for each control character but line ends and tabs."""
+    """Replace each control character except line ends and tabs with a visible symbol."""
     return _CONTROL.sub(_picture, text)
 
 

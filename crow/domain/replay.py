@@ -13,7 +13,7 @@ from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interru
 
 @dataclass(slots=True)
 class WaitingCall:
-    """A call that is not replayed yet: its result, or that of an earlier call, is still missing."""
+    """A call that is not replayed yet, because its own result or the result of an earlier call is still missing."""
 
     call: ToolCall
     announcement: entries.Announcement | None
@@ -22,7 +22,7 @@ class WaitingCall:
 
 
 class Replay:
-    """Feed a path oldest first, then call `end`. Memory is bounded by one step."""
+    """Turns a path into events. Feed the entries oldest first, then call `end`. At most one step is held in memory."""
 
     def __init__(self) -> None:
         self._waiting: dict[entries.CallRef, WaitingCall] = {}
@@ -57,12 +57,13 @@ class Replay:
                 assert_never(never)
 
     def pause(self) -> tuple[Event, ...]:
-        """The results that wait for an earlier call. For a turn that goes on live: its other calls are not over."""
+        """The results that wait for an earlier call. Call this instead of `end` if the turn goes on live, because its
+        other calls have not ended."""
         results = ((waiting.call, waiting.result) for waiting in self._waiting.values())
         return tuple(event for call, result in results if result is not None for event in result_events(call, result))
 
     def end(self) -> tuple[Event, ...]:
-        """The results that wait for an earlier call, and an end for each call without a result."""
+        """The results that wait for an earlier call, and a `CallEnded` for each call without a result."""
         events: list[Event] = []
         for ref, waiting in self._waiting.items():
             if waiting.result is not None:
@@ -76,7 +77,8 @@ class Replay:
 
     def _add_result(self, entry: entries.Entry, body: entries.ToolResult) -> tuple[Event, ...]:
         waiting = self._waiting.get(body.call)
-        if waiting is None:  # its call has ended, or is not on this path: announced again, so the result is shown
+        if waiting is None:
+            # The call has ended, or is not on this path. Announce it again, so that the result is shown.
             return result_events(ToolCall(id="", name=body.name, arguments="{}"), entry)
         if waiting.result is not None:
             return ()
@@ -100,7 +102,7 @@ def answer_events(body: entries.Assistant) -> tuple[Event, ...]:
 
 
 def result_events(call: ToolCall, result: entries.Entry) -> tuple[Event, ...]:
-    """A call that is announced and answered."""
+    """The events of a call that has a result: its announcement, then the stored result."""
     assert isinstance(result.body, entries.ToolResult)
     return announced(result.body.call, call, result.body.announcement), EntryStored(entry=result)
 

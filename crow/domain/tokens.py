@@ -1,8 +1,8 @@
-"""Estimates of tokens, and texts cut to a size.
+"""Estimates tokens, and cuts texts to a size.
 
-No tokenizer: every endpoint has another one. Characters are counted by kind, at the speed of the interpreter's codecs,
-and weighed. The estimate should be right within a factor of two for any script and for base64. Callers calibrate it
-with the counts that the provider reports.
+There is no tokenizer, because every endpoint has a different one. Instead, the characters of each kind are counted, at
+the speed of the interpreter's codecs, and weighted. The estimate should be right within a factor of two for any script
+and for base64. Callers calibrate it with the counts that the provider reports.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ CALL_TOKENS = 8
 
 RUN_CHARS = 60
 RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
-"""A line of base64 has 64 or 76 characters."""
-# Most texts have no such run. This finds out twenty times faster than the pattern.
+"""Matches a run that may be encoded data. A line of base64 has 64 or 76 characters."""
+# Most texts have no such run. Looking for one with this table is twenty times faster than with the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
-"""A run of at least this many different characters is base64, hex or a key; of fewer, it is a ruled line."""
+"""A run with at least this many different characters is base64, hex or a key. A run with fewer is a separator line."""
 LONG_RUN = 100
 SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
-"""A shorter encoded run is hex, or has digits and capitals, unlike a path or a name."""
+"""A run shorter than `LONG_RUN` is encoded only if it is hex, or has at least four digits and four capitals. Most
+paths and names are neither."""
 
 
 def estimate_text(text: str) -> int:
-    """Tokens of `text`.
+    """Estimate the tokens of `text`.
 
-    A quarter per ASCII character (half inside encoded runs), half per Latin, Greek or Cyrillic letter, one per higher
-    character (CJK, Indic, symbols), two beyond the basic plane (emoji).
+    An ASCII character counts as a quarter of a token (half inside encoded runs). A Latin, Greek or Cyrillic letter
+    counts as half, a higher character (CJK, Indic, symbols) as one, and a character beyond the basic plane (emoji) as
+    two.
     """
     if not text:
         return 0
@@ -64,7 +66,7 @@ def is_encoded(run: str) -> bool:
 
 
 def estimate_message(message: Message) -> int:
-    """Tokens of one message as sent, with its frame."""
+    """Tokens that one message uses in a request, including its role and delimiters."""
     match message:
         case messages.SystemMessage(text=text):
             return MESSAGE_TOKENS + estimate_text(text)
@@ -79,7 +81,7 @@ def estimate_message(message: Message) -> int:
 
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
-    """Tokens of the tool specs as sent."""
+    """Tokens that the tool specs use in a request."""
     tokens = CALL_TOKENS * len(tools)
     for tool in tools:
         schema = json.dumps(tool.input_schema, default=str)
@@ -100,7 +102,8 @@ def estimate_part(part: Part) -> int:
 
 
 def estimate_assistant(message: messages.AssistantMessage) -> int:
-    """Tokens of an answer. Reasoning counts only if it may go back: from a field of its own, or as opaque fields."""
+    """Tokens of an answer. Reasoning counts only if it may be sent back, either in a field of its own or in opaque
+    fields."""
     tokens = estimate_text(message.text)
     for call in message.calls:
         tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
@@ -114,7 +117,7 @@ def estimate_assistant(message: messages.AssistantMessage) -> int:
 def head_and_tail(text: str, chars: int, entry: int) -> str:
     """`text` with at most `chars` characters: two thirds from its head, one third from its tail.
 
-    A line between them, not counted, names the sizes and the entry that has all of it.
+    A line between the two parts names the sizes and the entry that has the whole text. This line does not count.
     """
     if len(text) <= chars:
         return text

@@ -83,16 +83,17 @@ def parse(text: str) -> ParsedCommand | None:
 
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
-"""Runs after the command's entry, its argument, was stored and shown. Returns how the turn ended."""
+"""Runs after the command's entry was stored and shown, and receives that entry. Returns how the turn ended."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CommandContext:
-    """What a command may use of its session. `models` are the model names on offer, `rules` those of config.toml.
+    """What a command may use of its session. `models` are the model names on offer, `rules` the permission rules in
+    config.toml.
 
-    `compactor` opens what a turn needs, and may fail as a turn does. `toolbox` opens the session's tools. `set_mode`
-    and `set_model` change the session and tell the client. `move` puts the session on another entry (None: before
-    all); `run_prompt` stores a prompt and answers it. A handler may set a `follow_up`.
+    `compactor` opens what a turn needs, so it can fail like a turn. `toolbox` opens the session's tools. `set_mode` and
+    `set_model` change the session and tell the client. `move` moves the session to another entry (None: before all
+    entries). `run_prompt` stores a prompt and answers it. A handler may set a `follow_up`.
     """
 
     branch: Branch

@@ -1,8 +1,9 @@
 """Commands that move the session within its conversation: undo, redo, rewind, retry, new, clear.
 
-Nothing is removed: the leaf moves, the move is recorded, and the answer says what the model no longer sees, since a
-client cannot take back what it has shown. Redo reverses the newest move that was not reversed yet, unless the user has
-sent another prompt since. `/history`, `/tree` and `/label` use the same names for places as `/rewind` and `/fork`.
+No entry is removed. A move only changes which entry is the session's leaf, and the move is recorded. The answer says
+what the model no longer sees, because a client cannot take back what it has shown. Redo reverses the newest move that
+was not reversed yet, unless the user has sent another prompt since. `/history`, `/tree` and `/label` use the same names
+for places as `/rewind` and `/fork`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ STILL_CHANGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where to put the session (None: before everything), and where that is in words."""
+    """A place to which the session can move. `entry` None means before all entries. `words` describes the place to the
+    user."""
 
     entry: int | None
     words: str
@@ -57,8 +59,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """What to do with the abandoned part: restore its files, summarise it for the model. `place` is what was typed
-    before the options."""
+    """What to do with the abandoned part of the conversation: whether to restore its files, and whether to summarise it
+    for the model. `place` is what the user typed before the options."""
 
     place: str = ""
     files: Literal["ask", "restore", "keep"] = "ask"
@@ -112,7 +114,7 @@ async def retry(context: CommandContext, argument: str) -> str:
 
 
 async def new(context: CommandContext, _: str) -> str:
-    """In a session with an alias, a new session takes the alias over; otherwise like `/clear`."""
+    """If the session has an alias, create a new session that takes it over. Otherwise do the same as `/clear`."""
     row = context.branch.row
     if row.alias is None:
         return await start_over(context, "new")
@@ -122,7 +124,7 @@ async def new(context: CommandContext, _: str) -> str:
     )
     made = await context.store.create_session(fresh)
     await context.store.move_alias(row.id, made.id)
-    await context.branch.change(SessionChanges())  # loads the row without its alias
+    await context.branch.change(SessionChanges())  # reloads the row, which has no alias now
     return (
         f"{quoted(row.alias)} is now the name of a new session, `{made.id}`; open it by that name. This session, "
         f"`{row.id}`, keeps its history, stays in the list, and continues if you prompt here. `/clear` would start "
@@ -135,7 +137,7 @@ async def clear(context: CommandContext, _: str) -> str:
 
 
 async def start_over(context: CommandContext, command: str) -> str:
-    """Move before everything: the session keeps its id, and the conversation so far becomes another branch."""
+    """Move to before all entries. The session keeps its id, and the conversation so far becomes another branch."""
     if await newest_prompt(context) is None:
         raise ArgumentError("This branch is empty already. Just send a prompt.")
     await context.move(None, command)
@@ -275,7 +277,10 @@ def move_to_redo(moves: Sequence[Move]) -> Move | None:
 
 
 def parse_options(command: str, argument: str, *, takes_place: bool = False) -> RestoreOptions:
-    """The options at the end of `argument`. :raises ArgumentError: they contradict, or a place is not expected."""
+    """Parse the options at the end of `argument`.
+
+    :raises ArgumentError: the options contradict each other, or there is a place but the command takes none.
+    """
     words = argument.split()
     options: set[str] = set()
     while words and words[-1] in ("files", "keep", "summary"):
@@ -295,7 +300,8 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
 async def move_to(
     context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
 ) -> None:
-    """Move to another entry. Once the command is stored, restore and summarise as asked, then send `then`."""
+    """Move to another entry. Set a follow-up, which runs once the command is stored: it restores files and summarises
+    as `options` say, then sends the prompt `then`."""
     leaf = context.branch.leaf
     await context.move(to, reason)
 
@@ -309,7 +315,8 @@ async def move_to(
 async def restore_and_summarise(
     context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """Restore the files and summarise the entries that only the path of `leaf` has, as the options say."""
+    """Restore the files and summarise the entries that are on the path to `leaf` but not on the path to `to`, as
+    `options` say."""
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":

@@ -12,7 +12,7 @@ SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
 
 
 async def answer(context: CommandContext, typed: ParsedCommand) -> str:
-    """Run the command; the answer for the user."""
+    """Run the command and return the answer for the user."""
     spec, argument = SPECS[typed.name], typed.argument
     if spec.is_literal and argument not in ("", spec.hint):
         return f"`/{spec.name} {argument}`: expected nothing, or `{spec.hint}`."

@@ -47,7 +47,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
-    """Tokens by kind, `used` in all. Estimates are scaled so that their sum is what was measured."""
+    """Tokens of each kind. The estimates are scaled so that they add up to `used`, the measured size."""
     context = projection.context()
     summary = 0 if projection.checkpoint is None else projection.checkpoint.id
     estimates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
@@ -71,7 +71,7 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
 
 
 def bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """`CELLS` characters that stand for the window, filled by `tokens`, with a sign at `mark`."""
+    """Draw the window as `CELLS` characters, partly filled by `tokens`. A sign shows where `mark` tokens would end."""
     halves = min(2 * CELLS, -(-2 * CELLS * tokens // window)) if tokens > 0 else 0
     cells = list((FULL * (halves // 2) + HALF * (halves % 2)).ljust(CELLS, EMPTY))
     if mark is not None:
@@ -118,7 +118,7 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def usage(context: CommandContext, _: str) -> str:
-    row = await context.store.session(context.branch.row.id)  # the branch's row may be older
+    row = await context.store.session(context.branch.row.id)  # the branch's row may be outdated
     messages = (await context.store.count_messages((row.id,)))[row.id]
     cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
     cost = f", {row.cost:.4f} US dollars" if row.cost else ""

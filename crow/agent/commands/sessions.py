@@ -51,7 +51,8 @@ async def model(context: CommandContext, argument: str) -> str:
     offered = tuple(dict.fromkeys(name for name in (*context.models, current) if name))
     if not argument:
         return f"The model is `{current or 'not set'}`. {choices(offered)}"
-    name = choose("model", argument, offered) if offered else argument  # the endpoint will say whether it has it
+    # the endpoint will say whether it has this model
+    name = choose("model", argument, offered) if offered else argument
     await context.set_model(name)
     return f"The model is `{name}` from the next prompt on."
 
@@ -65,7 +66,7 @@ async def mode(context: CommandContext, argument: str) -> str:
 
 
 def choose(kind: str, argument: str, offered: Sequence[str]) -> str:
-    """The name that was typed, or the only one that begins with it."""
+    """Return the name that was typed, or the only offered name that begins with it."""
     if argument in offered:
         return argument
     matches = [name for name in offered if name.lower().startswith(argument.lower())]

@@ -1,6 +1,7 @@
 """Keeps the context small without losing anything; defines what compaction hooks receive and return.
 
-The history never changes: a mask or a checkpoint is one more entry, and the projection does the rest.
+The history never changes. A mask or a checkpoint is one more entry, and the projection leaves out what that entry hides
+or replaces.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ and the threshold is reached."""
 class Proposal:
     """A compaction that is about to start, passed to `crow.before_compact`. Sizes are tokens of the whole request.
 
-    `kind` `mask` only hides old tool outputs; `previous_summary` is empty before the first `summary`.
+    If `kind` is `mask`, the compaction only hides old tool outputs. `previous_summary` is empty before the first
+    compaction of kind `summary`.
     """
 
     session_id: str
@@ -36,7 +38,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What `crow.before_compact` may return; None means an empty one. `veto`: a sentence saying why not to compact.
+    """What `crow.before_compact` may return; None means no advice. `veto`: a sentence saying why not to compact.
     `context`: text for the summary prompt. `summary`: used instead of asking the model."""
 
     veto: str = ""
@@ -46,7 +48,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A finished compaction, passed to `crow.after_compact`. `entry` is its id in the log."""
+    """A finished compaction, passed to `crow.after_compact`. `entry` is the id of the stored mask or checkpoint."""
 
     session_id: str
     cwd: str

@@ -1,7 +1,8 @@
 """Measures how full a branch's context is and how full it may be.
 
-Sizes are in the provider's tokens. The newest count since the last break anchors the measurement; later messages are
-estimated and scaled by how far the estimates for this endpoint were off.
+Sizes are in the provider's tokens. The measurement starts from the newest count that the provider reported since the
+last break (a checkpoint, mask, restore or prompt entry). Later messages are estimated, and the estimate is multiplied
+by a factor that corrects the estimates for this endpoint.
 """
 
 from __future__ import annotations
@@ -23,27 +24,29 @@ from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
 ASSUMED_FIXED = 6_000
-"""Tokens assumed for system message and tools before the first prompt entry; at most a sixth of the window."""
+"""Tokens assumed for system message and tools before the first prompt entry, but at most a sixth of the window."""
 
 SAMPLE_CHARS = 100_000
-"""A longer text is estimated from its head and tail, which are what the model will see of it."""
+"""A longer text is estimated from its head and tail, because the model will see only those."""
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
-"""A count is believed if it is between so many times the calibrated estimate."""
+"""A count is believed if it divided by the calibrated estimate lies between these two numbers."""
 
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
 ANSWERS_SEARCHED = 64
-"""How far back to look for a count; a server that counts at all counts in every answer."""
+"""How many answers to search for a count. A server that reports counts at all reports one with every answer."""
 
 SHRUNK = 1.1
-"""If a request is counted this much smaller than one that it extends, one of the counts is wrong."""
+"""A request cannot be smaller than one that it extends. If its count is smaller by this factor, one of the two counts
+is wrong."""
 
 GREW = 1.2
 PLATEAU = (0.75, 1.005)
 BLOCK = 1_500
-"""Tokens that a provider reporting only uncached input may count beyond the new ones: its cache works in blocks."""
+"""Some providers report only uncached input. Their counts may exceed the size of the new messages by this many tokens,
+because their caches work in blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +68,10 @@ class CompactionPolicy:
 class Limits:
     """Limits of a context, in tokens.
 
-    `fixed` is system message and tools. Compaction starts at `threshold` and aims at `target`; `room` is threshold
-    minus fixed. `keep`, `pins`, `summary`, `lists` and `skills` bound the verbatim tail, the pinned messages, the
-    summary, plan and file lists, and the skills in use. `output` is the output limit to send; None: unknown.
-    `is_configured`: the user set this window, so a request that cannot fit is refused.
+    `fixed` is the size of the system message and the tools. Compaction starts at `threshold` and aims at `target`;
+    `room` is `threshold` minus `fixed`. `keep` limits the messages kept verbatim, `pins` the pinned messages, `summary`
+    the summary, `lists` the plan and the lists of files, and `skills` the skills in use. `output` is the output limit
+    to send; None: unknown. `is_configured`: the user set this window, so crow refuses a request that cannot fit.
     """
 
     window: int
@@ -86,7 +89,7 @@ class Limits:
 
     @property
     def ceiling(self) -> int:
-        """The most that is accepted when nothing is kept verbatim."""
+        """The largest request that is accepted after a compaction that keeps nothing verbatim."""
         return self.fixed + self.room * 4 // 5
 
     @property
@@ -97,8 +100,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """`used`: tokens of the next request. `fixed`: tokens of system message and tools. `scale` turns estimates into
-    tokens; `is_reported`: it comes from the provider's own counts."""
+    """`used`: tokens of the next request. `fixed`: tokens of the system message and the tools. `scale` turns estimates
+    into tokens; `is_reported`: the scale comes from the provider's own counts."""
 
     used: int
     fixed: int
@@ -107,7 +110,7 @@ class Measure:
 
 
 class Gauge:
-    """Sizes one branch's context for one model. `info` returns what is known about the model now."""
+    """Measures one branch's context for one model. `info` returns what is known about the model now."""
 
     def __init__(
         self, branch: Branch, info: Callable[[], ModelInfo], settings: CompactionPolicy, window: ContextWindow
@@ -124,7 +127,7 @@ class Gauge:
         return self._info()
 
     def window(self) -> int:
-        """The model's context window in tokens, lowered by what its endpoint has shown."""
+        """The model's context window in tokens, lowered if the endpoint has shown that it accepts less."""
         return self.context_window.tokens(self.info)
 
     def used(self) -> int:
@@ -132,7 +135,7 @@ class Gauge:
         return self.measured().used
 
     def estimate(self) -> int:
-        """Uncalibrated estimate of the next request, for `NewEntry.estimate` of its answer."""
+        """The uncalibrated estimate of the next request. It is stored with the answer, as `NewEntry.estimate`."""
         return self.branch.context().estimate
 
     def measured(self) -> Measure:
@@ -157,7 +160,7 @@ class Gauge:
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
-        """Limits for sizes that had better stay small while a larger window is tested."""
+        """Limits for sizes that should stay small while crow tests whether the endpoint accepts a larger window."""
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
@@ -172,12 +175,13 @@ class Gauge:
         return endpoint != self.info.endpoint
 
     def cut_result(self, text: str, *, beside: int = 1) -> int | None:
-        """How many characters of `text`, one of `beside` results of a step, the model may see; None: all."""
+        """How many characters of `text` the model may see; None: all. `text` is one of `beside` results of the same
+        step."""
         measured = self.measured()
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
     def cut_prompt(self, text: str) -> int | None:
-        """The same for a user prompt, which may be the first entry."""
+        """How many characters of a user prompt, which may be the first entry, the model may see; None: all."""
         measured = self.measured()
         fixed = measured.fixed if self.branch.prompt is not None else min(ASSUMED_FIXED, self.window() // 6)
         return cut_for(text, self._cautious_limits(fixed), measured.scale)
@@ -188,12 +192,12 @@ class Gauge:
         return ContextMeasured(used=self.used(), size=self.window(), cost=cost)
 
     async def tell(self) -> None:
-        """Publish the reading to the client."""
+        """Publish to the client how full the context is."""
         await self.branch.publish(self.reading())
 
     async def on_refusal(self, error: ContextOverflow) -> int:
-        """Learn from a refused request: the window, and how far the estimate was off. Returns the window to compact
-        for now."""
+        """Learn the window, and how far the estimate was off, from a refused request. Return the window to compact for
+        now."""
         calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
         if calibration < counted <= clamped(calibration) * BELIEVED[1]:
@@ -202,7 +206,8 @@ class Gauge:
         return await self.context_window.on_refusal(self.info, error, used=measured.used, fixed=measured.fixed)
 
     async def answered(self) -> None:
-        """Learn from the answer just stored: the window may be larger than learned, or the server may truncate."""
+        """Learn from the answer that was just stored. It may show that the window is larger than learned, or that the
+        server truncates requests."""
         entries, calibration, info = self.branch.entries, self.branch.row.calibration, self.info
         newest = next((entry for entry in reversed(entries) if isinstance(entry.body, Assistant)), None)
         if newest is None or newest.estimate is None:
@@ -231,7 +236,7 @@ async def gauge_on(
 def limits_for(
     window: int, max_output: int | None, fixed: int, settings: CompactionPolicy, *, is_configured: bool = False
 ) -> Limits:
-    """The limits for a window and a fixed part, in tokens, from 4 k to 2 M. `max_output` None: unknown."""
+    """The limits for a window of 4 k to 2 M tokens and a fixed part, both in tokens. `max_output` None: unknown."""
     output = None if max_output is None else min(max_output, window // 4)
     share = 0.85 if settings.threshold is None else settings.threshold
     threshold = min(int(window * share), window - max(min(20_000, window // 5), output or 0))
@@ -255,8 +260,8 @@ def limits_for(
 
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
-    """How many characters of `text` the model may see as one message: a quarter of the room, or less if it is one of
-    `beside` results of a step, which share half of it. None: all."""
+    """How many characters of `text` the model may see as one message; None: all. One message may fill a quarter of the
+    room. If `text` is one of `beside` results of a step, all of them together may fill half of the room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
@@ -265,8 +270,8 @@ def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int 
 
 
 def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float) -> Measure:
-    """Tokens of `context`, which renders `entries`, for `endpoint`. `calibration` is used if the endpoint reported
-    nothing, or truncates requests."""
+    """Measure `context`, which was rendered from `entries`, in the tokens of `endpoint`. `calibration` is used if the
+    endpoint reported nothing, or truncates requests."""
     reports = reports_since_break(entries, endpoint)
     anchor = scaling = None
     if silent_cut(reports, calibration) is None:
@@ -283,19 +288,20 @@ def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibrati
 
 
 def recalibrated(calibration: float, measured: Measure) -> float:
-    """The calibration to store: half way to what the provider reported."""
+    """The calibration to store: halfway between the old one and the scale that the provider's counts give."""
     return (calibration + measured.scale) / 2 if measured.is_reported else calibration
 
 
 def clamped(calibration: float) -> float:
-    """A calibration within its bounds."""
+    """Limit a calibration to its bounds."""
     low, high = CALIBRATION
     return min(high, max(low, calibration))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The provider's count of the request that `entry` answers, and its uncalibrated estimate, in tokens."""
+    """The size of the request that `entry` answers. `tokens` is the provider's count, `estimate` is crow's uncalibrated
+    estimate in tokens."""
 
     entry: Entry
     tokens: int
@@ -315,7 +321,8 @@ class Report:
 
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
-    """The report stored with an answer of `endpoint`. None too for a count of zero, which means nobody counted."""
+    """The report stored with an answer of `endpoint`; None if there is none. A count of zero is no report: it means
+    that nobody counted."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
         return None
@@ -327,21 +334,23 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
-    """Reports of the newest requests that extend each other, newest first."""
+    """Reports of the requests since the last break, newest first. Each of these requests extends the earlier ones."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
 
 
 def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> Report | None:
-    """The newest report that gives a scale; breaks since then do not matter."""
+    """The newest believable report, to compute the scale from. Unlike for a count, breaks since that report do not
+    matter."""
     answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
     reports = (report_of(entry, endpoint) for entry in islice(answers, ANSWERS_SEARCHED))
     return next((report for report in reports if report is not None and report.is_believed(calibration)), None)
 
 
 def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
-    """The newest believable report, of `reports` newest first; if two contradict each other, the likelier one."""
+    """The newest believable report; `reports` come newest first. If two reports contradict each other, the likelier
+    one."""
     best: Report | None = None
     for report in reports:
         if report.is_believed(calibration) and (
@@ -355,8 +364,9 @@ def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
 def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
     """The size in tokens to which the server silently truncates requests; None if there is no sign that it does.
 
-    The sign: since the last break requests grew by a fifth, but three counts in a row did not. A provider that counts
-    only uncached tokens looks alike for a moment: its counts match what is new.
+    The sign: since the last break requests grew by a fifth, but three counts in a row did not. The counts of a provider
+    that counts only uncached tokens may look the same for a moment. Such a provider is recognised because its counts
+    match the size of the new messages.
     """
     if len(reports) < 3:
         return None
@@ -376,7 +386,8 @@ def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
 
 
 def anchored(context: Context, anchor: Report, scale: float) -> int | None:
-    """The counted request, its answer, and an estimate of what followed; None if the answer is not in the context."""
+    """Tokens of the next request: the provider's count of the `anchor` request, plus its answer, plus an estimate of
+    what followed. None if the answer is not in the context."""
     usage = anchor.entry.usage or Usage()
     for index in reversed(range(1, len(context.origins))):
         if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage):

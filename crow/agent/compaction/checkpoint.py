@@ -1,7 +1,7 @@
-"""Selects what a checkpoint keeps: pinned messages, skills and files; orders outputs for masking.
+"""Selects what a checkpoint keeps (pinned messages, skills and files), and orders tool outputs for masking.
 
-No model is involved. A checkpoint carries on what the one before kept, so the number of compactions does not matter.
-Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
+No model is involved. Each checkpoint takes over what the previous one kept, so the number of compactions does not
+matter. Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from crow.domain.tokens import estimate_text, fit
 READ_TOOL = "read_file"
 WRITE_TOOLS = frozenset({"write_file", "edit_file"})
 REWRITE_TOOL = "write_file"
-"""Its arguments hold the whole new file."""
+"""The tool whose arguments contain the whole new file."""
 
 FRAME_TOKENS = 14
-"""Tokens of the lines around a pinned message or skill."""
+"""Tokens of the lines that enclose a pinned message or a skill."""
 
 MIN_EXCERPT = 64
-"""A shorter excerpt of a message, in tokens, is useless."""
+"""An excerpt of a message that has fewer tokens than this is useless."""
 
 SKILL_TOOL = "skill"
 MAX_SKILLS = 12
-"""Older ones are left to the summary."""
+"""The most skills that a checkpoint keeps. Older skills appear in the summary at most."""
 
 
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
-    """The user messages to keep, oldest first, within `budget` estimated tokens: those of `previous` and of `covered`.
+    """Select user messages of `previous` and `covered` to keep, oldest first, within `budget` estimated tokens.
 
-    The first and the last are always kept, then the newest. Each is whole up to half of the budget; one that does not
-    fit gets half of what is left, so that a huge message does not displace all before it.
+    The first and the last message are always kept, then the newest ones. Each message may fill half of the budget and
+    is cut if it is longer. A message that does not fit into the rest of the budget gets half of that rest, so that a
+    huge message does not displace all earlier ones.
     """
     known = {pin.entry: pin for pin in (previous.pins if previous else ())}
     for entry in covered:
@@ -66,9 +67,10 @@ def shortened(pin: Pin, tokens: int) -> Pin:
 
 
 def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[KeptSkill, ...]:
-    """The skills to keep, oldest first, each once: those of `previous` and of `covered`.
+    """Select skills of `previous` and `covered` to keep, oldest first, each once.
 
-    The newest are kept whole within `budget` estimated tokens; the next one is cut, older ones are kept by name only.
+    The newest are kept whole within `budget` estimated tokens. The next one is cut, and older ones are kept by name
+    only.
     """
     known = {skill.name: skill for skill in (previous.skills if previous else ())}
     for entry in covered:
@@ -92,7 +94,8 @@ def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget:
 
 
 def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Files that were only read, and files that were modified, over the whole history; the last touched come last."""
+    """Return the files that were only read, and the files that were modified, over the whole history. In both lists the
+    file that was touched last comes last."""
     read = dict.fromkeys(previous.files_read if previous else ())
     modified = dict.fromkeys(previous.files_modified if previous else ())
     arguments = call_arguments(entries)
@@ -115,9 +118,9 @@ def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
 def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
     """The tool results among `entries` (oldest first), in the order in which to hide them.
 
-    First those that a later result supersedes: the same call, the same output, or a file that was read or written
-    whole since. Then other outputs. Last the newest version of each file that was read, the file touched last at the
-    very end.
+    Results that a later result supersedes come first: the later one has the same call or the same output, or it read or
+    wrote the same file as a whole. Other outputs come next. The newest version of each file that was read comes last,
+    and among these files the one that was touched last.
     """
     arguments_of = call_arguments(entries)
     later: set[tuple[str, str, str]] = set()
@@ -159,7 +162,7 @@ def call_arguments(entries: Iterable[Entry]) -> dict[CallRef, str]:
 
 
 def files_changed(result: ToolResult, arguments: str) -> tuple[str, ...]:
-    """The files that a call changed. A failed call changed only those that it shows a diff of."""
+    """The files that a call changed. A failed call changed only the files for which it shows a diff."""
     diffs = tuple(diff.path for diff in result.announcement.diffs)
     if diffs or result.is_error:
         return diffs

@@ -1,8 +1,9 @@
-"""Keeps one turn's context small enough: plans a pass, writes a mask or a checkpoint.
+"""Keeps one turn's context small enough by writing masks and checkpoints.
 
-A pass is one append, and nothing is replaced before a valid checkpoint exists. A cancelled pass leaves nothing behind.
-Passes that do not help for long stop, to save tokens: if the user configured the window, the turn ends with an error;
-otherwise the endpoint decides.
+One compaction is called a pass. It appends its entries in one write, and nothing is replaced before a valid checkpoint
+exists. A cancelled pass leaves nothing behind. If the context fills up again soon after each pass, crow stops
+compacting to save tokens. Then the turn ends with an error if the user configured the window; otherwise the request is
+sent and the endpoint decides.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 DEADLINE_S = 120.0
 PUBLISH_S = 2.0
 MIN_ANSWERS = 4
-"""Between the first and the third of three passes in a row there must be at least so many answers."""
+"""Of three passes in a row, at least this many answers must lie between the first and the third."""
 MAX_RETRIES = 2
 """The most passes for one request that is refused again and again."""
 
@@ -42,9 +43,9 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that goes with a checkpoint;
-    None: the current one stays. `compact_model` writes the summary if the session's model did not; `deadline_s` bounds
-    each request."""
+    """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
+    checkpoint; None: the current prompt entry stays. `compact_model` writes the summary if the session's model did
+    not. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -63,7 +64,7 @@ class CompactionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Why a pass is made, what was measured, the limits that apply, and what hooks advise."""
+    """A pass in progress: its reason, what was measured, the limits that apply, and the advice of hooks."""
 
     reason: Reason
     focus: str
@@ -82,13 +83,14 @@ class Compactor:
         self._settings = gauge.settings
         self._helpers = helpers or Helpers()
         self._passes: list[int] = []
-        """The newest entry after each pass."""
+        """The id of the newest entry after each pass."""
         self._reported_hooks: set[str] = set()
 
     async def make_room(self) -> None:
         """Make sure that the next request fits, before it is sent.
 
-        :raises ~crow.domain.errors.TurnError: it cannot be made to fit, or compaction does not help for long.
+        :raises ~crow.domain.errors.TurnError: the request cannot be made to fit, or the context fills up again soon
+            after each pass.
         """
         if not self._settings.auto or not self.gauge.is_full():
             return
@@ -107,8 +109,8 @@ class Compactor:
     async def overflowed(self, error: ContextOverflow) -> None:
         """Learn from a request that was refused as too long, and shorten it.
 
-        :raises ~crow.domain.errors.ContextOverflow: it cannot be shortened, or was refused too often; the message says
-            what the user can do.
+        :raises ~crow.domain.errors.ContextOverflow: the request cannot be shortened, or was refused too often; the
+            message says what the user can do.
         """
         window = await self.gauge.on_refusal(error)
         measured = self.gauge.measured()
@@ -121,15 +123,16 @@ class Compactor:
             raise with_advice(error, measured, "nothing") from error
 
     async def on_command(self, focus: str = "") -> str:
-        """Compact because the user asked, or undo it; the answer for the user. The summary favours `focus`."""
+        """Compact because the user asked, or undo the newest compaction if `focus` is `undo`. The summary favours
+        `focus`. Return the answer for the user."""
         if focus.strip() == "undo":
             return await self._undo()
         return (await self.compact("command", focus)).words
 
     async def compact(self, reason: Reason, focus: str = "", *, window: int | None = None) -> CompactionResult:
-        """One pass with its hooks. `window` (tokens) replaces the model's.
+        """Run one pass with its hooks. `window` (tokens) replaces the model's window.
 
-        :raises ~crow.domain.errors.StoreError: it could not be stored; nothing has changed.
+        :raises ~crow.domain.errors.StoreError: the result could not be stored; nothing has changed.
         """
         measured = self.gauge.measured()
         limits = self.gauge.limits(measured.fixed, window=window)
@@ -186,7 +189,8 @@ class Compactor:
         await self._helpers.hooks.after(done, self._report_hook)
 
     async def _report_hook(self, problem: str) -> None:
-        """Tell the user about a skipped hook, once a turn: a turn may be compacted often."""
+        """Tell the user about a skipped hook. The same problem is reported only once a turn, because crow may compact
+        often in a turn."""
         if problem not in self._reported_hooks:
             self._reported_hooks.add(problem)
             await self._branch.publish(NoticeShown(severity="warning", title=problem))
@@ -197,7 +201,8 @@ class Compactor:
         return CompactionResult(outcome="masked", words=words, entry=entry)
 
     async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
-        """Write a checkpoint, and keep the client informed however it ends."""
+        """Write a checkpoint. Tell the client that the compaction starts and, even after an error or a cancellation,
+        how it ended."""
         compaction_id = f"compaction_{secrets.token_hex(8)}"
         await self._publish(compaction_id, "in_progress")
         status: Status = "cancelled"
@@ -213,7 +218,8 @@ class Compactor:
         finally:
             newest = self._branch.projection.checkpoint_body
             if newest is not None and newest.compaction_id == compaction_id:
-                status, detail = "completed", newest.summary  # stored, even if cancelled right after
+                # the checkpoint was stored, even if the pass was cancelled right after
+                status, detail = "completed", newest.summary
             with anyio.move_on_after(PUBLISH_S, shield=True):
                 await self._publish(compaction_id, status, detail)
 
@@ -223,7 +229,8 @@ class Compactor:
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
-        """Store the first draft that, rendered as it will be stored, is small enough and smaller than before."""
+        """Store the first draft whose request is small enough and smaller than the present one. The request is rendered
+        as the draft will be stored."""
         context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
@@ -231,7 +238,7 @@ class Compactor:
         newer = next((entry.id for entry in self._branch.entries if entry.id > leaf), None)
         for draft in drafts:
             text = summary.text
-            if draft is not drafts[0]:  # what this draft covers in addition was not summarised
+            if draft is not drafts[0]:  # the messages that only this draft covers were not summarised
                 more = context.messages[drafts[0].start : draft.start]
                 text = notes(text, more, int(draft.summary_tokens / measured.scale))
             body = replace(
@@ -268,7 +275,7 @@ class Compactor:
         return CompactionResult(outcome="compacted", words=words, entry=stored[-1])
 
     async def _summary(self, compaction_id: str, context: Context, draft: CheckpointDraft, going: Pass) -> Summary:
-        """A hook's summary if it fits, else the model's."""
+        """Return a hook's summary if it fits. Otherwise ask the model for one."""
 
         async def show(text: str) -> None:
             await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
@@ -322,12 +329,12 @@ class Compactor:
         return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
-        """Whether one request was refused after `MAX_RETRIES` passes, or twice as many gave hardly any answers."""
+        """Whether no answer came after the last `MAX_RETRIES` passes, or hardly any after twice as many passes."""
         newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
         return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 
     def _answers_since(self, passes: int) -> int | None:
-        """How many answers came since the first of the last `passes` of this turn; None if there were fewer passes."""
+        """How many answers came since the first of the last `passes` passes. None if this turn has had fewer passes."""
         if len(self._passes) < passes:
             return None
         since = self._passes[-passes]
@@ -335,7 +342,7 @@ class Compactor:
 
 
 def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult:
-    """Ends a turn only if the user configured the window."""
+    """The result if no compaction makes the request fit. It ends a turn only if the user configured the window."""
     words = (
         f"The request does not fit {model} and cannot be compacted further: context_window is {limits.window:,} tokens "
         f"in your configuration. System prompt and tools take {limits.fixed:,}; the request has {measured.used:,}, and "
@@ -354,7 +361,8 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
 
 
 def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
-    """The endpoint's error plus what the user can do: compaction is `off`, ran too `often`, or `nothing` is left."""
+    """The endpoint's error plus what the user can do. `why` says why compaction did not help: it is `off`, it ran too
+    `often`, or `nothing` is left to compact."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
     advice = {
         "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",

@@ -34,8 +34,8 @@ OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
 
 
 class Hooks:
-    """The hooks of this process. `find` returns the hooks of an entry point group and is called once per group;
-    without it there are none."""
+    """The hooks of this process. `find` returns the hooks of an entry point group and is called once per group. Without
+    `find` there are no hooks."""
 
     def __init__(
         self, find: Callable[[str], Sequence[NamedHook]] | None = None, *, timeout_s: float = TIMEOUT_S
@@ -45,7 +45,7 @@ class Hooks:
         self._found: dict[str, Sequence[NamedHook]] = {}
 
     async def before(self, proposal: Proposal, on_failure: OnFailure) -> Advice:
-        """Call the hooks and combine their advice: the first veto, all context, the first summary."""
+        """Call the hooks and combine their advice. The first veto and the first summary count, and all context."""
         group = "crow.before_compact"
         advice: list[Advice] = []
         for name, answer in await self._call(group, proposal, on_failure):
@@ -65,7 +65,7 @@ class Hooks:
         await self._call("crow.after_compact", done, on_failure)
 
     async def _call(self, group: str, argument: object, on_failure: OnFailure) -> list[tuple[str, object]]:
-        """The answers other than None with the names of their hooks, in order."""
+        """Call the hooks of `group` in order. Return every answer except None, together with the name of its hook."""
         if self._find is None:
             return []
         if group not in self._found:
@@ -81,9 +81,10 @@ class Hooks:
         return answers
 
     async def _run_in_thread(self, subject: str, work: Callable[[], object], on_failure: OnFailure) -> object:
-        """The result of `work`; None if it fails, or takes too long and its thread is abandoned."""
+        """Run `work` in a thread and return its result. Return None if it fails or takes too long; in the second case
+        the thread is abandoned."""
         future: Future[tuple[object, BaseException | None]] = Future()
-        future.set_running_or_notify_cancel()  # the timeout must not cancel it under the thread
+        future.set_running_or_notify_cancel()  # the timeout must not cancel the future while the thread runs
 
         def run() -> None:
             try:

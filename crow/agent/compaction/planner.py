@@ -1,8 +1,9 @@
 """Decides whether to compact, and how: a pure function of a projection and its limits.
 
-If hiding old tool outputs is enough, it does that; otherwise it chooses where to cut. Every candidate is rendered as
-the model would see it, with the longest summary allowed, and measured, so the decision holds whatever the model
-answers. What the model has not answered yet is kept if it fits, then less and less of it, finally nothing.
+If hiding old tool outputs is enough, the plan is to do only that. Otherwise the planner chooses where to cut. It
+renders every candidate as the model would see it, with the longest summary allowed, and measures the result, so the
+decision holds whatever the model answers. Messages that the model has not answered yet are kept if they fit. Later
+candidates keep fewer of them, and the last one keeps nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
 MIN_HEAD = 400
-"""On command, fewer estimated tokens than these are not worth a summary."""
+"""On command, a summary is not worth it if it would replace fewer estimated tokens than this."""
 
 MIN_SUMMARY = 120
 MIN_PINS = 240
-"""Tokens of the summary and the user's messages where there is hardly any room."""
+"""With hardly any room, the summary gets `MIN_SUMMARY` tokens, and the user's messages get at least `MIN_PINS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,8 @@ class Noop:
 class CheckpointDraft:
     """A checkpoint without its summary, which may have `summary_tokens`.
 
-    Messages from index `start` on are kept; `body.first_kept` is their entry. The whole request may have `max_tokens`;
-    None: as the limits say.
+    Messages from index `start` on are kept, and `body.first_kept` is the entry of the first one. The whole request may
+    have `max_tokens` after the compaction; None: the limits decide.
     """
 
     start: int
@@ -50,12 +51,12 @@ class CheckpointDraft:
 
 
 Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
-"""Drafts: summarise what comes before `drafts[0].start`; the later ones keep less, in case the first does not fit. No
-drafts: the window is too small, since no compaction makes the request fit, or any shorter."""
+"""A tuple of drafts: summarise what comes before `drafts[0].start`. The later drafts keep less, in case the first does
+not fit. An empty tuple: the window is too small, because no compaction shortens the request enough."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
-    """What to do with `projection`. With reason `threshold` or `model`, nothing happens below the threshold."""
+    """Decide what to do with `projection`. With reason `threshold` or `model`, nothing happens below the threshold."""
     if reason in ("threshold", "model") and measured.used < limits.threshold:
         return Noop(why="There is enough room.")
     cuts = Cuts(projection, limits, measured, reason)
@@ -70,7 +71,7 @@ def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reas
 
 
 def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
-    """What the model would see after `bodies` were appended to `entries`."""
+    """What the model would see if `bodies` were appended to `entries`."""
     path = list(entries)
     for body in bodies:
         leaf = path[-1]
@@ -79,14 +80,16 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 
 def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
-    """Whether a request of `tokens` after compaction is small enough; there were `count` messages before."""
+    """Whether a request of `tokens` is small enough after the compaction of `draft`. `count` is the number of messages
+    before the compaction."""
     if draft.max_tokens is not None:
         return tokens <= draft.max_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
 
 
 class Cuts:
-    """Where a projection can be cut. Messages are named by index; `first` is the first that can be covered."""
+    """Finds where a projection can be cut. Messages are identified by index. `first` is the first message that a
+    checkpoint can cover."""
 
     def __init__(self, projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> None:
         self.projection = projection
@@ -105,7 +108,8 @@ class Cuts:
         self.boundaries = self.find_boundaries()
 
     def find_boundaries(self) -> list[int]:
-        """Where a tail may start: at the first message of an entry, with no open call, and with something before it."""
+        """Where the messages that are kept may start: at the first message of an entry, if no call is open and another
+        message that can be covered comes before."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
@@ -141,7 +145,7 @@ class Cuts:
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
     def gains(self, start: int) -> dict[int, int]:
-        """Estimated tokens that hiding each output before index `start` would free, by entry."""
+        """For each output before index `start`, by entry id, the estimated tokens that hiding it would free."""
         results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
         gains: dict[int, int] = {}
         for index in range(self.first, start):
@@ -154,7 +158,7 @@ class Cuts:
         return gains
 
     def drafts(self) -> tuple[CheckpointDraft, ...]:
-        """The cuts that fit with the longest summary allowed; the one that keeps most comes first."""
+        """The cuts that fit even with the longest summary allowed. The cut that keeps most comes first."""
         if self.first >= self.count:
             return ()
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
@@ -175,9 +179,10 @@ class Cuts:
         return tuple(drafts)
 
     def candidates(self) -> list[tuple[int, int]]:
-        """Where the tail may start, and how many tokens the summary may then have.
+        """Pairs of an index where the kept messages may start, and the tokens that the summary may then have.
 
-        First everything unanswered, if that is more than is kept anyway; then less and less.
+        If the unanswered messages are more than would be kept anyway, the first pairs keep all of them. The later pairs
+        keep less and less.
         """
         keep, summary = self.estimated(self.limits.keep), self.limits.summary
         starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
@@ -213,11 +218,11 @@ class Cuts:
         )
 
     def tail(self, tokens: int) -> int:
-        """Where the longest tail of at most `tokens` (estimated) starts; `count` if there is none."""
+        """Index where the longest tail of at most `tokens` (estimated) starts; `count` if there is none."""
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but starts at a user message if that still keeps at least half of the tokens."""
+        """Like `tail`, but at a user message if the tail from there still has at least half of `tokens`."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):
@@ -225,14 +230,14 @@ class Cuts:
         return start
 
     def unanswered(self) -> int:
-        """Where the part starts that the model has not answered yet: the newest prompt or step."""
+        """Index of the first message that the model has not answered yet: the start of the newest prompt or step."""
         for index in reversed(self.boundaries):
             if self.is_prompt(index) or self.kinds.get(self.context.origins[index]) is Assistant:
                 return index
         return self.first
 
     def is_prompt(self, index: int) -> bool:
-        """Whether a user message starts here, or the fixed line before one."""
+        """Whether a user message is at `index`, or directly after a fixed line that crow inserted at `index`."""
         if isinstance(self.context.messages[index], AssistantMessage):
             index += self.kinds.get(self.context.origins[index]) is not Assistant
         if index == self.count or not isinstance(self.context.messages[index], UserMessage):
@@ -241,5 +246,5 @@ class Cuts:
         return is_user or not isinstance(self.context.messages[index - 1], ToolMessage)
 
     def estimated(self, tokens: int) -> int:
-        """Provider's tokens as estimated ones."""
+        """Convert the provider's tokens to estimated tokens."""
         return int(tokens / self.measured.scale)

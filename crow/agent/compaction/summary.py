@@ -110,7 +110,8 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The text, how it was made, and what the requests used. `model` names the author; empty if it was code."""
+    """A summary, how it was made, and what its requests used. `model` names the model that wrote it; empty if no model
+    did."""
 
     text: str
     method: Literal["prefix", "serialised", "fallback", "hook"]
@@ -144,9 +145,11 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
-    """A summary made by code, of at most `budget` estimated tokens: `previous`, then a line per answer of `messages`.
+    """A summary made by code, of at most `budget` estimated tokens: `previous`, then one line for each answer in
+    `messages`.
 
-    The newest lines are kept. Notes in `previous` are continued, so notes do not nest.
+    If not all lines fit, the newest are kept. If `previous` already contains notes, the new lines continue them, so
+    notes do not nest.
     """
     base, _, earlier = previous.partition(NOTES_HEADING)
     base = shortened(base.strip(), budget * 2 // 3)
@@ -193,7 +196,8 @@ def prefix_request(job: SummaryJob) -> Request | None:
 
 
 def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
-    """The conversation as text, at most half of the window of `info`; the newest and the earlier summary are kept."""
+    """The conversation as text, which fills at most half of the window of `info`. If the conversation is longer, the
+    earlier summary and the newest messages are kept."""
     window = min(job.limits.window, info.context_window or job.limits.window)
     outputs = [tokens for tokens in (job.limits.output, info.max_output_tokens) if tokens is not None]
     instruction = instruction_of(job)
@@ -219,7 +223,8 @@ def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
 
 
 async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
-    """The whole answer, shown as it arrives; None if the endpoint failed or took too long."""
+    """Send `request`, show the answer as it arrives, and return the whole answer. None if the endpoint failed or took
+    too long."""
     with anyio.move_on_after(job.deadline_s):
         try:
             async with model.stream(request) as stream:
@@ -287,7 +292,7 @@ def shortened(text: str, tokens: int) -> str:
 
 
 def add_usage(one: Usage | None, other: Usage | None) -> Usage | None:
-    """The sum of what was reported."""
+    """Add up two usages. Numbers that neither of them reports stay unknown."""
     if one is None or other is None:
         return one or other
     pairs = ((field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(Usage))

@@ -1,7 +1,8 @@
 """Tracks each model's context window, learning from refused and answered requests.
 
-Only a configured window may refuse a request. A learned one only triggers compaction, so a wrong number costs work,
-never the session. It is stored with the endpoint because other sessions will meet the same limit.
+Only a configured window makes crow refuse a request. A learned window only triggers compaction, so a wrong number costs
+work but never ends a session. Learned windows are stored with the endpoint because other sessions will meet the same
+limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
 MIN_ROOM = 2_000
-"""Compaction cannot help if fewer tokens lie between the fixed part and the threshold."""
+"""Compaction cannot help if the threshold is less than this many tokens above the fixed part."""
 
 FACT = "window"
 QUOTE_CHARS = 300
@@ -30,11 +31,11 @@ MAX_PATIENCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWindow:
-    """A window size that an endpoint has shown, stored as a fact of the endpoint.
+    """A window size that crow learned from how an endpoint behaved, stored as a fact about the endpoint.
 
-    It applies to `session` only until it was seen twice (`times`), then to every session. After `patience` compactions,
-    crow tests whether the endpoint takes more. `source` says what it was learned from; `learned_on` is a date in UTC;
-    `is_silent`: the endpoint truncates longer requests instead of refusing them.
+    Until crow has learned a window twice (`times`), it applies to `session` only, afterwards to every session. After
+    `patience` compactions, crow tests whether the endpoint accepts more. `source` says what the size was learned from;
+    `learned_on` is a date in UTC; `is_silent`: the endpoint truncates longer requests instead of refusing them.
     """
 
     tokens: int
@@ -67,8 +68,9 @@ def learned_in(facts: Mapping[str, object]) -> LearnedWindow | None:
 class EndpointWindow:
     """What a session knows about one endpoint's window.
 
-    `worked`: the largest request, in tokens, accepted since the last refusal. `refusals`: refused requests since the
-    last answer; `was_refused`: any request ever was. `probing`: `learned` is ignored to test whether it still holds.
+    `worked`: the largest request, in tokens, accepted since the last refusal. `refusals`: how many requests were
+    refused since the last answer. `was_refused`: whether any request was ever refused. `probing`: crow ignores
+    `learned` for now, to test whether it still holds.
     """
 
     loaded: bool = False
@@ -94,7 +96,7 @@ class ContextWindow:
         return self.declared(info) if self._of(info).probing else self.cautious_tokens(info)
 
     def cautious_tokens(self, info: ModelInfo) -> int:
-        """Like `tokens`, but a learned window also counts while it is being tested."""
+        """Like `tokens`, but a learned window also applies while crow tests whether it still holds."""
         learned = self.learned(info)
         return self.declared(info) if learned is None else min(self.declared(info), learned.tokens)
 
@@ -108,7 +110,7 @@ class ContextWindow:
         return learned if learned is not None and (learned.times > 1 or learned.session == self._session) else None
 
     def describe(self, info: ModelInfo) -> str:
-        """Where the number comes from, in sentences for the user."""
+        """Tell the user where the window size comes from, in full sentences."""
         learned = self.learned(info)
         if learned is not None:
             scope = "for every session with this endpoint" if learned.times > 1 else "for this session only"
@@ -148,9 +150,9 @@ class ContextWindow:
         state.probing = state.probing and state.learned is not None
 
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
-        """Learn from a refused request of `used` tokens, `fixed` of them system message and tools.
+        """Learn from a refused request of `used` tokens, of which the system message and the tools take `fixed`.
 
-        Returns the window to compact for now. It is smaller than the request, and may be smaller than what was learned.
+        Return the window to compact for now. It is smaller than the request, and may be smaller than what was learned.
         """
         await self.look_up(info)
         state, declared = self._of(info), self.declared(info)
@@ -158,7 +160,7 @@ class ContextWindow:
         state.refusals += 1
         state.worked = 0
         size = error.size if error.size is not None and used / 4 <= error.size <= used * 4 else used
-        # A limit that is named again for a shorter request, and is still above it, cannot be the reason.
+        # If a later, shorter request is refused with a limit above its own size, that limit cannot be the reason.
         is_plausible = limit is not None and fixed < limit < declared and (limit < size or state.refusals == 1)
         tokens: int | None = None
         if limit is not None and is_plausible and limit >= worked:
@@ -184,7 +186,8 @@ class ContextWindow:
             await self._learn(info, tokens, source, is_silent=True)
 
     async def on_answer(self, info: ModelInfo, *, sent: int, counted: int | None) -> None:
-        """Learn from an answered request of about `sent` tokens; the endpoint `counted` so many (None: unknown)."""
+        """Learn from an answered request of about `sent` tokens. `counted` is the endpoint's count in tokens (None:
+        unknown)."""
         state, learned = self._of(info), self.learned(info)
         state.refusals = 0
         state.worked = max(state.worked, sent // 2 if counted is None else counted)
@@ -210,7 +213,7 @@ class ContextWindow:
         await self._replace(info, replace(learned, compactions=0 if state.probing else learned.compactions + 1))
 
     async def forget(self, info: ModelInfo) -> LearnedWindow | None:
-        """Drop the learned window, for this session and the endpoint. Returns it."""
+        """Drop the learned window, for this session and the endpoint. Return the dropped window."""
         await self.look_up(info)
         state = self._of(info)
         learned, state.probing = state.learned, False
@@ -229,7 +232,7 @@ class ContextWindow:
             source=source,
             learned_on=datetime.now(UTC).date().isoformat(),
             session=self._session,
-            # consecutive refusals count once
+            # several refusals in a row count as one
             times=1 if old is None else old.times + (state.refusals < 2),
             is_silent=is_silent,
             patience=FIRST_PATIENCE if old is None else old.patience,
@@ -246,7 +249,8 @@ class ContextWindow:
             return
         try:
             await self._memory.learn(*endpoint_and_model(info), {FACT: fact})
-        except StoreError as error:  # it will be learned again; no turn should fail because of it
+        except StoreError as error:
+            # crow will learn the window again, and no turn should fail because it is not stored
             logger.warning("Could not store the learned context window of %s: %s", info.endpoint, error)
 
 
