@@ -42,9 +42,9 @@ Delta: TypeAlias = TextDelta | ThoughtDelta | Retrying
 class Request:
     """A request to a model; `messages[0]` is the system message.
 
-    `max_output_tokens` None leaves the limit to the endpoint. `tool_choice` `none` forbids calls but still lists the
-    tools, so that the request's prefix stays the same. `cache_key` is the same for all requests of a session.
-    `thought_level` None: as the endpoint is configured.
+    If `max_output_tokens` is None, the endpoint decides the limit. If `tool_choice` is `none`, the model may not call
+    tools, but the request still lists them, so that its prefix stays the same. `cache_key` is the same for all requests
+    of a session. If `thought_level` is None, the endpoint's configuration decides.
     """
 
     messages: tuple[Message, ...]
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Sizes in tokens and prices in USD per million tokens; None: unknown."""
+    """Sizes in tokens and prices in USD per million tokens. None means unknown."""
 
     context_window: int | None = None
     max_output_tokens: int | None = None
@@ -68,8 +68,8 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
-    """What is known of a model. `endpoint` is `base_url model`. The window is unknown if it is neither configured nor
-    listed by the endpoint."""
+    """What crow knows about a model. `endpoint` is `base_url model`. The context window is unknown if it is neither
+    configured nor listed by the endpoint."""
 
     name: str
     endpoint: str
@@ -80,9 +80,9 @@ class Stream(Protocol):
     """One running request."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        """Deltas as they arrive, for one task; ends when the answer is complete.
+        """Iterate over the deltas as they arrive, in one task only. The iteration ends when the answer is complete.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` has what was shown before.
+        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` returns what was yielded before.
         """
 
     @property
@@ -90,7 +90,7 @@ class Stream(Protocol):
         """The whole answer. :raises RuntimeError: before the iteration ended."""
 
     def partial(self) -> Answer:
-        """What was shown so far, without calls; `finish` is `interrupted`."""
+        """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
 
 
 class Model(Protocol):
@@ -98,7 +98,7 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now; answers and errors may add to it."""
+        """What is known about the model now. Later answers and errors may add to it."""
 
     def check(self) -> None:
         """Check that a request can be made at all.
@@ -108,20 +108,21 @@ class Model(Protocol):
         """
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
-        """Send `request`. Leaving the block closes the connection at once, also when cancelled."""
+        """Send `request`. Leaving the context manager closes the connection at once, also on cancellation."""
 
     async def close(self) -> None:
-        """Close connections. Bounded; safe to call twice."""
+        """Close connections. Takes a limited time and can be called twice."""
 
 
 class EndpointMemory(Protocol):
     """Remembers what was learned about endpoints across processes (the store's `endpoints` table)."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`; empty if there are none."""
+        """Return facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`. The result is empty if
+        none are stored."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge `facts` into the stored ones; top-level keys are replaced."""
+        """Merge `facts` into the stored facts. A new value replaces the whole value of its top-level key."""
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:

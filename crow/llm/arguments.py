@@ -1,8 +1,8 @@
 """Reads the arguments of one tool call from the text that was streamed.
 
-Only complete text counts, and only what has one meaning is repaired: empty text is `{}`, JSON in a string is decoded,
-code fences and model markup around an object are dropped. Different objects are never merged. Whatever stays unclear is
-an error for the model to read.
+Only complete text is accepted, and only text with a single possible meaning is repaired: empty text becomes `{}`, JSON
+inside a string is decoded, and code fences and model markup around an object are removed. Different objects are never
+merged. Anything that remains ambiguous is reported to the model as an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from crow.domain.messages import JsonObject
 from crow.llm.sse import replace_lone
 
-# Control characters inside strings are common and have one meaning.
+# Models often put raw control characters into strings. Their meaning is clear, so the decoder accepts them.
 _DECODER = json.JSONDecoder(strict=False)
 _MARKUP = r"<[|｜][^|｜<>]{1,40}[|｜]>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z_]{3,20}\]"
 _LEADING = re.compile(
@@ -31,13 +31,16 @@ _MAX_COMMAS = 20
 
 
 class InvalidArguments(ValueError):
-    """Why arguments cannot be used, in words for the model."""
+    """Tells the model why its arguments cannot be used."""
 
 
 def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[str, object]]:
-    """The object of a call; several, if the arguments of different calls ran together and each fits `schema`.
+    """Return the arguments of a call as one object. If the arguments of different calls ran together and each object
+    fits `schema`, return all of them.
 
-    `schema` is that of the offered tool, None if there is none. :raises InvalidArguments:
+    `schema` is the schema of the called tool, or None if no such tool is offered.
+
+    :raises InvalidArguments: the arguments cannot be used.
     """
     text = replace_lone("".join(pieces)).strip()
     if text in _EMPTY:
@@ -50,7 +53,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
         if (newest := _last_snapshot(pieces)) is None:
             raise
         objects = [newest]
-    # `{}` is how some gateways open a call; the real object follows.
+    # Some gateways open a call with `{}` and send the real object after it.
     objects = [each for each in objects if each] or objects[:1]
     if all(each == objects[0] for each in objects):
         objects = objects[:1]
@@ -60,7 +63,10 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
 
 
 def json_text(arguments: Mapping[str, object]) -> str:
-    """The object as JSON that any reader accepts. :raises InvalidArguments: JSON cannot express one of its numbers."""
+    """Return the object as JSON that every parser accepts.
+
+    :raises InvalidArguments: JSON cannot express one of its numbers, or the object is nested too deeply.
+    """
     try:
         return replace_lone(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
     except ValueError:
@@ -75,15 +81,15 @@ def begins_object(text: str) -> bool:
 
 
 def is_whole(pieces: list[str]) -> bool:
-    """Whether the text so far is one complete object, so that more cannot belong to it."""
+    """Whether the pieces so far form one complete object, so that no further text can belong to it."""
     return bool(pieces) and pieces[-1].rstrip().endswith("}") and isinstance(_decoded("".join(pieces)), dict)
 
 
 def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
-    """Whether the object can be meant for a tool: no unknown member, none missing.
+    """Whether the object can be meant for a tool: it has no unknown member, and no required member is missing.
 
-    Names alone decide. `jsonschema` would take 80 ms to import before the first answer, and it would run the patterns
-    of a server's schema on a model's text, which may take for ever.
+    Only the names of members are compared. `jsonschema` would take 80 ms to import before the first answer. It would
+    also match patterns from a server's schema against a model's text, and such a match may practically never end.
     """
     properties = schema.get("properties") if schema is not None else None
     if schema is None or not isinstance(properties, Mapping):
@@ -102,7 +108,11 @@ def _decoded(text: str) -> object:
 
 
 def _objects_in(text: str) -> list[dict[str, object]]:
-    """The objects that make up `text`, at least one. :raises InvalidArguments: :raises RecursionError:"""
+    """Return the objects that make up `text`, at least one.
+
+    :raises InvalidArguments: `text` is anything else.
+    :raises RecursionError: the objects are nested too deeply.
+    """
     try:
         value = _DECODER.decode(text)
     except ValueError as error:
@@ -116,7 +126,7 @@ def _objects_in(text: str) -> list[dict[str, object]]:
         try:
             value, at = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            # The decoder stops at or after a comma that has nothing after it in its list or object.
+            # If a list or an object ends with a comma, the decoder stops at this comma or after it.
             comma = error.pos if text.startswith(",", error.pos) else text.rfind(",", 0, error.pos)
             is_last = comma >= 0 and not text[comma + 1 : error.pos].strip() and _COMMA_AT_END.match(text, comma)
             if not is_last or commas >= _MAX_COMMAS:
@@ -160,7 +170,8 @@ def _describe(error: ValueError, text: str) -> str:
 
 
 def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
-    """The last piece, if each piece repeats the one before and continues it: snapshots instead of additions."""
+    """Return the last piece if each piece starts with the whole piece before it. Such pieces are snapshots of the
+    growing arguments, not additions to them."""
     spoken = [piece for piece in pieces if piece]
     if len(spoken) < 2 or not begins_object(spoken[0]):
         return None
@@ -171,7 +182,8 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
 
 
 def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """The inner object of `{"name": ..., "arguments": {...}}`, if the whole cannot be meant for the tool."""
+    """Return the inner object of `{"name": ..., "arguments": {...}}` if the outer object cannot be meant for the tool
+    but the inner one can."""
     inner = arguments.get("arguments", arguments.get("parameters"))
     if not isinstance(inner, dict) or not arguments.keys() <= {"name", "arguments", "parameters"}:
         return arguments
@@ -179,7 +191,8 @@ def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[
 
 
 def _with_decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Decodes members that are JSON in a string where the schema wants a list or an object and allows no string."""
+    """Decode members that contain JSON in a string. This applies where the schema wants a list or an object and allows
+    no string."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return arguments

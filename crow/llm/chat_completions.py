@@ -1,8 +1,9 @@
 """A model at any endpoint that speaks OpenAI's chat completions.
 
-The `openai` package provides headers, connections and the list of models. Request bodies are encoded by `encode` and
-answers are read as raw bytes by `sse` and `parser`: typed layers cost time and trust what the wire says. A part of a
-request that the endpoint refuses by name is left out from then on, and remembered.
+The `openai` package provides headers, connections and the list of models. `encode` writes request bodies, and `sse` and
+`parser` read answers from raw bytes, because the typed layers of the package are slower and assume that endpoints send
+valid data. If an endpoint refuses a part of a request by name, crow remembers this and leaves the part out of all later
+requests.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ _KEEPALIVE_S = 30.0
 _MIN_SECRET_CHARS = 6
 _TELEMETRY = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async", "Retry-Count")
 _NO_TELEMETRY: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit for about in _TELEMETRY}}
-"""Without the headers in which the client library describes this machine."""
+"""Request options that remove the headers in which the client library describes this machine."""
 
 _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
-"""What a failed connection raises; the HTTP client does not wrap all of it in errors of its own."""
+"""Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
 _NO_KEY = "none"
-"""Sent to endpoints that need no key: the client library insists on one."""
+"""The key that is sent to endpoints that need none, because the client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint. `template` is a request without a body: merging all headers anew for each request
-    would cost a tenth of a millisecond."""
+    """The client of an endpoint. `template` is a request without a body. It saves a tenth of a millisecond per request,
+    which merging all headers again would take."""
 
     api: openai.AsyncOpenAI
     http: httpx2.AsyncClient
@@ -72,9 +73,10 @@ class _Client:
 
 
 class ChatCompletions:
-    """One model at one endpoint; see :class:`crow.llm.Model`. Shared by sessions; connects with its first request.
+    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. It connects with its first
+    request.
 
-    `learned` is what `memory` knows already.
+    `learned` contains the facts that `memory` has already stored.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class ChatCompletions:
         self._timing = timing or RetryTiming()
         self._facts = EndpointFacts(endpoint, memory, learned or {})
         self._listing: asyncio.Task[None] | None = None
-        # A session's encoder, by its cache key.
+        # Returns the encoder of the session that has this cache key.
         self._encoder = lru_cache(_MAX_ENCODERS)(lambda _cache_key: Encoder())
         self._client: _Client | None = None
         self._opening = anyio.Lock()
@@ -97,12 +99,12 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now: the configured window, else the listed one."""
+        """What is known now. The context window is the configured one, else the one that the endpoint lists."""
         return self._facts.info
 
     @property
     def origin(self) -> Origin:
-        """The endpoint and model for error messages, without user names and queries of the URL."""
+        """The endpoint and model for error messages. The URL appears without its user name and query."""
         parts = urlsplit(self._endpoint.base_url)
         host = parts.netloc.rpartition("@")[2]
         return Origin(endpoint=urlunsplit((parts.scheme, host, parts.path, "", "")), model=self._endpoint.model)
@@ -112,11 +114,12 @@ class ChatCompletions:
         self._endpoint.check()
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[ChatStream]:
-        """The answer to `request`, which is sent when the stream is read; leaving the block closes the connection."""
+        """Return a stream with the answer to `request`. The request is sent when the stream is first read. Leaving the
+        context manager closes the connection."""
         return aclosing(ChatStream(self, request, timing=self._timing))
 
     async def close(self) -> None:
-        """Close connections. Bounded; safe to call twice."""
+        """Close connections. Takes a limited time and can be called twice."""
         client, self._client = self._client, None
         with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
             if self._listing is not None and self._listing.cancel():
@@ -125,7 +128,10 @@ class ChatCompletions:
                 await client.api.close()
 
     async def models(self) -> tuple[Offered, ...]:
-        """The models that the endpoint lists. :raises ~crow.domain.errors.ModelError:"""
+        """Return the models that the endpoint lists.
+
+        :raises ~crow.domain.errors.ModelError: the list cannot be read.
+        """
         try:
             offered = await self._list()
         except errors.ModelError as error:
@@ -153,7 +159,10 @@ class ChatCompletions:
         return offered
 
     async def send(self, request: Request) -> _HttpBody:
-        """Send `request` without the parts that the endpoint refuses. :raises ~crow.domain.errors.ModelError:"""
+        """Send `request` without the parts that the endpoint refuses.
+
+        :raises ~crow.domain.errors.ModelError: the request failed.
+        """
         self.check()
         if request.thought_level is None and self._endpoint.thought_level is not None:
             request = replace(request, thought_level=self._endpoint.thought_level)
@@ -174,7 +183,8 @@ class ChatCompletions:
         raise errors.ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} forms of the request in a row.")
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Leave out what `body` refuses by name; False if the next request would be the same."""
+        """Change later requests so that they leave out what `body` refuses by name. Return False if nothing would
+        change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
@@ -188,15 +198,16 @@ class ChatCompletions:
         return part is not None
 
     async def learn_from(self, answer: Answer) -> None:
-        """Note the usage; if the window is unknown or fills up, the list of models is read in the background."""
+        """Note the token usage. If the context window is unknown or is filling up, read the list of models in the
+        background."""
         wants_listing = await self._facts.add_usage(answer.usage)
         may_list = self._listing is None or (self._listing.done() and self._facts.is_listed)
         if wants_listing and may_list:
-            # The answer does not wait for it; `close` ends it.
+            # The answer does not wait for this task. `close` cancels the task.
             self._listing = asyncio.create_task(self._read_listing())
 
     async def settled(self) -> None:
-        """Wait until the list of models was read, if it is being read."""
+        """If the list of models is being read, wait until this is done."""
         if self._listing is not None:
             await asyncio.wait([self._listing])
 
@@ -205,7 +216,7 @@ class ChatCompletions:
             await self.models()
 
     def redact(self, error: errors.ModelError) -> None:
-        """Take secrets out of the message."""
+        """Remove secrets from the message of `error`."""
         words = str(error)
         for secret in (self._endpoint.api_key, *(value for _, value in self._endpoint.headers)):
             if secret and len(secret) >= _MIN_SECRET_CHARS:
@@ -216,7 +227,7 @@ class ChatCompletions:
     async def _open(self) -> _Client:
         async with self._opening:
             if self._client is None:
-                # Reads certificates from disk, for 20 ms.
+                # Creating the client reads certificates from disk, which takes 20 ms.
                 self._client = await anyio.to_thread.run_sync(self._make_client)
             return self._client
 
@@ -224,10 +235,11 @@ class ChatCompletions:
         endpoint = self._endpoint
         is_plain_local = is_local(endpoint.base_url) and endpoint.base_url.startswith("http:")
         http = openai.DefaultAsyncHttpx2Client(
-            # ChatStream times the reads.
+            # `ChatStream` limits how long reads may take.
             timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
             limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
-            # A proxy from the environment does not lead to this machine, and plain HTTP needs no certificates.
+            # Requests to this machine must not go through a proxy from the environment, and plain HTTP needs no
+            # certificates.
             trust_env=not is_plain_local,
             proxy=endpoint.proxy,
             verify=_certificates(endpoint.ca_file) if endpoint.ca_file is not None else not is_plain_local,
@@ -254,7 +266,7 @@ class ChatCompletions:
         return _Client(api=api, http=http, template=template)
 
     async def _post(self, body: bytes) -> _HttpBody | ErrorBody:
-        """The answer, or the words of an HTTP error."""
+        """Send `body`. Return the open response body, or the content of an HTTP error."""
         client = self._client or await self._open()
         of = client.template
         request = httpx2.Request(of.method, of.url, headers=of.headers, content=body, extensions=of.extensions)
@@ -278,7 +290,7 @@ class ChatCompletions:
         return errors.NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
 
     async def _error_of(self, body: ErrorBody) -> errors.ModelError:
-        """The error to raise; it suggests other names if the model is not served."""
+        """Return the error to raise. If the endpoint does not serve the model, its message suggests other models."""
         error = model_error(body, self.origin)
         if not isinstance(error, errors.ModelNotFound):
             return error
@@ -290,7 +302,10 @@ class ChatCompletions:
 
 
 def _certificates(file: str) -> ssl.SSLContext:
-    """The authorities in `file`, and the usual ones. :raises ~crow.domain.errors.ConfigError: it cannot be read."""
+    """Return an SSL context that trusts the certificate authorities in `file` and the usual ones.
+
+    :raises ~crow.domain.errors.ConfigError: `file` cannot be read.
+    """
     try:
         context = ssl.create_default_context()
         context.load_verify_locations(cafile=file)
@@ -305,8 +320,8 @@ def _certificates(file: str) -> ssl.SSLContext:
 class _HttpBody:
     """The body of an open response; see :class:`crow.llm.stream.ResponseBody`.
 
-    A task reads it, so that each `read` returns all that has arrived. Servers send each token as a chunk of its own;
-    what a read costs is then spent once for many of them.
+    A background task reads the body, so that each `read` returns everything that has arrived. Servers send each token
+    as a separate chunk. Reading many chunks at once avoids paying the cost of a read for each of them.
     """
 
     def __init__(self, response: httpx2.Response, origin: Origin) -> None:
@@ -319,7 +334,8 @@ class _HttpBody:
         self._reader = asyncio.create_task(self._read_all())
 
     async def read(self) -> bytes:
-        """All bytes that have arrived, at least one; empty at the end."""
+        """Return all bytes that have arrived since the last call. Wait until there is at least one byte. Return no
+        bytes at the end."""
         while not self._arrived and not self._reader.done():
             self._has_news.clear()
             await self._has_news.wait()
@@ -338,10 +354,13 @@ class _HttpBody:
         await self._response.aclose()
 
     async def _read_all(self) -> None:
-        """Read to the end. :raises ~crow.domain.errors.ModelError: the connection broke."""
+        """Read the response to its end.
+
+        :raises ~crow.domain.errors.ModelError: the connection broke, or the body cannot be decompressed.
+        """
         who, arrived = self._origin.endpoint, self._arrived
         try:
-            # Only a compressed body has to pass the library's decoders.
+            # Only a compressed body needs the library's decoders.
             is_plain = "Content-Encoding" not in self._response.headers
             async with aclosing(self._response.aiter_raw() if is_plain else self._response.aiter_bytes()) as pieces:
                 async for piece in pieces:

@@ -1,4 +1,4 @@
-"""How one endpoint wants its requests."""
+"""The form in which one endpoint accepts requests."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Any, Literal, TypeAlias
 
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
-"""Where an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type` (alone or with an
-effort), `enable_thinking`."""
+"""The request member in which an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type`
+(alone or with an effort), or `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What goes into a request, and how. It starts as configured and changes when the endpoint refuses a part by name;
-    `refused` has those names, oldest first, and is remembered across processes.
+    """What a request contains, and in which form. A dialect starts as configured and changes when the endpoint refuses
+    a part of a request by name. `refused` lists the names of these parts, oldest first, and is remembered across
+    processes.
 
-    `limit_field`: the name of the output limit. `usage_option`: `stream_options.include_usage` is sent.
-    `parallel_calls` None leaves it to the endpoint; False also splits parallel calls into messages of one call each.
-    `empty_content`: the content of a message that has calls but no text. `reasoning`: the thought goes back under the
-    field it came in; with `always` also when there was none (as ''), which some endpoints demand. `cache`: the endpoint
-    caches by a key, or only where a marker asks for it. `thinking`: where the thought level goes, None for nowhere.
-    `streams` False: the answer comes in one piece.
+    `limit_field` is the name of the member that limits the output. `usage_option` means that
+    `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
+    parallel calls. False forbids them and also splits parallel calls in the history into messages of one call each.
+    `empty_content` is the content of a message that has calls but no text. With `reasoning` set to `own`, a thought is
+    sent back in the field in which it came; with `always`, the field is sent even without a thought (as ''), which some
+    endpoints require. `cache` tells whether the endpoint caches by a key, or only where a marker asks for caching.
+    `thinking` is the member that takes the thought level, or None to send no level. If `streams` is False, the answer
+    comes in one piece.
     """
 
     limit_field: LimitField | None = "max_tokens"
@@ -39,7 +42,8 @@ class Dialect:
     refused: tuple[str, ...] = ()
 
     def refusing(self, part: str) -> Dialect:
-        """The dialect of an endpoint that refused `part`; the same one if there is nothing to change."""
+        """Return the dialect to use after the endpoint refused `part`. Return this dialect if there is nothing to
+        change."""
         changed = self._without(part)
         return self if changed == self else replace(changed, refused=(*self.refused, part))
 
@@ -57,7 +61,8 @@ class Dialect:
             case "no_content" if self.empty_content == "omitted":
                 return replace(self, empty_content="blank")
             case "reasoning":
-                # Also the name of a field of older answers; the thought level is the likelier reason.
+                # Earlier answers are also sent back with a field of this name. But it is more likely that the endpoint
+                # refused the thought level.
                 thinking = self.thinking == "reasoning"
                 return replace(self, thinking=None) if thinking else replace(self, reasoning="none")
             case "system_role" if self.system_role == "system":
@@ -78,4 +83,4 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "opaque": {"opaque": False},
     "images": {"takes_images": False},
 }
-"""What changes when a part is refused, whatever the dialect was before."""
+"""Changes that the refusal of a part causes, independent of the dialect's earlier state."""

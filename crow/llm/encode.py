@@ -1,8 +1,9 @@
 """Encodes requests as the bytes that are sent.
 
-Each message is encoded once and kept, so that the next request costs a join and not the whole history. The bytes of a
-message depend on it and the dialect alone: between two breaks, the messages of one request are a prefix of those of the
-next. Tool results are text, so their images follow the block of results in a user message.
+Each message is encoded once and its bytes are cached, so that the next request only has to join them. The bytes of a
+message depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only added, each
+request starts with the messages of the previous one. Tool results can contain only text, so their images follow in a
+user message after the block of results.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _EMPTY_TEXT = "(empty message)"
 _FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
 _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})
 _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
-"""Models that cache nothing unless a marker asks for it."""
+"""Names of models that cache nothing unless a marker asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message as sent. `images`: parts of a tool result that go into a user message after the block of results.
-    `calls`: messages with one call each that stand before the second and later results, for endpoints that accept only
-    one call a message."""
+    """A message in the form that is sent. `images` are images of a tool result, which go into a user message after the
+    block of results. `calls` are for endpoints that accept only one call per message: each is a message with one
+    call, to be inserted before the second and each later result."""
 
     message: domain.Message
     sent: bytes
@@ -38,7 +39,7 @@ class _Encoded:
 
 
 class Encoder:
-    """Encodes the requests of one session to one endpoint, and keeps the messages of the last one."""
+    """Encodes the requests of one session to one endpoint. Caches the encoded messages of the last request."""
 
     def __init__(self) -> None:
         self._messages: tuple[domain.Message, ...] = ()
@@ -58,8 +59,8 @@ class Encoder:
         limit: int | None,
         extra: Mapping[str, object] | None = None,
     ) -> bytes:
-        """The request body. `endpoint` is compared with `AssistantMessage.endpoint`. `limit` is that of the output in
-        tokens, None to send none. Members of `extra` replace those of crow."""
+        """Return the request body. `endpoint` is compared with `AssistantMessage.endpoint`. `limit` is the output limit
+        in tokens; None sends no limit. Members of `extra` replace those that crow sends."""
         if self._for != (dialect, endpoint):
             self._for = (dialect, endpoint)
             self._messages, self._encoded = (), []
@@ -86,13 +87,13 @@ class Encoder:
                 self._tools_sent = b",".join(_json(_tool(tool)) for tool in request.tools)
             pieces.append(b',"tools":[' + self._tools_sent + b"]")
         messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
-        # A single join copies a long conversation only once.
+        # With a single join, a long conversation is copied only once.
         messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
         messages[-1] += b"]}"
         return b",".join(messages)
 
     def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Each message as sent, in order, with those that the encoder adds between them."""
+        """Return the bytes of each message in order, including messages that the encoder inserts between them."""
         messages = tuple(messages)
         old: Sequence[_Encoded] = ()
         if not self._messages or self._messages != messages[: len(self._messages)]:
@@ -110,7 +111,8 @@ class Encoder:
 
 
 class _Sequence:
-    """Messages in the order in which they are sent: images of results come directly after their block."""
+    """Collects messages in the order in which they are sent. Images of tool results come directly after the block of
+    results."""
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
@@ -135,7 +137,7 @@ class _Sequence:
         self._images.extend(each.images)
 
     def sent(self) -> list[bytes]:
-        """All messages so far, as they are sent if no other follows."""
+        """Return all messages so far, as they are sent if no other message follows."""
         if not self._images:
             return list(self._sent)
         intro = _json({"type": "text", "text": "Images of the tool results above:"})
@@ -143,7 +145,7 @@ class _Sequence:
 
 
 def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
-    """The members of a request that ask for this much thought."""
+    """Return the request members that ask for this thought level."""
     is_on = level != "off"
     switch: dict[str, object] = {"thinking": {"type": "enabled" if is_on else "disabled"}}
     match thinking:
@@ -166,7 +168,7 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
         case domain.SystemMessage(text=text):
             sent = _json({"role": dialect.system_role, "content": text})
             if dialect.system_role == "user":
-                # Templates without a system role want user and assistant to alternate.
+                # Chat templates without a system role require that user and assistant messages alternate.
                 sent += b"," + _json({"role": "assistant", "content": "Understood."})
             return _Encoded(message, sent)
         case domain.UserMessage(parts=parts):
@@ -189,13 +191,13 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
 
 
 def _user_content(parts: Sequence[domain.Part], dialect: Dialect) -> object:
-    """One text if there are only texts, else the list of parts."""
+    """Return one string if all parts can be written as text, else the list of parts."""
     content: list[dict[str, object]] = []
     texts: list[str] = []
     before: domain.Part | None = None
     for part in parts:
         if isinstance(part, domain.Text) and isinstance(before, domain.Text):
-            # A link stands in its sentence; two texts are two paragraphs.
+            # A link is part of its sentence, but two adjacent texts are separate paragraphs.
             texts.append("\n\n")
         before = part
         match part:
@@ -276,7 +278,7 @@ def _json(value: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Makes read-only mappings of domain values serialisable."""
+    """Convert the read-only mappings in domain values so that they can be serialised."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

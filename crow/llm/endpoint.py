@@ -14,8 +14,9 @@ from crow.llm.dialect import Dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTimeouts:
-    """Seconds. `first_byte_s`: until the first event (a local model may read its prompt for minutes); `idle_s`: between
-    two pieces after it; `grace_s`: for usage and `[DONE]` after the finish reason."""
+    """Timeouts in seconds. `first_byte_s` limits the time until the first event; a local model may read its prompt for
+    minutes. `idle_s` limits the time between two pieces after that. `grace_s` limits the wait for usage and `[DONE]`
+    after the finish reason."""
 
     connect_s: float = 15.0
     first_byte_s: float = 300.0
@@ -25,10 +26,10 @@ class EndpointTimeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint(ModelLimits):
-    """A base URL (without `/chat/completions`), a model there, and how to ask it.
+    """A base URL (without `/chat/completions`), a model that it serves, and the settings for requests to this model.
 
-    A key is required unless the endpoint is on this machine or its local network; `key_hint` tells the user where to
-    put it. `extra_body` is added to every request. `proxy` None: as the environment says.
+    A key is required unless the endpoint is on this machine or its local network. `key_hint` tells the user where to
+    set the key. `extra_body` is added to every request. If `proxy` is None, the environment variables decide.
     """
 
     base_url: str
@@ -45,7 +46,7 @@ class Endpoint(ModelLimits):
 
     @property
     def name(self) -> str:
-        """`base_url model`, as it is stored with each answer."""
+        """`base_url model`: the form in which the endpoint is stored with each answer."""
         return f"{self.base_url} {self.model}"
 
     @property

@@ -36,7 +36,8 @@ _SHOWN_CHARS = 1000
 _SEARCHED_CHARS = 20_000
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _MIN_WINDOW = 256
-"""Context windows are larger: a smaller number is something else, such as a status or a position."""
+"""Context windows are larger than this. A smaller number in a message is something else, such as a status or a
+position."""
 
 _NUMBER = r"\d[\d,_]*(?:\.\d+)?[km]?\b"
 _AMOUNT = r"\d++(?:\.\d++)?\s*+(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
@@ -108,12 +109,12 @@ wait
 span
     (?:AMOUNT\s*)+
 """
-"""Names, each with its pattern; the lines of a pattern are joined.
+"""Names of kinds of messages, each followed by its pattern. The lines of a pattern are joined.
 
-"not overflow": a server that says "possible causes" cannot tell a bad parameter from a request that is too long; the
-rest is about the limit of one answer, or about a tool's name or description. A message that has a number of tokens and
-matches "window", "request" and "too much" is an overflow in other words. A number after "code before" may be an error
-code.
+"not overflow": a server that lists "possible causes" cannot tell a bad parameter from a request that is too long. The
+other alternatives match messages about the output limit, or about the name or description of a tool. A message that
+contains a number of tokens and matches "window", "request" and "too much" also reports an overflow. A number that
+follows "code before" may be an error code.
 """
 _PATTERNS = {
     name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)
@@ -129,7 +130,8 @@ _NUMBERED = tuple(
         r"range of input length should be \[\d+,\s*LIMIT",
     )
 )
-"""Wordings whose limit and size (in tokens) the words before the numbers do not tell apart."""
+"""Messages in which the text before a number does not tell whether the number is the limit or the size (both in
+tokens)."""
 
 _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
@@ -138,7 +140,7 @@ _PLAIN_NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The endpoint and model of a request, as error messages name them."""
+    """The endpoint and model of a request, in the form in which error messages name them."""
 
     endpoint: str = "the endpoint"
     model: str = ""
@@ -146,8 +148,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """An endpoint's words. `everything` is the whole body or event: the reason may hide in nested metadata. `wait_s`:
-    seconds to wait, if headers ask for it."""
+    """What an endpoint said about an error. `everything` is the whole body or event, because the reason may be hidden
+    in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
 
     message: str = ""
     code: str = ""
@@ -157,12 +159,12 @@ class ErrorBody:
 
     @property
     def searched(self) -> str:
-        """All words that tell which kind of failure this is."""
+        """All text that helps to classify the error."""
         return f"{self.code} {self.message} {self.everything}"[:_SEARCHED_CHARS]
 
     @property
     def shown(self) -> str:
-        """The words to show: the message, the code if it says more, and the status."""
+        """The text to show: the message, the status, and the code if the message does not contain it."""
         message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():
@@ -173,7 +175,8 @@ class ErrorBody:
 
 
 def find_error(body: object) -> ErrorBody | None:
-    """The error in a parsed event, or in the body of a *successful* response, in any known shape; None without one."""
+    """Find the error in a parsed event or in the body of a *successful* response, in any known form. Return None if
+    there is no error."""
     if isinstance(body, list):
         return next((found for item in body if (found := find_error(item)) is not None), None)
     if not isinstance(body, Mapping):
@@ -200,7 +203,7 @@ def find_error(body: object) -> ErrorBody | None:
 
 
 def parse_error_response(status: int, content: bytes) -> ErrorBody:
-    """The words of an HTTP error. An HTML page is reduced to its title."""
+    """Read the body of an HTTP error. An HTML page is reduced to its title."""
     text = content.decode("utf-8", "replace").strip()
     try:
         body = json.loads(text) if text else None
@@ -212,12 +215,12 @@ def parse_error_response(status: int, content: bytes) -> ErrorBody:
         found = _error_body(body, body)
     if found is None:
         return ErrorBody(status=status, everything=text[:_SEARCHED_CHARS])
-    # The status line counts; a code in the body may be the status of a server behind it.
+    # The status of the response is used. A code in the body may be the status of another server behind this one.
     return replace(found, status=status)
 
 
 def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
-    """The error to raise."""
+    """Return the error to raise for `body`."""
     words, status, who, wait_s = body.shown, body.status, origin.endpoint, body.wait_s
     if wait_s is None and (match := _PATTERNS["wait"].search(body.searched)):
         wait_s = _seconds(match[1])
@@ -226,11 +229,12 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return any(_PATTERNS[kind].search(body.searched) for kind in kinds)
 
     is_refusal = status is None or status < 500
-    # "Quota exceeded ... retry in 17 s" is a rate limit.
+    # A message such as "Quota exceeded ... retry in 17 s" is a rate limit.
     if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
         advice = "Waiting does not help; check the account."
         return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
-    # A 413 that speaks of tokens per minute is one request larger than the limit of a minute: waiting does not help.
+    # A 413 that mentions tokens per minute means that this one request is larger than the limit for a minute. Waiting
+    # does not help.
     is_throttled = status != 413 and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
         return errors.RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
@@ -259,7 +263,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
 
 
 def page_title(text: str) -> str | None:
-    """The title of an HTML page; None if `text` is not HTML."""
+    """Return the title of an HTML page, or None if `text` is not HTML."""
     head = text[:2000].lower()
     if "<html" not in head and "<!doctype html" not in head and "<title" not in head:
         return None
@@ -271,7 +275,7 @@ def page_title(text: str) -> str | None:
     return "an HTML page without a title"
 
 
-# Where servers put the words of an error.
+# The keys under which servers send the text of an error.
 
 _MESSAGE_KEYS = (
     *("message", "error_message", "errorMessage", "msg", "detail", "error", "description", "reason", "title"),
@@ -299,7 +303,7 @@ def _is_error_code(code: object) -> bool:
 
 
 def _without_echo(value: object, depth: int = 0) -> object:
-    """`value` without the parts that repeat our own request."""
+    """Return `value` without the parts that repeat crow's own request."""
     if depth > 6:
         return None
     if isinstance(value, Mapping):
@@ -313,7 +317,7 @@ def _message(error: Mapping[str, object]) -> str:
         if isinstance(value, Mapping) and (inner := _message(value)):
             return inner
         if isinstance(value, list) and value:
-            # FastAPI's validation errors: a list of {loc, msg, type}.
+            # FastAPI sends validation errors as a list of {loc, msg, type}.
             value = json.dumps(_without_echo(value), ensure_ascii=False, default=str)
         if isinstance(value, str) and value.strip():
             metadata = error.get("metadata")
@@ -324,7 +328,8 @@ def _message(error: Mapping[str, object]) -> str:
 
 
 def _code_and_status(error: Mapping[str, object]) -> tuple[str, int | None]:
-    """The words of its code and type, and its HTTP status if a number among them is one."""
+    """Return the codes and types in the error as text, and the HTTP status if one of the numbers among them is an HTTP
+    status."""
     words: list[str] = []
     status: int | None = None
     for key in _CODE_KEYS:
@@ -339,7 +344,7 @@ def _code_and_status(error: Mapping[str, object]) -> tuple[str, int | None]:
     return " ".join(words), status
 
 
-# Whether a request was too long, and by how much.
+# Decides whether a request was too long, and by how much.
 
 
 def _is_overflow(words: str) -> bool:
@@ -355,9 +360,10 @@ def _is_overflow(words: str) -> bool:
 
 
 def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]:
-    """`(limit, size)` in tokens, as far as stated; size includes the output where the endpoint counts it.
+    """Return `(limit, size)` in tokens, or None for a number that is not stated. The size includes the output if the
+    endpoint counts it.
 
-    `message` is the part of `words` in which any number may be one of them.
+    `message` is the part of `words` in which any number may be the limit or the size.
     """
     for wording in _NUMBERED:
         if match := wording.search(words):
@@ -370,7 +376,8 @@ def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]
             return (limit if limit is not None and limit >= _MIN_WINDOW else None), size
     if not _PATTERNS["window"].search(message) or _PATTERNS["too little"].search(message):
         return None, None
-    # The limit is the smallest number after a word for it; the size is a larger one, or the only other one.
+    # The limit is the smallest number that follows a word such as "limit" or "maximum". The size is a larger number, or
+    # the only other number.
     sizes = _sizes(message)
     if len(sizes) == 1 and _PATTERNS["code before"].search(sizes[0][1]):
         return None, None
@@ -380,7 +387,7 @@ def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]
 
 
 def _sizes(words: str) -> list[tuple[int, str]]:
-    """The numbers that may be counts of tokens, each with the text before it."""
+    """Return the numbers that may be counts of tokens, each with the text before it."""
     return [
         (number, words[max(0, match.start() - 60) : match.start()])
         for match in _PLAIN_NUMBER.finditer(words)
@@ -389,7 +396,8 @@ def _sizes(words: str) -> list[tuple[int, str]]:
 
 
 def _count(digits: str) -> int | None:
-    """`131,072`, `131_072`, `131.072`, `128k` or `8.5K` as a number; None if it is too large to count tokens."""
+    """Read `131,072`, `131_072`, `131.072`, `128k` or `8.5K` as a number. Return None if the number is zero or too
+    large to be a count of tokens."""
     scale = {"k": 1000, "m": 1_000_000}.get(digits[-1:].lower(), 1)
     plain = digits.rstrip("kKmM")
     if re.fullmatch(r"\d{1,3}(?:\.\d{3})+", plain) and scale == 1:
@@ -398,7 +406,7 @@ def _count(digits: str) -> int | None:
     return int(number) if 0 < number < 1e11 else None
 
 
-# Which part of the request was refused.
+# Decides which part of the request was refused.
 
 _NO = (
     r"(?:unsupported|not support|not enabled|not have|no endpoints|deprecated|unrecogni[sz]ed|unknown"
@@ -431,9 +439,9 @@ stream                 any   (?:not support|unsupported) streaming
 stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disabled)
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
-"""Parts of a request in the order in which they are tried, and the words that refuse them. "near": only close to a
-refusal, before or after it. "stream" is narrow on purpose: after one broken stream, an endpoint must not lose streaming
-for ever."""
+"""The parts of a request in the order in which they are tried, each with a pattern that recognises its refusal. "near":
+the pattern counts only close to words of refusal, before or after them. The patterns of "stream" are narrow on
+purpose: one broken stream must not disable streaming at an endpoint for good."""
 
 
 def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
@@ -455,8 +463,9 @@ _MAX_OUTPUT = re.compile(
 
 
 def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
-    """The part of the request that the endpoint refused, if leaving it out changes the next request."""
-    # An error within a successful response may have no status.
+    """Return the part of the request that the endpoint refused. Return None if leaving out this part would not change
+    the next request."""
+    # An error inside a successful response may have no status.
     if body.status not in {None, 400, 404, 415, 422, 500, 501}:
         return None
     for part, wording in _REFUSALS:
@@ -466,25 +475,27 @@ def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:
-    """The largest output limit that the endpoint accepts, if it refused ours and said so."""
+    """Return the largest output limit that the endpoint accepts, if it refused the limit that crow sent and stated its
+    own."""
     match = _MAX_OUTPUT.search(body.searched) if body.status in {None, 400, 422} else None
     return int(next(filter(None, match.groups())).replace(",", "")) or None if match is not None else None
 
 
-# How long an endpoint asks to wait.
+# Reads how long an endpoint asks crow to wait.
 
 _SPAN_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
 _MIN_TIMESTAMP = 1e8
-"""A larger number of seconds is a time (after 1973), not a duration."""
+"""A larger number of seconds is a Unix time (after 1973), not a duration."""
 
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Seconds to wait by the headers (keys in lower case); `now_s` is Unix time, for headers that name a time."""
+    """Return the seconds to wait that the headers ask for, or None. Header names are in lower case. `now_s` is the
+    current Unix time, which is needed for headers that name a time."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return max(0.0, milliseconds / 1000)
     if (asked := _wait(headers.get("retry-after", "").strip(), now_s)) is not None:
         return asked
-    # Of several limits, the one that resets last may not be the one that was hit.
+    # The limit that resets last may not be the one that was hit, so the earliest reset is used.
     resets = [_wait(value.strip(), now_s) for key, value in headers.items() if key.startswith("x-ratelimit-reset")]
     return min((wait for wait in resets if wait is not None), default=None)
 
@@ -498,7 +509,8 @@ def _number(text: str) -> float | None:
 
 
 def _wait(text: str, now_s: float) -> float | None:
-    """Seconds until `text`: `1s`, `6m0s`, `120`, or a time (Unix s or ms, an HTTP date, ISO 8601)."""
+    """Return the number of seconds that `text` asks for. `text` is a duration (`1s`, `6m0s`, `120`) or a time (Unix
+    time in s or ms, an HTTP date, ISO 8601)."""
     if (number := _number(text)) is not None:
         if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000
@@ -515,7 +527,7 @@ def _wait(text: str, now_s: float) -> float | None:
 
 
 def _seconds(text: str) -> float:
-    """The sum of the amounts; `1:30` is minutes and seconds."""
+    """Return the sum of the durations in `text`, in seconds. `1:30` means minutes and seconds."""
     if ":" in text:
         return float(reduce(lambda so_far, part: so_far * 60 + int(part), text.split(":"), 0))
     amounts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|milli|s|m|h|d)?", text, re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""What endpoints say about their models: the answer to `GET /models`, and what their refusals teach."""
+"""What endpoints say about their models in the answer to `GET /models`, and what their refusals reveal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from crow.llm.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
-# The smallest stated window counts: a single request may not exceed it. The window that a model was trained with
-# (llama.cpp's `n_ctx_train`) says nothing about how it is served.
+# If several windows are stated, the smallest is used, because a single request may not exceed it. The window that a
+# model was trained with (llama.cpp's `n_ctx_train`) is ignored: it does not tell how the model is served.
 _LOADED_WINDOWS = (
     ("loaded_context_length",),  # LM Studio
     ("max_model_len",),  # vLLM, SGLang
@@ -23,17 +23,17 @@ _LOADED_WINDOWS = (
 )
 _POSSIBLE_WINDOWS = (
     ("context_length",),  # OpenRouter, Together, Moonshot
-    ("top_provider", "context_length"),  # OpenRouter: the provider that is asked first
+    ("top_provider", "context_length"),  # OpenRouter: the provider that it tries first
     ("context_window",),  # Groq
     ("max_context_length",),  # Mistral, LM Studio
     ("max_input_tokens",),  # LiteLLM
-    ("inputTokenLimit",),  # Gemini's own form
+    ("inputTokenLimit",),  # Gemini's native API
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
-"""After so many answers that fill half of the window, its size is looked up again."""
+"""The size of the context window is looked up again once per this many answers that fill at least half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Offered(ModelLimits):
 
 
 def read_listing(body: object) -> tuple[Offered, ...] | None:
-    """The models that `body` lists, in its order; None if it is not a list of models."""
+    """Return the models that `body` lists, in the same order. Return None if `body` is not a list of models."""
     listed = body.get("data", body.get("models")) if isinstance(body, Mapping) else body
     if not isinstance(listed, list):
         return None
@@ -76,7 +76,7 @@ def _sizes(item: Mapping[str, object], places: tuple[tuple[str, ...], ...]) -> I
 
 
 def _price(item: Mapping[str, object], key: str) -> float | None:
-    """OpenRouter states USD per token, as text."""
+    """Return the price in USD per million tokens. OpenRouter states USD per token, as text."""
     value = _value_at(item, ("pricing", key))
     try:
         price = float(value) if isinstance(value, (str, int, float)) else -1.0
@@ -93,10 +93,11 @@ def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
 
 
 class EndpointFacts:
-    """What is known of one model at one endpoint beyond its configuration.
+    """What crow knows about one model at one endpoint in addition to its configuration.
 
-    `learned` is what `memory` knew when this process began; changes are written to the memory at once. A configured
-    window wins over a listed one. The agent, which knows what was sent, learns from overflow errors.
+    `learned` contains the facts that `memory` had stored when this process began. Changes are written to `memory` at
+    once. A configured context window takes precedence over a listed one. Overflow errors are not handled here: the
+    agent learns from them, because it knows what was sent.
     """
 
     def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, learned: Mapping[str, object]) -> None:
@@ -124,7 +125,7 @@ class EndpointFacts:
 
     @property
     def info(self) -> ModelInfo:
-        """The model as configured, completed by what the endpoint said."""
+        """The configured model, completed by what the endpoint told about it."""
         info, listed = self._endpoint.info, self._listed
         window = info.context_window or (listed.context_window if listed is not None else None)
         info = replace(info, context_window=window, max_output_tokens=self.output_limit(None))
@@ -134,30 +135,32 @@ class EndpointFacts:
         return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
-        """The limit to send if `wanted` is asked for (None: the configured one); None to send none."""
+        """Return the output limit to send if `wanted` is requested. If `wanted` is None, the configured limit is used.
+        The result None means that no limit is sent."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, self._max_output) if limit is not None), default=None)
 
     async def add_refusal(self, part: str) -> None:
-        """The endpoint refused a part of a request."""
+        """Note that the endpoint refused a part of a request."""
         self.dialect = self.dialect.refusing(part)
         await self._store({"refused": list(self.dialect.refused)})
 
     async def set_max_output(self, tokens: int) -> None:
-        """The endpoint refused a larger output limit."""
+        """Note that the endpoint refused an output limit above `tokens`."""
         self._max_output = tokens
         await self._store({"max_output_tokens": tokens})
 
     async def set_listed(self, offered: Offered | None) -> None:
-        """The endpoint's list of models was read; `offered` is ours, None if it is not listed."""
+        """Note what the endpoint's list of models says about this model. If `offered` is None, the list does not
+        contain the model."""
         self._listed = offered or Offered(name=self._endpoint.model)
         stated = {key: value for key, value in asdict(self._listed).items() if key != "name" and value is not None}
         await self._store({"listed": stated})
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Forget a listed window that an answer disproves. Returns whether the list of models should be read: the
-        window is unknown, or it fills up, and the server may have another one by now."""
+        """Forget a listed context window if an answer used more than that. Return whether to read the list of models:
+        either it was never read, or the window is filling up and the server may have changed its size."""
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
         if self._listed is not None and window is not None and used > window:
@@ -177,5 +180,5 @@ class EndpointFacts:
             return
         try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
-        except StoreError as error:  # the answer matters more than what it taught
+        except StoreError as error:  # the answer is more important than storing what was learned from it
             logger.warning("What %s taught could not be stored: %s", self._endpoint.base_url, error)

@@ -1,8 +1,8 @@
-"""The built-in model: follows fixed rules, needs no network, and always answers the same way.
+"""The built-in model. It follows fixed rules, needs no network, and always gives the same answer to the same request.
 
-A prompt is split at " then " into steps, and each step is matched against a short table. The number of calls made since
-the prompt tells which step is next. Text is streamed in small pieces, as a real model does, so that drafts, cancelling,
-kills and compaction can be seen and tested without an endpoint.
+A prompt is split at " then " into steps, and each step is matched against a short table of rules. The number of calls
+since the prompt determines the next step. Text is streamed in small pieces, as a real model does, so that drafts,
+cancellation, killed processes and compaction can be tried and tested without an endpoint.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """See :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, `slow_delay_s` after each number of a
-    count; 0 only yields to other tasks."""
+    """See :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, and `slow_delay_s` the pause after
+    each number when the model counts. A pause of 0 only lets other tasks run."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class OfflineModel:
         return nullcontext(OfflineStream(request, self._pause))
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
     async def _pause(self, is_slow: bool) -> None:
         await self._sleep(self._slow_delay_s if is_slow else self._piece_delay_s)
@@ -99,7 +99,7 @@ class OfflineStream:
         calls: tuple[domain.ToolCall, ...] = ()
         if reply.call is not None and not is_cut:
             name, arguments = reply.call
-            # Unique in the conversation, which has grown since any earlier call.
+            # The ID is unique within the conversation, which has grown since any earlier call.
             call_id = f"off{len(request.messages):06d}"
             calls = (domain.ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
         sent = sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)
@@ -114,7 +114,10 @@ class OfflineStream:
 
     @property
     def answer(self) -> domain.Answer:
-        """The whole answer. :raises RuntimeError: before the iteration ended."""
+        """The whole answer.
+
+        :raises RuntimeError: the iteration has not ended yet.
+        """
         if self._answer is None:
             raise RuntimeError("the answer is not complete yet")
         return self._answer
@@ -126,9 +129,10 @@ class OfflineStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """One step of a prompt, or a whole reply: a thought, a text, then at most one call (name and arguments).
+    """One step of a prompt, or a whole reply. It consists of a thought, then a text, then at most one call (name and
+    arguments).
 
-    `is_slow`: the text is streamed at reading pace.
+    `is_slow` means that the text is streamed at reading speed.
     """
 
     text: str = ""
@@ -148,7 +152,7 @@ _TOOL_RULES = tuple(
         (r"plan:\s*(?P<items>.+)", "update_plan", "I write the plan down."),
     )
 )
-"""Pattern, tool and text; the named groups are the arguments of the call."""
+"""Pattern, tool and text of each rule. The named groups of the pattern are the arguments of the call."""
 
 _TEXT_RULE = re.compile(
     r"count\s+to\s+(?P<last>\d{1,9})|think\s+about\s+(?P<topic>.+)|say\s+(?P<words>.+)|(?P<summary>summari[sz]e\b.{0,80})"
@@ -158,7 +162,8 @@ _TEXT_RULE = re.compile(
 
 
 def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _Step:
-    """The reply to the last prompt in `messages`. `offered`: names of the tools that may be called."""
+    """Return the reply to the last prompt in `messages`. `offered` contains the names of the tools that the reply may
+    call."""
     prompts = [at for at, message in enumerate(messages) if _prompt_text(message)]
     since = messages[prompts[-1] + 1 :] if prompts else ()
     prompt = _prompt_text(messages[prompts[-1]]) if prompts else ""
@@ -187,7 +192,8 @@ def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _
 
 
 def _prompt_text(message: domain.Message) -> str:
-    """The words of the user in a message, without what crow adds for the model; empty for any other message."""
+    """Return what the user wrote in a message, without the text that crow adds for the model. Return an empty string
+    for any other kind of message."""
     if not isinstance(message, domain.UserMessage):
         return ""
     texts = (part.text.strip() for part in message.parts if isinstance(part, domain.Text))
@@ -195,7 +201,7 @@ def _prompt_text(message: domain.Message) -> str:
 
 
 def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_Step]:
-    """The steps of a prompt. Words after a "then" that match no rule belong to the step before."""
+    """Split a prompt into steps. If the words after a "then" match no rule, they belong to the previous step."""
     steps: list[_Step] = []
     pending = ""
     for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
@@ -243,7 +249,7 @@ def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
 
 
 def _describe_result(result: str) -> str:
-    """The beginning of a tool's result."""
+    """Quote the beginning of a tool's result."""
     if not (lines := result.strip("\n").rstrip().splitlines()):
         return "The tool returned nothing."
     more = f"\n... and {len(lines) - _SHOWN_LINES} more lines" if len(lines) > _SHOWN_LINES else ""
@@ -251,12 +257,13 @@ def _describe_result(result: str) -> str:
 
 
 def _is_summary_instruction(prompt: str) -> bool:
-    """Whether a prompt is the instruction of a compaction, which names the headings."""
+    """Whether a prompt is the instruction for a compaction. It is recognised by the headings that it names."""
     return "## Goal" in prompt and "## Next" in prompt
 
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
-    """A summary under some of the fixed headings, within the words (or tokens) that the instruction allows."""
+    """Return a summary under some of the fixed headings, in at most as many words (or tokens) as the instruction
+    allows."""
     limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
@@ -274,13 +281,13 @@ def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str
 
 
 def _prompts(messages: Sequence[domain.Message]) -> list[str]:
-    """The user's prompts, one line each, oldest first."""
+    """Return the user's prompts, each shortened to one line, oldest first."""
     texts = filter(None, map(_prompt_text, messages))
     return [_one_line(text) for text in texts if not text.startswith("[") and not _is_summary_instruction(text)]
 
 
 def _calls(messages: Sequence[domain.Message]) -> list[str]:
-    """One line for each call: its name, its arguments, and the beginning of its result."""
+    """Return one line for each call, with its name, its arguments and the beginning of its result."""
     results = {message.call_id: message.text for message in messages if isinstance(message, domain.ToolMessage)}
     return [
         _one_line(f"{call.name} {call.arguments}: {results.get(call.id, 'no result').strip()}")

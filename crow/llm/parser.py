@@ -1,8 +1,8 @@
-"""Parses one streamed chat completion: event data in, deltas and one complete answer out.
+"""Parses one streamed chat completion: takes the data of events and returns deltas and one complete answer.
 
-Nothing from the wire is trusted to have its declared type: known members are used, the rest is ignored. Text that may
-turn out to be reasoning or a tool call is held back until that is decided, so that the text shown is the answer's text.
-Any split of the same bytes gives the same answer.
+The parser does not rely on declared types: it uses known members if they have the right type and ignores everything
+else. Text that may turn out to be reasoning or a tool call is held back until this is decided, so that only text of the
+answer is shown. The result does not depend on how the bytes are split into pieces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from crow.llm.text_tool_calls import CallDetector
 from crow.llm.tool_calls import CallAssembler, new_call_id
 
 MAX_CHARS = 4_000_000
-"""Limit of one answer: text, reasoning and tool arguments together."""
+"""The limit for one answer in characters. Text, reasoning and tool arguments count together."""
 
 Piece: TypeAlias = TextDelta | ThoughtDelta
 
@@ -34,11 +34,11 @@ _MAX_BLANKS = 1000
 
 
 class StreamParser:
-    """Feed the data of events as they come; then `flush`, then `finish`.
+    """Call `feed` with the data of events as they arrive, then `flush`, then `finish`.
 
-    The texts of all `TextDelta`, joined, are the text of the answer and of `partial()`; the same holds for thoughts.
-    `error_body`: the endpoint's own words, if an event carried an error. `is_done`: `[DONE]` came, nothing that follows
-    counts.
+    The joined texts of all `TextDelta` are the text of the answer and of `partial()`. The same holds for thoughts.
+    `error_body` is what the endpoint said, if an event carried an error. `is_done` means that `[DONE]` arrived;
+    everything after that is ignored.
     """
 
     def __init__(
@@ -72,14 +72,15 @@ class StreamParser:
 
     @property
     def is_finished(self) -> bool:
-        """The end was announced, by a finish reason or `[DONE]`; usage may still follow."""
+        """Whether a finish reason or `[DONE]` announced the end. Usage may still follow."""
         return self.is_done or self._finish_word is not None
 
     def feed(self, events: Iterable[str]) -> list[Piece]:
-        """The deltas of these events, in the order to be shown; neighbours of one kind are one delta.
+        """Return the deltas in these events, in the order in which they are to be shown. Adjacent deltas of the same
+        kind are joined.
 
         :raises ~crow.domain.errors.ModelError: an event carries an error or is not JSON, or the answer is too long.
-            `flush` returns what came before.
+            `flush` returns what came before the error.
         """
         try:
             for event_data in events:
@@ -97,14 +98,15 @@ class StreamParser:
         return self._take_pieces()
 
     def flush(self) -> list[Piece]:
-        """The end of the stream: the held text that is text. A second call returns nothing more."""
+        """Note the end of the stream. Return the deltas for held-back text, without tool calls. A second call returns
+        nothing more."""
         self._end()
         return self._take_pieces()
 
     def finish(self) -> Answer:
-        """The complete answer.
+        """Return the complete answer.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint said that it failed.
+        :raises ~crow.domain.errors.ModelError: the endpoint reported a failure.
         :raises ~crow.domain.errors.ProtocolError: the answer is incomplete or empty.
         """
         self._end()
@@ -122,7 +124,7 @@ class StreamParser:
         )
 
     def partial(self) -> Answer:
-        """What was shown so far, without calls."""
+        """Return what was shown so far, without calls."""
         return Answer(
             text=self._text.getvalue(),
             thought=self._thought.getvalue(),
@@ -140,7 +142,7 @@ class StreamParser:
 
     def _read(self, event_data: str) -> None:
         try:
-            # Quicker than `decode`, which looks for blanks around the value.
+            # `raw_decode` is faster than `decode`, which also looks for blanks around the value.
             chunk, end = _DECODER.raw_decode(event_data)
         except (ValueError, RecursionError):
             chunk, end = None, -1
@@ -154,7 +156,8 @@ class StreamParser:
             self._read_other(chunk)
 
     def _read_other(self, event_data: str) -> None:
-        """Data that is not one JSON object: the end, nothing, or several chunks in bad framing."""
+        """Read data that is not one JSON object. It may be the end marker, several chunks in bad framing, or something
+        that can be ignored."""
         data = event_data.strip()
         if len(data) < len(event_data):
             self._read(data)
@@ -197,7 +200,7 @@ class StreamParser:
     def _raise_error(self, chunk: object) -> None:
         """Raise the error that `chunk` carries, if any."""
         if self.is_done or (self._finish_word is not None and _ending_of(self._finish_word) != "failed"):
-            # The answer is complete: what fails now, such as the counting of tokens, does not matter.
+            # The answer is complete, so a later failure (for example while the server counts tokens) does not matter.
             return
         self.error_body = find_error(chunk)
         if self.error_body is not None:
@@ -224,14 +227,14 @@ class StreamParser:
             self._read_delta(delta)
 
     def _read_without_delta(self, choice: dict[str, object]) -> None:
-        """Read a choice that has a message, or mere text."""
+        """Read a choice that has a whole message or plain text instead of a delta."""
         message = choice.get("message")
         if type(message) is not dict:
             text = choice.get("delta") or choice.get("text")
             if type(text) is str:
                 self._content.append(text)
         elif self._has_deltas:
-            # The whole answer once more at its end: only what no delta brought is new.
+            # The server repeats the whole answer at the end of the stream. Only what no delta has brought is new.
             self._read_content()
             text, so_far = message.get("content"), self._text.getvalue() + self._detector.held + self._splitter.held
             rest = text[len(so_far) :] if isinstance(text, str) and text.startswith(so_far) else ""
@@ -276,7 +279,7 @@ class StreamParser:
             self._add_thought(self._thought_joiner.feed(self._within_limit(thought)))
 
     def _read_content(self) -> None:
-        """Split the content that came into thought, text and what must wait."""
+        """Separate the new content into thought, text, and a part that must be held back."""
         if self._content:
             content, self._content = "".join(self._content), []
             self._split(self._text_joiner.feed(self._within_limit(content)))
@@ -296,7 +299,7 @@ class StreamParser:
 
     def _add_thought(self, thought: str) -> None:
         if not self._has_thought:
-            # Blanks alone are not a thought; they wait for the first word.
+            # Blanks alone are not a thought. They are held back until the first word.
             thought, self._blank_thought = self._blank_thought + thought, ""
             if thought.isspace():
                 self._blank_thought = thought[-_MAX_BLANKS:]
@@ -307,14 +310,14 @@ class StreamParser:
             self._pieces.append((ThoughtDelta, thought))
 
     def _within_limit(self, piece: str) -> str:
-        """As much of `piece` as there is room for."""
+        """Return as much of `piece` as the character limit allows, but count all of it."""
         room = max(0, MAX_CHARS - self._size)
         self._chars += len(piece)
         return piece[:room]
 
     @property
     def _size(self) -> int:
-        """Characters received, including those beyond the limit."""
+        """The number of characters received, including those beyond the limit."""
         return self._chars + self._calls.size + self._legacy_calls.size + self._details.size
 
     def _note_finish(self, value: object) -> None:
@@ -322,11 +325,12 @@ class StreamParser:
             self._finish_word = _finish_word(value)
 
     def _end(self) -> None:
-        """Decide what to do with held text. Does its work once."""
+        """Decide what becomes of held-back text. Only the first call has an effect."""
         if self._is_ended:
             return
         self._is_ended = True
-        # An unfinished surrogate pair comes before an unfinished tag in the text.
+        # Text passes through the joiner before the splitter, so an unfinished surrogate pair must be completed before
+        # an unfinished tag.
         self._read_content()
         self._split(self._text_joiner.finish())
         thought, text = self._splitter.finish()
@@ -347,7 +351,10 @@ class StreamParser:
         self._ending = finish, calls or written
 
     def _finish_reason(self) -> FinishReason:
-        """How the answer ended. :raises ~crow.domain.errors.ModelError: it failed."""
+        """Return how the answer ended.
+
+        :raises ~crow.domain.errors.ModelError: the answer broke off or failed.
+        """
         who, word = self._origin.endpoint, self._finish_word
         if word is None and not self.is_done:
             raise ProtocolError(f"The answer of {who} broke off: the stream ended without a finish reason.")
@@ -363,7 +370,8 @@ class StreamParser:
         return "refusal" if self._is_refused else ending
 
     def _check_empty(self, finish: FinishReason, *, has_thought: bool) -> None:
-        """Raise the error that an answer without text and calls is, unless the output limit explains it."""
+        """Raise an error for an answer that has neither text nor calls, unless the output limit explains why it is
+        empty."""
         who, word = self._origin.endpoint, self._finish_word
         if finish == "length":
             if has_thought or self._usage is None or self._usage.output_tokens != 0:
@@ -380,7 +388,7 @@ class StreamParser:
 
 
 _Ending: TypeAlias = FinishReason | Literal["failed", "too_long", "malformed"]
-"""One of our finish reasons, or why there is no answer."""
+"""One of crow's finish reasons, or the reason why there is no answer."""
 
 _ENDINGS: tuple[tuple[_Ending, str], ...] = (
     ("length", "length max_tokens max_output_tokens max_completion_tokens max_length model_length incomplete"),
@@ -399,7 +407,7 @@ _SIMILAR_ENDINGS: tuple[tuple[_Ending, str], ...] = (
 
 
 def _finish_word(value: object) -> str | None:
-    """The word in a `finish_reason`, in lower case; None if it says nothing yet."""
+    """Return the word in a `finish_reason`, in lower case. Return None if the value contains no word yet."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, Mapping):
@@ -411,7 +419,7 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """The meaning of a finish reason; an unknown one is `stop`, which requires that there is an answer."""
+    """Return the meaning of a finish reason. An unknown word means `stop`; an empty answer is an error in that case."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending
@@ -419,7 +427,7 @@ def _ending_of(word: str) -> _Ending:
 
 
 def _read_usage(report: object) -> Usage | None:
-    """The token counts of one report; None if it has none."""
+    """Return the token counts in one report, or None if it contains none."""
     if not isinstance(report, Mapping):
         return None
     sent = _first_count(report, "prompt_tokens", "input_tokens")
@@ -429,14 +437,14 @@ def _read_usage(report: object) -> Usage | None:
     if (cached := _first_count(in_details, "cached_tokens")) is None:
         cached = _first_count(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
     if sent is not None and report.get("prompt_tokens") is None:
-        # Anthropic's input does not include the tokens read from the cache or written to it.
+        # Anthropic's input count does not include tokens that are read from the cache or written to it.
         sent += _first_count(report, "cache_read_input_tokens") or 0
         sent += _first_count(report, "cache_creation_input_tokens") or 0
     if (reasoning := _first_count(out_details, "reasoning_tokens")) is None:
         reasoning = _first_count(report, "reasoning_tokens")
     total = _first_count(report, "total_tokens")
     if reasoning and sent is not None and made is not None and total == sent + made + reasoning:
-        # xAI counts the reasoning beside the completion, everybody else inside it.
+        # xAI counts reasoning in addition to the completion. All other providers include it in the completion.
         made += reasoning
     usage = Usage(input_tokens=sent, output_tokens=made, cached_tokens=cached, reasoning_tokens=reasoning)
     return None if usage == Usage() else usage
@@ -454,7 +462,8 @@ def _first_count(report: object, *keys: str) -> int | None:
 
 
 def _merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
-    """Reports are cumulative: the last count of each kind holds, but zeros do not replace numbers."""
+    """Return the combined counts. Reports are cumulative, so the last count of each kind is used. A report in which
+    input and output are zero or missing is ignored, if there was an earlier report."""
     if report is None or known is None:
         return report or known
     if not (report.input_tokens or report.output_tokens):

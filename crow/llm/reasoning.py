@@ -1,4 +1,4 @@
-"""Separates reasoning from the answer, in every form in which endpoints send it."""
+"""Separates reasoning from the answer, in all forms in which endpoints send reasoning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-# Reasoning in a field of its own.
+# First form: reasoning is in a field of its own.
 
 _FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "thought")
 _THOUGHT_TYPES = ("thinking", "reasoning", "thought", "reasoning_text")
@@ -14,7 +14,8 @@ _GROWING_KEYS = frozenset({"text", "summary", "data"})
 
 
 def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
-    """`(field, piece)`: the first field that is not empty, else the first that is there with ''."""
+    """Return `(field, piece)` for the first reasoning field that is not empty. If there is none, return the first field
+    that contains '', or None, with an empty piece."""
     present: str | None = None
     for field in _FIELDS:
         if (value := delta.get(field)) is None:
@@ -27,7 +28,7 @@ def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
 
 
 def content_pieces(content: object) -> Iterator[tuple[Literal["thought", "text"], str]]:
-    """The pieces of a content that is a list of parts, or one part."""
+    """Yield the pieces of a message content that is a list of parts or a single part."""
     for part in content if isinstance(content, list) else (content,):
         if isinstance(part, (str, Mapping)):
             is_thought = isinstance(part, Mapping) and part.get("type") in _THOUGHT_TYPES
@@ -35,7 +36,7 @@ def content_pieces(content: object) -> Iterator[tuple[Literal["thought", "text"]
 
 
 def details_text(details: object) -> str:
-    """The readable part of `reasoning_details`: texts and summaries, not what is encrypted."""
+    """Return the readable part of `reasoning_details`: texts and summaries, without encrypted items."""
     pieces = (
         item.get("text") or item.get("summary")
         for item in (details if isinstance(details, list) else ())
@@ -45,7 +46,7 @@ def details_text(details: object) -> str:
 
 
 def _text_of(value: object) -> str:
-    """The text of a part, of a list of parts, or of what is nested in one."""
+    """Return the text in a part, in a list of parts, or in parts nested inside a part."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -58,7 +59,8 @@ def _text_of(value: object) -> str:
 
 
 class ReasoningDetails:
-    """Joins the `reasoning_details` of a stream, to be sent back. `size`: characters in them."""
+    """Joins the `reasoning_details` of a stream, so that they can be sent back. `size` is the number of characters in
+    them."""
 
     def __init__(self) -> None:
         self._items: list[dict[str, object]] = []
@@ -66,7 +68,7 @@ class ReasoningDetails:
         self.size = 0
 
     def add(self, details: object) -> None:
-        """Add the list of one delta: an item with the index and type of the last one continues it."""
+        """Add the list in one delta. An item with the same index and type as the last item continues that item."""
         for item in details if isinstance(details, list) else ():
             if not isinstance(item, Mapping):
                 continue
@@ -83,7 +85,7 @@ class ReasoningDetails:
                     last[key] = value
 
     def opaque(self) -> dict[str, object]:
-        """The member to send back, empty if there was none."""
+        """Return the member to send back with the message, or an empty mapping if there were no details."""
         self._join()
         return {"reasoning_details": self._items} if self._items else {}
 
@@ -94,9 +96,10 @@ class ReasoningDetails:
         self._growing = {}
 
 
-# Reasoning in the answer itself, such as `<think>...</think>`. A tag counts at the start of the answer alone; later it
-# is text. So is a closing tag without an opening one: the text before it was shown already, and the templates of the
-# models that write such answers remove it. Tokens that some formats put before the answer are dropped.
+# Second form: reasoning is in the answer itself, such as `<think>...</think>`. An opening tag has a meaning only at the
+# start of the answer; later it is text. A closing tag without an opening one is also text: the text before it was
+# already shown, and the chat templates of models that write such answers remove it. Tokens that some formats put before
+# the answer are removed.
 
 _THINK_ENDS = ("</think>", "</thinking>")
 _TAGS: dict[str, tuple[str, ...]] = {
@@ -113,33 +116,34 @@ _TAGS: dict[str, tuple[str, ...]] = {
     "<|start_thinking|>": ("<|end_thinking|>",),
     "<|begin_of_thought|>": ("<|end_of_thought|>",),
 }
-"""What opens a thought, and what ends it; in lower case, since models write either."""
+"""Tokens that open a thought, each with the tokens that can end it. They are in lower case, but models write them in
+either case."""
 _END_OF = {ends: re.compile("|".join(map(re.escape, ends)), re.IGNORECASE) for ends in _TAGS.values()}
 
 _DRESS = (
-    *_THINK_ENDS,  # the thought came in its own field, its closing tag did not
+    *_THINK_ENDS,  # the thought came in a field of its own, but its closing tag came in the answer
     *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
     *("<|start_response|>", "<|begin_of_solution|>"),
 )
-"""What stands before an answer without being part of it."""
+"""Tokens that come before an answer but are not part of it."""
 
 _BEGINNINGS = (*_TAGS, *_DRESS)
 _LONGEST = max(map(len, _BEGINNINGS))
 _MAX_BLANKS = 4096
 _SLICE_CHARS = 16_384
-"""Text is read in slices of this size: reading a tag copies the rest of its slice."""
+"""Text is read in slices of this size, because reading a tag copies the rest of its slice."""
 
 
 class ThinkSplitter:
-    """Feed pieces of the content; each call returns the thought and the text that are certain now.
+    """Call `feed` with pieces of the content. Each call returns the thought and the text that are certain by then.
 
-    Only what may become a tag is held back. Blanks before the first word of a thought, and of an answer after one, are
-    dropped; blanks at the very start wait for the first word. `found`: there was a thought; `is_dressed`: tokens before
-    the answer were dropped.
+    Only text that may become a tag is held back. Blanks before the first word of a thought are removed, and so are
+    blanks between a thought and the answer. Blanks at the very start are held back until the first word. `found` means
+    that there was a thought. `is_dressed` means that tokens before the answer were removed.
     """
 
     def __init__(self) -> None:
-        self._state = "start"  # then "thought", "after" (a thought), "text"
+        self._state = "start"  # later "thought", "after" (a thought or a removed token), "text"
         self._ends: tuple[str, ...] = ()
         self._has_words = False
         self.held = ""
@@ -147,7 +151,7 @@ class ThinkSplitter:
         self.is_dressed = False
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """`(thought, text)`, either may be empty."""
+        """Return `(thought, text)`. Either may be empty."""
         if self._state == "text":
             return "", piece
         thought: list[str] = []
@@ -161,14 +165,15 @@ class ThinkSplitter:
         return "".join(thought), ""
 
     def finish(self) -> tuple[str, str]:
-        """What was held back: an unfinished tag counts as written, blanks alone are dropped."""
+        """Return `(thought, text)` for what was held back. An unfinished tag is returned as it was written. Blanks
+        alone are dropped."""
         held, self.held = self.held, ""
         if not held.strip():
             return "", ""
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the answer starts with; True if there is more to decide."""
+        """Decide what the answer starts with. Return True if there is more to decide at once."""
         begun = self.held.lstrip()
         if not begun:
             if self._state == "after":
@@ -193,7 +198,7 @@ class ThinkSplitter:
         return False
 
     def _read_thought(self, thought: list[str]) -> bool:
-        """Move the certain part of the thought out; True once its end has come."""
+        """Move the certain part of the thought into `thought`. Return True if the end of the thought was found."""
         if not self._has_words:
             self.held = self.held.lstrip()
         if end := _END_OF[self._ends].search(self.held):
@@ -209,6 +214,6 @@ class ThinkSplitter:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of `text` begin `tag`, in any case."""
+    """Return how many characters at the end of `text` are the beginning of `tag`, ignoring case."""
     tail = text[1 - len(tag) :].lower()
     return next((length for length in range(len(tail), 0, -1) if tag.startswith(tail[-length:])), 0)

@@ -1,7 +1,8 @@
-"""Decodes server-sent events: response bytes in, the data of each event out; and cleans their text.
+"""Decodes server-sent events: takes the bytes of a response and returns the data of each event. Also cleans the text in
+them.
 
-Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, ids and retry
-times mean nothing for chat completions and are dropped.
+Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, IDs and retry
+times have no meaning in chat completions and are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from crow.domain.errors import AnswerTooLong
 
 MAX_EVENT_BYTES = 8 * 1024 * 1024
-"""Twice the characters that are accepted of one answer."""
+"""Twice the number of characters that crow accepts in one answer."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -29,9 +30,10 @@ class EventTooLarge(AnswerTooLong):
 
 
 class SseDecoder:
-    """Feed bytes as they arrive; each call returns the events that became complete.
+    """Call `feed` with bytes as they arrive. Each call returns the events that became complete.
 
-    Events without data do not count. A line ends at LF, CR or CRLF only, wherever the pieces are cut.
+    Events without data are skipped. Only LF, CR or CRLF end a line, and the pieces may be cut anywhere, even within
+    CRLF.
     """
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -43,7 +45,10 @@ class SseDecoder:
         self._data_bytes = 0
 
     def feed(self, piece: bytes) -> list[str]:
-        """The events that `piece` completes. :raises EventTooLarge:"""
+        """Return the data of the events that `piece` completes.
+
+        :raises EventTooLarge: an event or a line exceeds the limit.
+        """
         if self._at_start:
             piece = self._without_bom(piece)
         if self._skip_lf and piece:
@@ -67,7 +72,8 @@ class SseDecoder:
         return events
 
     def finish(self) -> list[str]:
-        """The end of the bytes: the last event, if its blank line never came. It may be cut anywhere."""
+        """Note the end of the bytes. Return the last event if the blank line after it never came. This event may be
+        incomplete."""
         lines = [bytes(self._rest), b""] if self._rest else [b""]
         self._rest.clear()
         return self._events_of(lines)
@@ -115,7 +121,7 @@ class SseDecoder:
             raise EventTooLarge(self._max_bytes)
 
 
-# Event data that is not one JSON object.
+# Reads event data that is not one JSON object.
 
 _DECODER = json.JSONDecoder(strict=False)
 _BETWEEN = re.compile(r"(?:\s|,|\ufeff|data:)*")
@@ -128,13 +134,13 @@ def is_end(data: str) -> bool:
 
 
 def is_keep_alive(data: str) -> bool:
-    """Whether the event only keeps the connection open."""
+    """Whether the event has no content and only keeps the connection open."""
     return data.lower() in {"ping", "pong", "keep-alive", "keepalive", "heartbeat", "connected"}
 
 
 def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
-    """`(chunks, whether the end follows)` of data that has several, or one in bad framing; no chunks if it has anything
-    else."""
+    """Return `(chunks, whether the end marker follows)` for data that contains several chunks, or chunks in bad
+    framing. Return no chunks if the data contains anything else."""
     chunks: list[dict[str, object]] = []
     at = 0
     while True:
@@ -151,21 +157,21 @@ def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
         chunks.append(value)
 
 
-# Lone UTF-16 surrogates. JSON may spell half of a pair (`\ud83d`) and Python keeps it, but strict readers refuse it. So
-# it is replaced where text enters, and again where requests leave.
+# Replaces lone UTF-16 surrogates. JSON may contain half of a pair (`\ud83d`) and Python accepts it, but strict parsers
+# refuse it. Therefore lone halves are replaced where text enters crow and again where requests leave crow.
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def replace_lone(text: str) -> str:
-    """`text` with adjacent halves joined and lone ones replaced by U+FFFD."""
+    """Return `text` with adjacent halves of surrogate pairs joined and lone halves replaced by U+FFFD."""
     if text.isascii() or not _SURROGATE.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
-    """As `replace_lone`, for all texts in a JSON object. Members that JSON cannot hold are left out."""
+    """Apply `replace_lone` to all texts in a JSON object. Members that JSON cannot express are removed."""
     clean: dict[str, object] = {}
     for key, value in members.items():
         try:
@@ -177,17 +183,18 @@ def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
 
 
 class SurrogateJoiner:
-    """Cleans a text that arrives in pieces: a high half at the end of one piece waits for the next."""
+    """Cleans a text that arrives in pieces. If a piece ends with the high half of a surrogate pair, this half is held
+    back until the next piece."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
 
     def feed(self, piece: str) -> str:
-        """The text that can be shown now."""
+        """Return the text that can be shown now."""
         if piece.isascii() and not self._decoder.getstate()[0]:
             return piece
         return self._decoder.decode(piece.encode("utf-16-le", "surrogatepass"))
 
     def finish(self) -> str:
-        """The replacement of a half that still waits."""
+        """Return the replacement for a half that is still held back."""
         return self._decoder.decode(b"", final=True)

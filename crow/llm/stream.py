@@ -1,7 +1,7 @@
 """One request to an endpoint, from sending it to its complete answer.
 
-Transient failures are retried with jitter as long as no part of the answer was shown. Later failures are raised, and
-`partial` keeps the text that was shown.
+Transient failures are retried after a randomised delay, as long as no part of the answer was shown. Later failures are
+raised, and `partial` returns the text that was shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from crow.llm.sse import MAX_EVENT_BYTES, EventTooLarge, SseDecoder
 
 MAX_ADAPTATIONS = 8
 MAX_BYTES = 1_000_000_000
-"""Limit of the bytes read for one answer: a server may send empty events for ever."""
+"""Limits the number of bytes read for one answer, because a server may send empty events forever."""
 _MAX_TRIES = 4
 _MAX_WAIT_S = 60.0
 _DRAIN_TIMEOUT_S = 0.02
@@ -33,7 +33,7 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTiming:
-    """How retries wait: `sleep` takes seconds, `chance` returns numbers from 0 to 1."""
+    """How to wait before retries. `sleep` takes seconds, and `chance` returns numbers from 0 to 1."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random
@@ -43,10 +43,13 @@ class ResponseBody(Protocol):
     """The open body of a successful response."""
 
     async def read(self) -> bytes:
-        """The next bytes, empty at the end. :raises ~crow.domain.errors.ModelError: the connection broke."""
+        """Return the next bytes, or no bytes at the end.
+
+        :raises ~crow.domain.errors.ModelError: the connection broke.
+        """
 
     async def close(self) -> None:
-        """Close the connection, unless the body was read to its end."""
+        """Close the connection. If the body was read to its end, the connection may be used again instead."""
 
 
 class Transport(Protocol):
@@ -59,20 +62,24 @@ class Transport(Protocol):
         """The endpoint and model, as error messages name them."""
 
     async def send(self, request: Request) -> ResponseBody:
-        """Send `request`, without parts that the endpoint refuses. :raises ~crow.domain.errors.ModelError:"""
+        """Send `request` without the parts that the endpoint refuses.
+
+        :raises ~crow.domain.errors.ModelError: the request failed.
+        """
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Leave out what `body` refuses by name; False if the next request would be the same."""
+        """Change later requests so that they leave out what `body` refuses by name. Return False if nothing would
+        change."""
 
     async def learn_from(self, answer: Answer) -> None:
-        """Take note of a complete answer."""
+        """Learn facts about the endpoint from a complete answer."""
 
     def redact(self, error: errors.ModelError) -> None:
-        """Take secrets out of the message of a failed attempt."""
+        """Remove secrets from the message of an error."""
 
 
 class ChatStream:
-    """A running request; see :class:`crow.llm.Stream`. Read and closed by one task."""
+    """A running request; see :class:`crow.llm.Stream`. One task reads and closes it."""
 
     def __init__(self, transport: Transport, request: Request, *, timing: RetryTiming) -> None:
         self._transport = transport
@@ -91,7 +98,10 @@ class ChatStream:
 
     @property
     def answer(self) -> Answer:
-        """The whole answer. :raises RuntimeError: before the iteration ended."""
+        """The whole answer.
+
+        :raises RuntimeError: the iteration has not ended yet.
+        """
         if self._answer is None:
             raise RuntimeError("the answer is not complete yet")
         return self._answer
@@ -112,7 +122,7 @@ class ChatStream:
             except errors.ModelError as error:
                 partial = parser.partial()
                 is_shown = bool(partial.text or partial.thought)
-                # A response that began well may still refuse a part of the request.
+                # Even a response with a success status may contain an error that refuses a part of the request.
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
                     adaptations += 1
                     if await self._transport.adapt(self._request, parser.error_body):
@@ -164,17 +174,20 @@ class ChatStream:
             for piece in self._last(parser, decoder, head):
                 yield piece
             if parser.is_done:
-                # Reading the end of the body, which usually is there already, lets the connection be used again.
+                # The rest of the body has usually arrived already. Reading it allows the connection to be used again.
                 with suppress(errors.NetworkError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
                     while await response.read():
                         pass
         finally:
-            # Close at once, also when cancelled, so that the endpoint stops generating.
+            # Close at once, also on cancellation, so that the endpoint stops generating.
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await response.close()
 
     async def _read(self, response: ResponseBody, parser: StreamParser, *, is_first: bool) -> bytes:
-        """The next bytes, empty when nothing more counts. :raises ~crow.domain.errors.ModelError:"""
+        """Return the next bytes, or no bytes if nothing more is expected.
+
+        :raises ~crow.domain.errors.ModelError: the connection broke, or nothing arrived in time.
+        """
         timeouts = self._transport.timeouts
         wait_s = timeouts.first_byte_s if is_first else timeouts.idle_s
         if parser.is_finished:
@@ -187,7 +200,7 @@ class ChatStream:
         raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was given up.")
 
     def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
-        """The end of the body: an event without its blank line, or a body that is not an event stream."""
+        """Read the end of the body: an event without its final blank line, or a body that is not an event stream."""
         events = decoder.finish()
         if head is not None and not events:
             lines = head.decode("utf-8", "replace").splitlines()
@@ -198,14 +211,14 @@ class ChatStream:
                     f"{who} sent an empty response. Look at its log; is the request too long for it?"
                 )
             return [*parser.feed([text]), *parser.flush()]
-        # Half an event is not JSON; `finish` reports that the answer broke off.
+        # An incomplete event is not valid JSON. `finish` reports later that the answer broke off.
         with suppress(errors.ProtocolError):
             return [*parser.feed(events), *parser.flush()]
         return parser.flush()
 
 
 def _retry_wait_s(error: errors.ModelError, tries: int, *, chance: float) -> float | None:
-    """Seconds to wait after try number `tries`, None if the error is to be raised."""
+    """Return the seconds to wait after attempt number `tries`, or None if the error must be raised."""
     asked_s: float | None = None
     max_tries = _MAX_TRIES
     match error:

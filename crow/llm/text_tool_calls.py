@@ -1,11 +1,13 @@
 """Finds tool calls that a model wrote into its answer as text.
 
-Servers that do not recognise a model's format pass its calls on as text. Such calls count only if tools were offered
-and no real call came, and only if the block is complete, ends the text, stands outside code, and calls nothing but
-offered tools, each with an object of arguments; otherwise the text stays as it is. A form without a marker (bare JSON,
-a call in Python) counts only if it is the whole answer and its arguments fit the tool's schema.
+A server that does not recognise a model's call format passes its calls on as text. Such calls are accepted only if
+tools were offered and no regular call came. In addition, the block of calls must be complete, end the text, be outside
+code, and contain only calls of offered tools, each with an object as arguments. Otherwise the text is left unchanged. A
+form without a marker (bare JSON, or a call in Python) is accepted only if it is the whole answer and its arguments fit
+the tool's schema.
 
-A model's text is hostile: no pattern here may take more than linear time. Hence the possessive quantifiers.
+A model's text may be hostile, so no pattern here may take more than linear time. This is why the patterns use
+possessive quantifiers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from crow.llm.tool_calls import tool_name
 
 _Tools: TypeAlias = Mapping[str, ToolSpec]
 _Found: TypeAlias = list[tuple[str, str]]
-"""Names and arguments (JSON text) as written, in order."""
+"""Names and arguments (JSON text) of calls as the model wrote them, in order."""
 
 _TAGS = ("tool_call>", "tool_calls>")
 _OPENING = (
@@ -42,7 +44,7 @@ _CLOSING = (
     *("<|call|>", "<|plugin|>"),
 )
 _TURN = ("<|end|>", "<|start|>assistant")
-"""In Harmony: the end of one message, and the start of the next one of the same answer."""
+"""In the Harmony format: the end of one message, and the start of the next message in the same answer."""
 
 _CALL_STARTS = (
     *(f"<{family}invoke name=" for family in ("", "antml:", "｜DSML｜")),
@@ -51,10 +53,10 @@ _CALL_STARTS = (
 )
 _STARTS = (*_OPENING, *_CALL_STARTS, *_TURN)
 _RECIPIENT = "to="
-"""Start of a call in Harmony whose server has removed the tokens before it."""
+"""The start of a Harmony call if the server has removed the tokens before it."""
 
 _END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
-"""Tokens that end an answer in formats that also put tokens before it."""
+"""Tokens that end an answer, in formats that also put tokens before the answer."""
 
 _WATCHED = (*_STARTS, *_END_TOKENS)
 _PREFIXES = frozenset(token[:length] for token in _WATCHED for length in range(1, len(token)))
@@ -65,24 +67,25 @@ _WORD = re.compile(r"[\w-]+")
 _CANDIDATE = re.compile(r"[<\[]")
 
 _MAX_STARTS = 20
-"""After so many places that looked like a call and were none, the rest is text."""
+"""After this many places that looked like calls but were none, the rest of the answer is treated as text."""
 
 _SMALL_CHARS = 1000
-"""A held block up to this size is examined with each new piece, a larger one each time it has doubled."""
+"""Held-back text up to this size is examined with each new piece. Longer text is examined only when its size has
+doubled."""
 
 _HEAD_CHARS = 200
-"""A call names its tool within so many characters."""
+"""A call must name its tool within this many characters."""
 
 _MAX_CALLS = 100
 _MAX_PYTHON_CHARS = 50_000
-"""Python's parser takes hundreds of times the memory of a text."""
+"""Python's parser uses hundreds of times as much memory as the text that it parses, so the text must not be longer."""
 
 
 class CallDetector:
-    """Finds tool calls in a text that streams, and holds back what may still become one.
+    """Finds tool calls in a streamed text, and holds back text that may still become a call.
 
-    Each `feed` returns what is certainly text; `finish` returns the rest, and its calls. `drop_end_tokens`: tokens that
-    end an answer in some formats are removed from its text.
+    Each `feed` returns the text that is certainly not a call. `finish` returns the rest of the text and the calls. If
+    `drop_end_tokens` is set, the tokens with which some formats end an answer are removed from the text.
     """
 
     def __init__(self, tools: Mapping[str, ToolSpec], *, new_id: Callable[[], str]) -> None:
@@ -103,7 +106,7 @@ class CallDetector:
         return "".join(self._held)
 
     def feed(self, text: str) -> str:
-        """The text that can be shown now."""
+        """Add `text`. Return the text that can be shown now."""
         if not self._held and not (self._starts_left and (self._tools or self.drop_end_tokens)):
             return text
         self._held.append(text)
@@ -121,7 +124,8 @@ class CallDetector:
         return self._hold(text, len(text))
 
     def finish(self, *, may_call: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """The end of the text: what was held back, without the calls in it. `may_call`: calls count."""
+        """Return the held-back text without the calls in it, and the calls. If `may_call` is False, calls are treated
+        as text."""
         text, self._held = self.held, []
         is_only_call = may_call and self._is_start and text.startswith(_RECIPIENT)
         if is_only_call and (calls := self._calls(_read_marked(text, self._tools))):
@@ -138,15 +142,16 @@ class CallDetector:
         return text, ()
 
     def interrupt(self) -> str:
-        """The stream broke: what was held back and is text. Half a call is dropped."""
+        """Note that the stream broke. Return the held-back text, or an empty string if it looks like an incomplete
+        call."""
         text, self._held = self.held, []
         is_call = text.lstrip().startswith(_STARTS) or _names_a_tool(text[:_HEAD_CHARS], self._tools)
         return "" if is_call else text
 
     def _hold(self, text: str, at: int) -> str:
-        """Keep `text` from `at` on, and return what stands before."""
+        """Hold `text` back from position `at` on, and return the text before this position."""
         if not self._has_given and not text[:at].strip():
-            # Blanks at the start are shown together with the first word.
+            # Blanks at the start are held back and shown together with the first word.
             at, self._before = 0, _TextBefore()
         self._has_given = self._has_given or at > 0
         self._held = [text[at:]] if at < len(text) else []
@@ -155,7 +160,8 @@ class CallDetector:
         return text[:at]
 
     def _candidates(self, text: str) -> Iterator[int]:
-        """Positions where a block or the end of the answer may begin; `_before` then describes the text before."""
+        """Yield positions at which a block of calls or the end of the answer may begin. At each yield, `_before`
+        describes the text before the position."""
         added = 0
         for match in _CANDIDATE.finditer(text):
             at = match.start()
@@ -166,7 +172,7 @@ class CallDetector:
         self._before.add(text[added:])
 
     def _may_be_block(self, text: str, at: int) -> bool:
-        """Whether the text from `at` on can still become calls, or the end of the answer."""
+        """Whether the text from `at` on can still become a block of calls, or the end of the answer."""
         if self._tools and not self._before.is_quoting and _is_prefix(text, at):
             return True
         is_block = self._is_block(text, at)
@@ -181,15 +187,17 @@ class CallDetector:
         return False
 
     def _is_block(self, text: str, at: int) -> bool:
-        """Whether a block begins at `at` that is neither quoted nor mentioned in a sentence."""
+        """Whether a block of calls begins at `at` and is neither quoted nor merely mentioned in a sentence."""
         if not self._tools or self._before.is_quoting or not text.startswith(_STARTS, at):
             return False
-        # Special tokens are never written by accident. Other tags within a line are, unless a line break follows.
+        # Models never write special tokens by accident. But they do mention other tags within a line, so a tag there
+        # counts only if a line break follows.
         is_tag = text.startswith("<", at) and not text.startswith(("<|", "<｜"), at)
         return not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
 
     def _calls(self, found: _Found, *, is_bare: bool = False) -> tuple[ToolCall, ...]:
-        """The calls, or none if one of them cannot be run. `is_bare`: name and arguments must match exactly."""
+        """Return the calls, or none if one of them is invalid. If `is_bare` is set, the name must match exactly and the
+        arguments must fit the schema."""
         calls: list[ToolCall] = []
         for written, text in found:
             name = written if is_bare else tool_name(written, self._tools)
@@ -200,13 +208,13 @@ class CallDetector:
                 if is_bare and not fits(arguments, tool.input_schema):
                     return ()
                 calls.append(ToolCall(id=self._new_id(), name=name, arguments=json_text(arguments)))
-            except (InvalidArguments, ValueError):  # ValueError: several objects
+            except (InvalidArguments, ValueError):  # ValueError: `read_arguments` returned several objects
                 return ()
         return tuple(calls)
 
 
 class _TextBefore:
-    """Tells whether a position in a text stands in code, in a quotation, or within a line."""
+    """Tells whether a position in a text is inside code, inside a quotation, or within a line."""
 
     _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
     _ELEMENT = re.compile(r"<(/?)(pre|code)(?=[\s>])")
@@ -222,7 +230,7 @@ class _TextBefore:
 
     @property
     def is_quoting(self) -> bool:
-        """Whether what follows is code or quoted."""
+        """Whether the text that follows is inside code or quoted."""
         return (
             self._has_backtick
             or bool(self._fence)
@@ -233,11 +241,11 @@ class _TextBefore:
 
     @property
     def is_in_line(self) -> bool:
-        """Whether the current line has begun."""
+        """Whether there is text in the current line before this position."""
         return bool(self._line.strip())
 
     def add(self, text: str) -> None:
-        """Move on behind `text`."""
+        """Move the position to the end of `text`."""
         if not text:
             return
         seen = len(self._tail)
@@ -257,7 +265,7 @@ class _TextBefore:
         if match := self._FENCE.match(self._line):
             mark, rest = match.groups()
             if not self._fence:
-                # Backticks after backticks are inline code, not a fence.
+                # If more backticks follow in the line, this is inline code and not a fence.
                 self._fence = "" if mark[0] == "`" and "`" in rest else mark
             elif mark[0] == self._fence[0] and len(mark) >= len(self._fence) and not rest.strip():
                 self._fence = ""
@@ -266,12 +274,12 @@ class _TextBefore:
 
 
 def _is_prefix(text: str, at: int) -> bool:
-    """Whether the text ends here with the beginning of a token."""
+    """Whether the text from `at` to its end is the beginning of a token."""
     return len(text) - at < _LONGEST and text[at:] in _PREFIXES
 
 
 def _tool(name: str, tools: _Tools) -> ToolSpec | None:
-    """The offered tool that a written name means."""
+    """Return the offered tool that the name in the model's text means."""
     return tools.get(tool_name(name, tools))
 
 
@@ -284,13 +292,14 @@ def _names_a_tool(text: str, tools: _Tools) -> bool:
     return any(_tool(word, tools) is not None for word in _WORD.findall(text))
 
 
-# Marked forms: a block is a row of calls with brackets (opening and closing tokens) between them, read from left to
-# right. The start of a call decides how it is read. JSON is read by a JSON decoder and not up to its closing tag, since
-# its strings may contain tags. What is not complete is not a call.
+# Marked forms: a block is a sequence of calls with brackets (opening and closing tokens) between them. It is read from
+# left to right. The start of a call decides how the call is read. JSON is read by a JSON decoder and not up to its
+# closing tag, because its strings may contain tags. Anything incomplete is not a call.
 
 _DECODER = json.JSONDecoder(strict=False)
 _JSON_MARGIN_CHARS = 12
-"""A fault so close to the end of a text may be a word or an escape that is still incomplete."""
+"""If the decoder fails this close to the end of the text, the cause may be a word or an escape sequence that is still
+incomplete."""
 _BRACKETS = re.compile(rf"(?:\s|[,;]|{'|'.join(map(re.escape, (*_OPENING, *_CLOSING, '<|end|>')))})+")
 _TURNS = re.compile(rf"(?:\s|{'|'.join(map(re.escape, _TURN))})*")
 _NAME = re.compile(r"[\w.:=-]+\s*(?:[<(\[{]|\Z)")
@@ -338,28 +347,29 @@ _FORMS = tuple(
             "",
             r"\s*<\|tool_call_end\|>",
         ),
-        # Harmony; the recipient stands before or after the channel.
+        # In Harmony, the recipient comes before or after the channel.
         (_HARMONY_START + _HARMONY_TO + _HARMONY_CHANNEL + _HARMONY_END, "", ""),
         (_HARMONY_START + _HARMONY_CHANNEL + _HARMONY_TO + _HARMONY_END, "", ""),
-        # Mistral, and others that write the name before the object
+        # Mistral and other formats write the name before the object.
         (r"(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\w++\s*+)?(?:\[ARGS\]\s*+)?(?=\{)", "", ""),
     )
 )
-"""What opens a call, a member of its arguments ("" if they are a JSON object), and what closes the call."""
+"""Each form has three patterns: the opening of a call, a member of its arguments ("" if the arguments are a JSON
+object), and the closing of the call."""
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>(?=\s*(?:<|\Z))", re.DOTALL)
 _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed:)?tool_call>\s*)?\Z", re.DOTALL)
 
 
 def _read_marked(block: str, tools: _Tools) -> _Found:
-    """The calls of a block that begins with a marker; none if it contains anything else."""
+    """Return the calls in a block that begins with a marker. Return none if the block contains anything else."""
     block = _without_turns(block)
     found, end = _read_row(block, tools)
     return found if end >= len(block) and block.startswith((*_OPENING, *_CALL_STARTS, _RECIPIENT)) else []
 
 
 def _may_be_marked(block: str, tools: _Tools) -> bool:
-    """Whether `block`, which begins with a marker and may go on, can still become calls of offered tools."""
+    """Whether `block` can still become calls of offered tools. It begins with a marker and may be incomplete."""
     block = _without_turns(block)
     if not any(token.startswith(block[: len(token)]) for token in (*_STARTS, _RECIPIENT)):
         return False
@@ -375,18 +385,19 @@ def _may_be_marked(block: str, tools: _Tools) -> bool:
         is_start = _is_open_json(rest, 0) or _LIST_OF_CALLS.match(rest) is not None
     else:
         is_start = _NAME.match(rest) is not None
-    # The start of a call names its tool soon, unless the arguments come first.
+    # A call names its tool near its start, unless its arguments come first.
     is_head = len(rest) <= _HEAD_CHARS or _ARGUMENTS_FIRST.match(rest) is not None
     return is_start and (is_head or _names_a_tool(rest[:_HEAD_CHARS], tools))
 
 
 def _without_turns(block: str) -> str:
-    """`block` without the end of the message before it."""
+    """Return `block` without the tokens that end the previous message."""
     return block[_end_of(_TURNS, block) :] if block.startswith(_TURN) else block
 
 
 def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_Found, int]:
-    """The calls of a row, and where it ends or something else begins. `is_partial`: the block may go on."""
+    """Return the calls in a sequence, and the position at which the sequence ends or something else begins.
+    `is_partial` means that the block may be incomplete."""
     found: _Found = []
     at = 0
     is_listed = False
@@ -405,7 +416,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
 
 
 def _is_open_json(text: str, at: int) -> bool:
-    """Whether an object or a list begins at `at` whose end may still come."""
+    """Whether an object or a list begins at `at` whose end may not have arrived yet."""
     if text[at] not in "{[":
         return False
     try:
@@ -418,7 +429,8 @@ def _is_open_json(text: str, at: int) -> bool:
 
 
 def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[_Found, int] | None:
-    """The call, or the list of calls, at `at`, and where it ends. `is_listed`: Python may have one call a line."""
+    """Return the call or the list of calls at `at`, and the position of its end. `is_listed` means that Python calls
+    may be written one per line, without a list around them."""
     if block[at] in "{[":
         value, end = _json_at(block, at)
         named = [_named(each) for each in (value if isinstance(value, list) else [value])]
@@ -445,7 +457,7 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
 
 
 def _read_function(block: str, at: int, tools: _Tools) -> tuple[_Found, int] | None:
-    # Values may contain such tags themselves; then the last closing tag is the right one.
+    # Values may contain `</function>` themselves. If so, the last closing tag is the right one.
     for pattern in (_FUNCTION, _LAST_FUNCTION):
         if (match := pattern.match(block, at)) is None:
             continue
@@ -460,8 +472,8 @@ def _read_function(block: str, at: int, tools: _Tools) -> tuple[_Found, int] | N
 
 
 def _parameters(body: str, schema: JsonObject) -> dict[str, object] | None:
-    """The parameters that make up the whole of `body`. Each ends where the next one of the schema begins, since values
-    may contain such tags and closing tags are sometimes missing."""
+    """Return the parameters if they make up the whole `body`. Each parameter ends where the next parameter of the
+    schema begins, because values may contain tags themselves and closing tags are sometimes missing."""
     properties = schema.get("properties")
     keys = "|".join(map(re.escape, properties)) if isinstance(properties, Mapping) and properties else r"[^<>\s]{1,200}"
     pattern = re.compile(
@@ -474,7 +486,8 @@ def _parameters(body: str, schema: JsonObject) -> dict[str, object] | None:
 
 
 def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -> tuple[dict[str, object] | None, int]:
-    """The arguments from `at` on, and where they end; None if one is given twice."""
+    """Return the arguments from `at` on and the position of their end. Return None instead of the arguments if one of
+    them appears twice."""
     members: dict[str, object] = {}
     while match := pattern.match(text, at):
         key, value, string = match["key"].strip(), match["text"], match.groupdict().get("string")
@@ -486,7 +499,8 @@ def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -
 
 
 def _typed(text: str, key: str, schema: JsonObject) -> object:
-    """A value written without quotes: a string where the schema says so, else what it is as JSON."""
+    """Return a value that was written without quotes. It remains a string if the schema says so or does not list it.
+    Otherwise it is read as JSON, if it is valid JSON."""
     properties = schema.get("properties")
     member = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(member, Mapping) or member.get("type") == "string":
@@ -496,7 +510,7 @@ def _typed(text: str, key: str, schema: JsonObject) -> object:
 
 
 def _named(value: object) -> tuple[str, str] | None:
-    """Name and arguments of `{"name": ..., "arguments" or "parameters": ...}` or `{name: arguments}`."""
+    """Return the name and arguments in `{"name": ..., "arguments" or "parameters": ...}` or `{name: arguments}`."""
     if not isinstance(value, dict):
         return None
     if len(value) == 1 and isinstance(only := next(iter(value.values())), dict) and "function" not in value:
@@ -512,7 +526,7 @@ def _named(value: object) -> tuple[str, str] | None:
 
 
 def _read_python(text: str, *, is_listed: bool) -> _Found:
-    """The calls of `[name(key=value), ...]`; with `is_listed` also of one call a line."""
+    """Return the calls in `[name(key=value), ...]`. If `is_listed` is set, also accept one call per line."""
     text = text.strip()
     if len(text) > _MAX_PYTHON_CHARS or not text.endswith(("]", ")")) or not (is_listed or text.startswith("[")):
         return []
@@ -540,7 +554,7 @@ def _read_python(text: str, *, is_listed: bool) -> _Found:
 
 
 def _json_at(text: str, at: int) -> tuple[object, int]:
-    """The JSON value at `at` and its end; `(None, len(text))` if there is none."""
+    """Return the JSON value at `at` and the position of its end, or `(None, len(text))` if there is no valid JSON."""
     try:
         return _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
@@ -556,7 +570,7 @@ def _end_of(pattern: re.Pattern[str], text: str, at: int = 0) -> int:
     return match.end() if match is not None else at
 
 
-# Bare forms: an answer that is nothing but JSON or Python calls, perhaps in a code fence.
+# Bare forms: the answer consists only of JSON or Python calls, perhaps in a code fence.
 
 _BARE_START = re.compile(r"(?:<\|start_header_id\|>assistant<\|end_header_id\|>)?\s*(?:functools\s*(?=\[))?")
 _BARE_OPENINGS = ("<|start_header_id|>assistant<|end_header_id|>", "functools", "```", "~~~")
@@ -574,7 +588,7 @@ _BARE_KEYS = _BARE_ARGUMENTS | {"name", "type", "id"}
 
 
 def _read_bare(text: str) -> _Found:
-    """The calls of an answer that is nothing else; none if it is anything else."""
+    """Return the calls in an answer that consists only of calls. Return none if the answer contains anything else."""
     text = text.strip()
     fenced = _FENCED.fullmatch(text)
     label = fenced[2] if fenced is not None else None
@@ -597,7 +611,7 @@ def _read_bare(text: str) -> _Found:
 
 
 def _may_be_bare(text: str, tools: _Tools) -> bool:
-    """Whether an answer that begins with `text` can be nothing but calls without a marker."""
+    """Whether an answer that begins with `text` can still consist only of calls without a marker."""
     text = text.strip()
     if any(opening.startswith(text) for opening in _BARE_OPENINGS):
         return True
@@ -629,7 +643,8 @@ def _may_be_bare_calls(text: str, tools: _Tools, *, is_python: bool = False) -> 
 
 
 def _end_of_bare_call(text: str, at: int, tools: _Tools) -> int | None:
-    """Where the object at `at` ends, or `text` if that comes first; None if it is not a call."""
+    """Return the end of the object at `at`, or the end of `text` if the object is incomplete. Return None if the object
+    is not a call."""
     if text[at] != "{":
         return None
     at += 1
@@ -653,5 +668,5 @@ def _end_of_bare_call(text: str, at: int, tools: _Tools) -> int | None:
 
 
 def _begins_one_of(words: Collection[str], text: str, *, is_whole: bool) -> bool:
-    """Whether `text` is one of `words`, or the beginning of one while it is not whole."""
+    """Whether `text` is one of `words`. If `is_whole` is False, `text` may also be the beginning of one of them."""
     return text in words if is_whole else any(word.startswith(text) for word in words)

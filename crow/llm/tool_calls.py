@@ -1,8 +1,9 @@
 """Assembles tool calls from the fragments of a stream.
 
-No single key can be relied on, so a fragment is assigned to a call by everything it carries: a new id with a name opens
-a call; else the index counts; else the call that was opened last. Arguments are read at the end. Each call then has a
-name, a unique id, and either an object or the reason why there is none.
+Endpoints use IDs and indexes differently, so no single key is reliable. All members of a fragment together decide to
+which call it belongs: a new ID with a name opens a call; otherwise the index decides; without an index, the fragment
+continues the call that was opened last. Arguments are read at the end. Each finished call has a name, a unique ID, and
+either an object of arguments or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
 _MAX_CALLS = 1000
 _MAX_KEYS = 100_000
-"""Some servers send a new id or index with each fragment; so many of them are remembered."""
+"""Some servers send a new ID or index with each fragment. At most this many of them are remembered."""
 _MAX_PIECES = 10_000
 
 
 def new_call_id() -> str:
-    """Nine letters or digits, a form that every endpoint accepts."""
+    """Return nine letters or digits, a form of ID that every endpoint accepts."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 def tool_name(name: str, offered: Mapping[str, ToolSpec]) -> str:
-    """The offered tool that `name` must mean, else `name` in characters that a request may contain.
+    """Return the offered tool that `name` must mean. If there is none, return `name` reduced to characters that a
+    request may contain.
 
-    Decoration is removed (`functions.x`, `x<|channel|>commentary`, `x json`, `x:0`). Case and separators do not count
-    if only one tool fits. Similar names are not guessed.
+    Decoration is removed (`functions.x`, `x<|channel|>commentary`, `x json`, `x:0`). Case and separators are ignored if
+    only one tool fits. Crow does not guess between similar names.
     """
     name = name.strip()
     if name in offered:
@@ -76,13 +78,14 @@ class _PartialCall:
     def add(self, arguments: str) -> None:
         """Add the next piece of the arguments."""
         if len(self.pieces) >= _MAX_PIECES:
-            # So many pieces are not snapshots of a growing whole, so they need not be kept apart.
+            # So many pieces cannot be snapshots of a growing text, so it is not necessary to keep them separate.
             self.pieces = ["".join(self.pieces)]
         self.pieces.append(arguments)
 
 
 class CallAssembler:
-    """Add fragments (`delta.tool_calls[i]`) as they come, then `finish`. `size`: characters kept."""
+    """Call `add` with fragments (`delta.tool_calls[i]`) as they arrive, then `finish`. `size` is the number of
+    characters stored."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
@@ -96,7 +99,8 @@ class CallAssembler:
         return bool(self._calls)
 
     def add_all(self, fragments: object) -> None:
-        """Add `delta.tool_calls`: usually a list of fragments, else one fragment, or a mapping of them."""
+        """Add `delta.tool_calls`. This is usually a list of fragments, but may also be a single fragment or a mapping
+        of fragments."""
         if isinstance(fragments, Mapping):
             values = list(fragments.values())
             is_one = not fragments.keys().isdisjoint({"function", "name", "arguments"})
@@ -141,8 +145,9 @@ class CallAssembler:
                     self.size += len(key) + len(str(members[key]))
 
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
-        """The calls in order of arrival. `is_cut`: the output limit ended the stream, so the last one must not run."""
-        # A call that consists of an id or an index alone is noise.
+        """Return the calls in order of arrival. `is_cut` means that the output limit ended the stream, so that the last
+        call is marked as faulty and must not run."""
+        # A call that consists only of an ID or an index is ignored.
         calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
         finished: list[ToolCall] = []
         seen: set[str] = set()
@@ -156,7 +161,8 @@ class CallAssembler:
         return tuple(finished)
 
     def _add_arguments(self, fragment: Mapping[str, object]) -> bool:
-        """Add a fragment of the usual kind, which has an index and arguments alone; False if it is another."""
+        """Add a fragment of the usual kind, which has only an index and arguments. Return False, without adding it, if
+        the fragment is of another kind."""
         index, function = fragment.get("index"), fragment.get("function")
         if len(fragment) != 2 or type(index) is not int or type(function) is not dict or len(function) != 1:
             return False
@@ -169,7 +175,7 @@ class CallAssembler:
         return True
 
     def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _PartialCall | None:
-        """The call that a fragment continues, None if it opens one."""
+        """Return the call that a fragment continues, or None if the fragment opens a new call."""
         last = self._calls[-1] if self._calls else None
         known = self._by_id.get(call_id) if call_id else None
         at_index = self._by_index.get(index) if index is not None else None
@@ -178,11 +184,12 @@ class CallAssembler:
                 known = at_index
             if not name:
                 return known
-            # One id on parallel calls: a new index tells them apart.
+            # If parallel calls share one ID, a new index tells them apart.
             is_new = index is not None and at_index is None
             return None if is_new or self._opens_anew(known, name, arguments, same_index=at_index is known) else known
         if index is not None and at_index is None:
-            # An index that counts the fragments: a piece from the middle of arguments continues them.
+            # Some servers count the fragments in the index. A piece from the middle of arguments then continues the
+            # last call.
             if last is None or call_id or name or not (last.name and last.pieces) or not arguments:
                 return None
             return None if begins_object(arguments) or is_whole(last.pieces) else last
@@ -192,7 +199,8 @@ class CallAssembler:
         if not name:
             if not is_other_id:
                 return call
-            # A new id on each fragment: an incomplete call goes on, and an id after its end opens the next call.
+            # Some servers send a new ID with each fragment. An incomplete call then continues, and an ID after a
+            # complete call opens the next one.
             goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
             return call if goes_on or (index is not None and not arguments.strip()) else None
         if is_other_id:
@@ -201,7 +209,7 @@ class CallAssembler:
         return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
 
     def _opens_anew(self, call: _PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
-        """Whether a fragment with a name, whose id or index points to `call`, is really another call."""
+        """Whether a fragment with a name belongs to a new call, although its ID or index points to `call`."""
         if not call.name:
             return False
         if name != call.name.strip():
@@ -212,7 +220,8 @@ class CallAssembler:
             return is_whole(call.pieces)
         if not begins_object(arguments) or not is_whole(call.pieces):
             return False
-        # A complete call sent twice is one call; `{}` is how some gateways open one.
+        # A complete call that is sent twice is one call. A call that contains only `{}` is not complete yet, because
+        # some gateways open calls in this way.
         return "".join(call.pieces).strip() not in {arguments.strip(), "{}"}
 
     def _finished(self, call: _PartialCall, *, is_cut: bool) -> list[ToolCall]:
@@ -236,7 +245,7 @@ class CallAssembler:
         return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 
     def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
-        """The calls inside `multi_tool_use.parallel`; none if one of them is unclear."""
+        """Return the calls inside `multi_tool_use.parallel`. Return none if one of them is unclear."""
         uses = wrapped.get("tool_uses")
         calls: list[ToolCall] = []
         for use in uses if isinstance(uses, list) else ():
@@ -249,14 +258,15 @@ class CallAssembler:
 
 
 def _joined_name(name: str, piece: str) -> str:
-    """A name that is repeated, grows, or comes in pieces."""
+    """Return the name after a further piece of it. Servers may repeat the name, send it again in a longer form, or send
+    it in pieces."""
     if not name or piece.startswith(name):
         return piece
     return name if name.strip() == piece.strip() else name + piece
 
 
 def _index(value: object) -> int | str | None:
-    """A number in quotes, or with a fraction of zero, is that number."""
+    """Return the index of a fragment. A number in quotes or with a zero fraction is treated as an integer."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
@@ -271,7 +281,7 @@ def _text(value: object) -> str:
 
 
 def _arguments_text(*places: Mapping[str, object]) -> str:
-    """The first arguments in `places`, as text."""
+    """Return the first arguments found in `places`, as text."""
     value = next((place[key] for place in places for key in _ARGUMENTS_KEYS if place.get(key) is not None), "")
     if isinstance(value, str):
         return value
