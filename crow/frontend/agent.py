@@ -45,10 +45,10 @@ ID_BYTES = 1_000
 
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
-"""How long open requests may take after the end of stdin."""
+"""How long unfinished requests may still run after the end of stdin."""
 
 CLOSE_S = 0.8
-"""How long closing may take altogether, before what still runs is cancelled."""
+"""Time limit for closing everything. What still runs after that is cancelled."""
 
 CONFIGURED = "configured"
 """The authentication method that uses the configuration as it is."""
@@ -62,10 +62,10 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 """Requests that open a session."""
 
 CANCELLABLE = OPENING | {"session/list"}
-"""What `$/cancel_request` cancels besides prompts; other requests end before such a notification can be read."""
+"""`$/cancel_request` can cancel these requests and prompts. Other requests end before a cancellation can be read."""
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
-"""Parameters for which null means the default, which the SDK's models refuse."""
+"""Values that replace null in these parameters before validation, since the SDK's models reject null."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -86,9 +86,9 @@ class PromptRequest(BaseModel, strict=True, defer_build=True):
 
 
 async def serve(transport: StdioTransport, dependencies: ServerDependencies) -> None:
-    """Serves until stdin ends, the editor is gone, or a signal asks to stop; then closes everything, within bounds.
+    """Serves until stdin ends, the editor is gone, or a signal asks to stop; then closes everything within `CLOSE_S`.
 
-    Sessions are tasks of the task group here, not of the requests that open them.
+    Each session is a task of this function's task group, not of the request that opens the session.
     """
     connection = ClientConnection(transport)
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
@@ -143,7 +143,7 @@ class AcpAgent:
         }
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """Answers a request or acts on a notification. :raises RequestError: the error response."""
+        """Answers a request or acts on a notification. :raises RequestError: to be sent as the error response."""
         self._last_message_at = asyncio.get_running_loop().time()
         if is_notification:
             match method, params:
@@ -168,7 +168,7 @@ class AcpAgent:
             raise _error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
     async def warm_when_quiet(self) -> None:
-        """Prepares the first prompt, once no message has come for a moment: imports would delay answers."""
+        """Prepares the first prompt once no message has come for `WARM_AFTER_S`: its imports would delay answers."""
         loop = asyncio.get_running_loop()
         while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event tells of silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
@@ -197,7 +197,7 @@ class AcpAgent:
         assert task is not None
         with anyio.CancelScope() as scope:
             self._running[task] = scope
-            task.add_done_callback(self._running.pop)  # when the response has been sent, too
+            task.add_done_callback(self._running.pop)  # not earlier, since this task also sends the response
             if method in CANCELLABLE:
                 self._cancel_by_id[params.request_id] = scope.cancel
             try:
@@ -236,7 +236,10 @@ class AcpAgent:
         return {}
 
     async def _logout(self, _params: RequestParams) -> dict[str, Any]:
-        """No session can be opened until the client authenticates; open ones continue, and keys are kept."""
+        """Refuses to open sessions until the client authenticates again.
+
+        Open sessions continue, and no key is deleted.
+        """
         self._is_logged_out = True
         return {}
 
@@ -286,7 +289,7 @@ class AcpAgent:
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         session = self._sessions.get(params["sessionId"])
         is_first = session.branch.prompt is None
-        # Submitted before anything is awaited, so that a cancel right behind it finds it.
+        # Submit the prompt before the first await, so that a cancellation that follows immediately finds it.
         prompt = session.submit(without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first))
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
@@ -296,7 +299,10 @@ class AcpAgent:
             del self._cancel_by_id[params.request_id]
 
     async def _steer(self, params: RequestParams) -> dict[str, Any]:
-        """Never starts a turn: its updates may only be sent while a prompt waits for its response."""
+        """Adds a prompt to the running turn; never starts a turn.
+
+        A turn's updates may only be sent while a `session/prompt` request waits for its response.
+        """
         if await self._sessions.get(params["sessionId"]).steer(parts_from(params["prompt"])):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
@@ -330,7 +336,7 @@ def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     login: dict[str, Any] = {"id": "login", "name": "Set up endpoint, key and model", "description": text}
     login |= {"type": "terminal", "args": ["--setup"]}
     if caps.terminal_auth_by_meta:
-        # -P: the terminal's directory is a workspace, and nothing may be imported from there.
+        # -P: the terminal starts in a workspace, and Python must not import anything from there.
         arguments = ["-P", "-m", "crow", "login"]
         command = {"label": "crow login", "command": sys.executable, "args": arguments, "env": {}}
         login["_meta"] = {"terminal-auth": command}
@@ -358,6 +364,6 @@ def _request_error(error: CrowError) -> RequestError:
 
 
 def _error(code: int, message: str, **data: object) -> RequestError:
-    """The text is in `message` and in `data.details`, since clients show one or the other."""
+    """An error with its text in `message` and in `data.details`, since clients show one or the other."""
     message = limit_text(message, MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})

@@ -1,4 +1,4 @@
-"""The editor: its connection, and one session's view of it."""
+"""The connection to the editor, and each session's interface to the editor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
 logger = logging.getLogger(__name__)
 
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Sends a request to the editor and returns its result. Raises RequestError, or ConnectionError if it is gone."""
+"""Sends a request to the editor and returns its result. Raises RequestError; ConnectionError if the editor is gone."""
 
 PermissionAnswer: TypeAlias = Literal[
     "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
@@ -45,9 +45,10 @@ class RequestParams(dict[str, Any]):
 
 
 class ClientConnection:
-    """The JSON-RPC connection to the editor. Also the transport of the SDK's connection, to see every message.
+    """The JSON-RPC connection to the editor.
 
-    The SDK handles each request and sends its response in one task: that task identifies the request here.
+    It is also the transport of the SDK's connection, so it sees every message. The SDK handles each request and sends
+    its response in one task. Here, that task identifies the request.
     """
 
     def __init__(self, transport: StdioTransport) -> None:
@@ -57,7 +58,7 @@ class ClientConnection:
         self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
 
     async def run(self, handle: Callable[[str, Any, bool], Awaitable[Any]]) -> None:
-        """Handles messages until stdin ends: `handle(method, params, is_notification)`."""
+        """Calls `handle(method, params, is_notification)` for each request and notification until stdin ends."""
         self._rpc = Connection(handle, self, listening=False)
         await self._rpc.main_loop()
 
@@ -87,11 +88,14 @@ class ClientConnection:
             self._sent_ids.pop(task, None)
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification. The SDK's connection sends none after stdin ended, but running turns still report."""
+        """Sends a notification, even after stdin has ended.
+
+        The SDK's connection sends none after that, but running turns still send updates.
+        """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def receive(self) -> Message | None:
-        """See the SDK's `Transport`. A request with the id of an unanswered one is refused here."""
+        """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""
         while True:
             message = await self._transport.receive()
             if message is None or "method" not in message or "id" not in message:
@@ -100,7 +104,7 @@ class ClientConnection:
             if request_id not in self._unanswered:
                 self._unanswered.add(request_id)
                 return message | {"params": RequestParams(message["params"], request_id)}
-            # With id null: two answers to one id could not be told apart.
+            # This error has the id null, since the client could not tell two responses with the same id apart.
             problem = "Another request with this id is not answered yet; give each request its own id."
             await self._transport.send(FrameError(INVALID_REQUEST, problem).response())
 
@@ -123,7 +127,10 @@ class ClientConnection:
 
 
 class SessionClient:
-    """See :class:`crow.agent.Client`. `options` and `commands` return the session's current lists of each."""
+    """See :class:`crow.agent.Client`.
+
+    `options` returns the session's current config options, and `commands` its current commands.
+    """
 
     def __init__(
         self,
@@ -149,21 +156,21 @@ class SessionClient:
         self._is_closed = False
 
     def open(self) -> None:
-        """The editor knows the session's id: from now on updates are sent."""
+        """Starts to send updates, since the editor now knows the session's id."""
         self._is_known.set()
 
     def close(self) -> None:
-        """The session is closed: no more updates are sent."""
+        """Stops sending updates, since the session is closed."""
         self._is_closed = True
         self._is_known.set()
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits during a replay, and skips entries that it has replayed."""
+        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips entries that the replay has sent."""
         await self._is_known.wait()
         async with self._updating:
             extra: list[Update] = []
             match event:
-                # Replay does not show that a call started, so that is never skipped.
+                # A replay does not show that a call has started, so such an entry is never skipped.
                 case events.EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(
                     entry.body, Started
                 ):
@@ -175,7 +182,11 @@ class SessionClient:
             await self._send_all((*self._live.updates(event), *extra))
 
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
-        """Sends a stored history. If a turn is running, its events wait; then its open message and calls follow."""
+        """Sends a stored history.
+
+        If a turn is running, its new events wait until the history is sent. After the history, its unfinished message
+        and calls are sent.
+        """
         async with self._updating:
             replay, updates = Replay(), ReplayUpdates(self._caps)
             ended: set[CallRef] = set()
@@ -251,7 +262,7 @@ class SessionClient:
 def permission_params(session_id: str, question: PermissionQuestion) -> dict[str, Any]:
     """The parameters of `session/request_permission`.
 
-    They repeat everything about the call: many clients draw their dialog from them alone.
+    They repeat everything about the call, because many clients build their dialog from this request alone.
     """
     announcement = question.offer.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
@@ -297,7 +308,7 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 def elicitation_answer(result: object) -> ElicitationAnswer:
     """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
 
-    Of an accepted form, only values that a form can contain are taken.
+    Values that a form cannot contain are left out of an accepted form.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:
@@ -310,7 +321,7 @@ def elicitation_answer(result: object) -> ElicitationAnswer:
 
 
 def refusal_text(error: RequestError) -> str:
-    """The editor's explanation: some put it into `data`, with a message that says nothing."""
+    """The editor's explanation. Some editors put it into `data` and send a message that says nothing."""
     match error.data:
         case {"details": str(text)} | {"error": str(text)} | str(text) if text:
             return text

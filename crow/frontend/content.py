@@ -1,4 +1,4 @@
-"""Content blocks of a prompt as parts, and parts as content blocks."""
+"""Converts content blocks of a prompt into parts, and parts into content blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
 
     Content that crow cannot use becomes a sentence that says so. Links are not read here.
 
-    :raises ArgumentError: not a list of valid content blocks, or nothing in it; names the block.
+    :raises ArgumentError: the prompt is empty or not a list of valid content blocks; the message names the block.
     """
     if not isinstance(prompt, list):
         raise ArgumentError(f"prompt is {describe(prompt)}; expected a list of content blocks.")
@@ -43,8 +43,8 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
 def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
     """Removes the earlier prompts that some clients (avante) repeat with every new one.
 
-    They put each into tags, the new one first, followed by a sentence with their number. In the first prompt of a
-    session the earlier ones are news: they stay, oldest first.
+    Such a client puts each prompt into tags, the newest first, and adds a sentence with the number of prompts. In the
+    first prompt of a session, crow does not know the earlier prompts yet: they stay, oldest first.
     """
     texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
     counts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_COUNT.fullmatch(text))}
@@ -60,7 +60,7 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """`part` as content blocks: several for a long text, a sentence for an image that no line can hold."""
+    """`part` as content blocks: several for a long text, a sentence for an image that is too large for a line."""
     match part:
         case Text(text=text):
             return tuple({"type": "text", "text": piece} for piece in split_text(text))
@@ -127,7 +127,10 @@ def _resource(where: str, resource: object) -> Part:
 
 
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
-    """Base64 or a data URI as an image that models accept, else as text if it is text, else as a sentence."""
+    """Converts base64 or a data URI into a part.
+
+    The part is an image if models accept the type, else a resource if the data is text, else a sentence about the file.
+    """
     data_uri = _DATA_URI.match(data)
     if data_uri is not None:
         data, mime_type = data[data_uri.end() :], data_uri[1] or mime_type
@@ -139,7 +142,7 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
         raise ArgumentError(f"{where} is not base64: {error}.") from error
     image_type = "image/jpeg" if mime_type == "image/jpg" else mime_type
     if image_type in _IMAGE_TYPES and raw:
-        # Encoded again, since it is sent with every later request and providers reject sloppy base64.
+        # Encode the image again: it is sent with every later request, and providers reject sloppy base64.
         return Image(data=base64.b64encode(raw).decode(), mime_type=image_type, uri=uri)
     try:
         if b"\0" not in raw:

@@ -1,4 +1,4 @@
-"""JSON-RPC lines without I/O: bytes to messages and messages to bytes."""
+"""Converts lines of bytes into JSON-RPC messages and messages into lines, without I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DEPTH = 200
 """How deep objects and arrays may nest: far above any real message, far below Python's recursion limit."""
 
 MAX_ID_CHARS = 1000
-"""Ids are repeated in answers and error messages."""
+"""The maximum length of an id. Responses and error messages repeat the id."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -91,9 +91,10 @@ class LineSplitter:
 
 
 def parse(line: bytes) -> Message | FrameError | None:
-    """The message in `line`, safe for the SDK's connection; the error to answer; or None if the line is ignored.
+    """The message in `line`, the error with which to answer the line, or None if the line is ignored.
 
-    A message has a string method, a valid id and object parameters, or is a response whose error is an object.
+    A message is safe for the SDK's connection: it has a string method, a valid id (if any) and object parameters, or it
+    is a response whose error is an object.
     """
     line = line.strip().removeprefix(_BOM).strip()
     if not line:
@@ -143,10 +144,10 @@ def describe(value: object) -> str:
 
 def _decode(line: bytes) -> Any:
     value = json.loads(line.decode(), parse_constant=_reject_constant)
-    # Counting brackets is cheap and spares nearly all lines the walk.
+    # Counting brackets is cheap, and nearly all lines have too few to be nested too deeply.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(value):
         raise RecursionError
-    # Lone surrogates have no UTF-8: neither the store nor a request to a model could take them.
+    # Lone surrogates cannot be encoded as UTF-8, so neither the store nor a request to a model could contain them.
     return _map_leaves(value, _without_surrogates) if _SURROGATE_ESCAPE.search(line) else value
 
 
@@ -205,14 +206,14 @@ def _call(value: Message) -> Message | FrameError | None:
 def _response(value: Message) -> Message | FrameError | None:
     response_id, error = value.get("id"), value.get("error")
     if response_id is None and ("result" in value or "error" in value):
-        return None  # the client could not read a line of ours; nobody waits for this
+        return None  # the client could not read one of crow's lines; no request waits for this
     if not _is_id(response_id):
         problem = f"A response's id is {describe(response_id)}; expected a whole number or a short string."
         return FrameError(INVALID_REQUEST, problem)
     response: Message = {"jsonrpc": "2.0", "id": response_id}
     if error is None:
-        # With neither result nor error it is a null result from a client that drops nulls, or not a message at all:
-        # the transport knows whether a request with this id is open.
+        # A response with neither result nor error is a null result from a client that drops nulls, or it is no message
+        # at all. The transport decides which, since it knows whether a request with this id is open.
         return response | {"result": value["result"]} if "result" in value else response
     if not isinstance(error, dict):
         error = {"message": error if isinstance(error, str) else json.dumps(error)}

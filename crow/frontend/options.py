@@ -18,10 +18,10 @@ _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
 """Name and description of each mode."""
 
 _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
-"""How hard a reasoning model thinks: value and name. "default" is stored as an empty string: nothing is sent."""
+"""Values and names for how hard a reasoning model thinks. "default" is stored as an empty string: no level is sent."""
 
 _NO_MODEL = "none"
-"""Stands in the menu until a model is chosen, since a menu needs a current value."""
+"""The menu's current value until a model is chosen, since a menu needs one."""
 
 
 def mode_state(current: str) -> dict[str, Any]:
@@ -33,10 +33,11 @@ def mode_state(current: str) -> dict[str, Any]:
 def config_options(
     *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
 ) -> list[dict[str, Any]]:
-    """All config options of a session with the configuration `config`; boolean ones only if the client takes them.
+    """All config options of a session with the configuration `config`.
 
-    The mode is offered here as well as in `modes`, since clients read one or the other. The current model is offered
-    even if `models` does not contain it. Without any model there is no option for it.
+    Boolean options are included only if the client supports them. The mode is offered here as well as in `modes`, since
+    clients read one or the other. The current model is offered even if `models` does not contain it. If there is no
+    model at all, the option for the model is left out.
     """
     modes = [{"value": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     options = [_select("mode", "Mode", "What crow may do without asking", mode, modes)]

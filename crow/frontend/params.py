@@ -1,6 +1,7 @@
 """Reads the parameters of `initialize` and of requests that open or list sessions.
 
-They are read from the raw objects: the SDK's models drop members and list items that they do not know.
+The parameters are read from the raw objects, because the SDK's models drop members and list items that they do not
+know.
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ def client_name(params: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """A request that opens a session. `model` None: the configured one. `config` is stored with the session."""
+    """A request that opens a session.
+
+    If `model` is None, the session's stored model is used, else the configured one. `config` is stored with the
+    session.
+    """
 
     cwd: str
     directories: tuple[str, ...]
@@ -76,7 +81,7 @@ class OpenRequest:
 def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
     """Reads the parameters of session/new, load, resume or fork. Unknown members of `_meta` are ignored.
 
-    :raises ArgumentError: names the parameter that cannot be used.
+    :raises ArgumentError: a parameter cannot be used; the message names it.
     """
     directories = params.get("additionalDirectories") or ()
     if not isinstance(directories, list | tuple) or len(directories) > MAX_DIRECTORIES:
@@ -186,7 +191,10 @@ def _existing_directory(name: str, path: object) -> str:
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:
-    """A string replaces crow's role in the system prompt; `{"append": text}` is added at the end."""
+    """Reads `_meta.systemPrompt` as configuration of the session.
+
+    A string replaces crow's role in the system prompt. The text of `{"append": text}` is added at the prompt's end.
+    """
     match prompt:
         case None:
             return {}

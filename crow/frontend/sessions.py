@@ -32,7 +32,7 @@ from crow.tools import McpServer, StdioServer, Workspace
 logger = logging.getLogger(__name__)
 
 IDLE_S = 3.0
-"""How long after the last turn the store is tidied: somebody reading an answer takes longer."""
+"""The store is tidied this long after the last turn: a user who reads an answer takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class ServerDependencies:
     - `check_model` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
     - `import_rest` imports what a prompt needs, outside the event loop.
     - `trim` returns free memory to the system; it blocks.
-    - `more_models` asks the endpoint for its models, with a time limit; none if it fails.
+    - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
     - `models` are the names to offer; `model` is the default, empty if none is set.
     - `auto_compact` is the default of the session option.
-    - `editor_terminals`: run commands in the editor's terminals, without the variables of `hidden_variables`.
-    - `editor_timeout_s` and `user_timeout_s`: how long an answer of the editor itself and of its user may take.
+    - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
+    - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
     - `servers` are the user's own MCP servers, for every session.
     - `log_hint` is a sentence that says where the log is.
     """
@@ -75,7 +75,7 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """An open session and the client that sees it."""
+    """An open session and the client object that sends its updates to the editor."""
 
     session: Session
     client: SessionClient
@@ -126,7 +126,7 @@ class OpenSessions:
             yield self.get(session_id)
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> OpenSession:
-        """Creates and opens a session. With an alias, opens the session that has it, if there is one."""
+        """Creates and opens a session. If a session already has the alias, opens that session instead."""
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
@@ -149,7 +149,7 @@ class OpenSessions:
             return opened
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
-        """Creates and opens a session that continues from an entry of another (None: its current one)."""
+        """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
         store = await self.store()
         async with self._lock(session_id):
             row = await store.fork_session(
@@ -161,7 +161,8 @@ class OpenSessions:
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
         """Opens a stored session. If the block fails, a session that was not open before is closed again.
 
-        One that is open here is opened anew, unless it is busy or has a result that could not be stored yet.
+        A session that is already open in this process is closed and opened anew, unless it is busy or has a result that
+        could not be stored yet.
         """
         store = await self.store()
         async with self._lock(session_id):
@@ -174,11 +175,11 @@ class OpenSessions:
             if not stays_open():
                 tail = await store.open_session(session_id)
                 tail = Tail(row=await self._update_row(store, tail.row, request), entries=tail.entries)
-            if live is not None and stays_open():  # a prompt may have come during the lines above
+            if live is not None and stays_open():  # a prompt may have arrived while the lines above waited
                 yield live
                 self._warn_about_cwd(live, request)
                 return
-            opened = self._start(tail, request)  # before anything is awaited: the next request may be a prompt
+            opened = self._start(tail, request)  # before the next await, since the next request may be a prompt
             if live is not None:
                 with anyio.CancelScope(shield=True):
                     await self._close(live)
@@ -188,7 +189,7 @@ class OpenSessions:
                 if live is None:
                     self._tasks.start_soon(self._close, opened)
                 else:
-                    opened.client.open()  # the client knows the session from before
+                    opened.client.open()  # the client knew the session before this request
                 raise
 
     async def close(self, session_id: str) -> None:
@@ -213,7 +214,7 @@ class OpenSessions:
             await self._store.close()
 
     def hurry(self) -> None:
-        """The process is ending: do not wait long for a database that another process has locked."""
+        """Shortens the wait for a database that another process has locked, since this process is ending."""
         if self._store is not None:
             self._store.hurry()
 
@@ -232,7 +233,7 @@ class OpenSessions:
         await self._add_models()
 
     def reload_settings(self) -> None:
-        """Applies changed settings to sessions that are opened from now on, and offers new models in all."""
+        """Applies changed settings to sessions that are opened from now on, and offers new models in all sessions."""
         dependencies = self._dependencies.reload()
         if dependencies is not None:
             self._dependencies = dependencies
@@ -243,7 +244,7 @@ class OpenSessions:
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
         """Modes and config options for the response to the current request, which opens a session.
 
-        Right after it come commands, usage and title, then all other updates.
+        Right after that response, the commands, usage and title are sent, then all other updates.
         """
         self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
         session = opened.session
@@ -299,7 +300,10 @@ class OpenSessions:
             del self._open[opened.session.id]
 
     async def _update_row(self, store: Store, row: SessionRow, request: OpenRequest) -> SessionRow:
-        """The row with the directories and model of `request`. If they cannot be stored, only memory has them."""
+        """Stores the directories and model of `request`, and returns the changed row.
+
+        If they cannot be stored, only the returned row in memory has them.
+        """
         cwd, directories = request.cwd, request.directories
         model = request.model or row.model or self._dependencies.model
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
@@ -366,7 +370,10 @@ class OpenSessions:
 
 
 class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s`, and cancels it when a turn begins. `run` is its task."""
+    """Calls `tidy` when no turn has run for `after_s` seconds, and cancels it when a turn begins.
+
+    This works only while `run` runs as a task.
+    """
 
     def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
         self._tidy = tidy
@@ -378,7 +385,7 @@ class IdleTimer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Surrounds each turn."""
+        """A context manager around each turn."""
         self._turns += 1
         self._waiting.cancel()
         try:
@@ -388,7 +395,7 @@ class IdleTimer:
             self._schedule(self._after_s)
 
     def tidy_soon(self) -> None:
-        """There is something to tidy: do it as soon as no turn runs."""
+        """Tidies now if no turn is running, else after the last running turn."""
         self._schedule(0.0)
 
     def stop(self) -> None:
@@ -397,7 +404,7 @@ class IdleTimer:
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Tidies again and again until cancelled."""
+        """Tidies whenever that is due, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -432,9 +439,10 @@ def _iso_time(ms: int) -> str:
 
 
 def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
-    """The user's servers, then those of the editor that are not the same.
+    """The user's servers, then the editor's servers that are not among them.
 
-    Different servers with one name are both kept: the user's rules about a server must not apply to another.
+    Two different servers with the same name are both included: the user's rules about a server must not apply to
+    another server.
     """
 
     def identity(server: McpServer) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from crow.domain.rendering import in_title
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
-"""No line that crow sends is longer: the parts of any update add up to less. Sizes are bytes of JSON on the wire."""
+"""The maximum size of a line that crow sends: the limits of an update's parts add up to less. Sizes: bytes of JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -29,7 +29,7 @@ _DIFF_BYTES = 400_000
 PIECE_BYTES = 400_000
 
 PART_BYTES = 900_000
-"""The limit of a value that can be neither cut nor split, with room for what surrounds it."""
+"""The size limit of a value that can be neither cut nor split. It leaves room for the rest of the line."""
 
 _TITLE_CHARS = 200
 _MAX_LOCATIONS = 40
@@ -68,7 +68,7 @@ def raw_input(arguments: str) -> object:
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
-    """An announcement for a call that was stored without one: its command, or its name and main argument."""
+    """Makes an announcement for a call stored without one, from its command or from its name and main argument."""
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
     if texts.get("command"):
@@ -78,7 +78,7 @@ def announcement_from(name: str, arguments: str) -> Announcement:
 
 
 def result_contents(result: ToolResult) -> list[Fields]:
-    """The content of a finished call: the diff that was made or the result's text, then images and attachments."""
+    """The content of a finished call: its diffs, or the result's text followed by images and attachments."""
     if result.announcement.diffs and not result.is_error:
         return diff_contents(result.announcement.diffs)
     images = [Attachment(name="image", mime_type=image.mime_type, data=image.data) for image in result.images]
@@ -93,13 +93,13 @@ def result_contents(result: ToolResult) -> list[Fields]:
 
 
 def output_text(result: ToolResult) -> str:
-    """What a command printed, if the tool returns it apart from its text for the model."""
+    """What a command printed, if the tool returned that separately; else the result's text for the model."""
     output = result.raw_output.get("output")
     return output if isinstance(output, str) and output else result.text
 
 
 def raw_output(result: ToolResult, *, with_text: bool = True) -> Fields:
-    """The field `rawOutput`, if there is any. Without text, what a terminal already shows is left out."""
+    """The field `rawOutput`, if there is any. `with_text=False` leaves out what a terminal already shows."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
@@ -124,7 +124,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _result_text(result: ToolResult) -> str:
-    """The result's text for clients that render Markdown, which would change characters of code."""
+    """The result's text for clients that render Markdown; a code block where Markdown would change characters."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
     if not text.strip():
@@ -135,7 +135,7 @@ def _result_text(result: ToolResult) -> str:
     if kind == "search" and not result.is_error:
         return fenced(text)
     if kind == "read" and not result.is_error:
-        return textwrap.indent(text, "    ")  # a code block too; some clients add a fence of their own around files
+        return textwrap.indent(text, "    ")  # a code block too; some clients add their own fence around files
     return text
 
 
@@ -166,7 +166,7 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
 
 
 def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
-    """Diffs with whole texts; if these are too large together, the changed regions and a line that says so."""
+    """Diffs of whole texts or, if these are too large together, the changed regions and a note that says so."""
     diffs = tuple(diffs)
     if sum(json_bytes(diff.old_text or "") + json_bytes(diff.new_text) for diff in diffs) <= _DIFF_BYTES:
         return [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
@@ -236,14 +236,14 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes. Encodes it only if its length alone does not tell."""
+    """Whether `value` takes at most `limit` bytes. Encodes it only if counting characters does not decide this."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
     return _chars(value) <= limit and json_bytes(value) <= limit
 
 
 def _chars(value: object) -> int:
-    """Characters of all strings in `value`, without its keys: a lower bound of its size."""
+    """Counts the characters of all strings in `value`, except keys: a lower bound of its size."""
     if isinstance(value, str):
         return len(value)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -264,7 +264,7 @@ def _shorten(value: object, max_bytes: int, max_items: int) -> object:
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file with its context: first lines (from 1) and texts, before and after."""
+    """A changed region of a file with its context: the number of its first line (from 1) and its text, old and new."""
 
     old_line: int
     new_line: int
@@ -275,7 +275,7 @@ class DiffHunk:
 def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
     """Where `new` differs from `old`, each region with three lines of context.
 
-    A patience diff: difflib takes quadratic time, too long for the large files that this is for.
+    This is a patience diff. difflib takes quadratic time, which is too long for the large files that are compared here.
     """
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     spans: list[tuple[int, int, int, int]] = []
@@ -297,9 +297,9 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
 
 
 def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Runs of equal lines (start in a, start in b, length) in order.
+    """Yields runs of equal lines in order, as (start in a, start in b, length).
 
-    These are the common head and tail, and between them the surroundings of lines that occur once on either side.
+    These are the common head and tail and, between them, runs around lines that occur exactly once in each text.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
@@ -322,12 +322,15 @@ def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, 
 
 
 def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Places (in a, in b) of lines that are unique on both sides: the longest sequence that rises in both."""
+    """Pairs (index in a, index in b) of equal lines that occur once in each text.
+
+    Returns the longest sequence of such pairs in which both indexes increase.
+    """
     in_a, in_b = Counter(a), Counter(b)
     place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
     pairs = [(n, place[line]) for n, line in enumerate(a) if in_a[line] == 1 and line in place]
-    ends: list[int] = []  # the smallest place in b at which a sequence of each length can end
-    sequences: list[Any] = []  # such a sequence: its last pair and the sequence before that
+    ends: list[int] = []  # for each length, the smallest index in b at which a sequence can end
+    sequences: list[Any] = []  # for each length, such a sequence: its last pair and the sequence before that
     for at, new_at in pairs:
         length = bisect_left(ends, new_at)
         sequence = (at, new_at, sequences[length - 1] if length else None)

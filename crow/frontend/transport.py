@@ -1,4 +1,4 @@
-"""The SDK's transport over stdin and stdout: messages in, messages out."""
+"""The SDK's transport over stdin and stdout: reads messages from one and writes messages to the other."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from crow.frontend import frames
 from crow.frontend.frames import FrameError, LineSplitter, Message
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
-"""Called with every line of either direction, without its newline, before it is handled. Must not raise."""
+"""Called with every line in either direction, without its newline, before the line is handled. Must not raise."""
 
 CHUNK_BYTES = 256 * 1024
 
 MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""While more than this waits for the editor to read, no further request is handled."""
+"""While more bytes than this wait for the editor to read them, no further request is handled."""
 
 LINE_OVERHEAD_BYTES = 4096
-"""What a waiting line costs beside its bytes: the task that sends it waits too."""
+"""What a waiting line costs besides its own bytes, since the task that sends the line waits too."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""How much is read ahead, to see the end of stdin, while the editor itself does not read."""
+"""How much input is read ahead while the editor does not read, in order to notice the end of stdin."""
 
 GIVE_UP_S = 0.3
-"""How long unanswered requests wait for an editor that has closed stdin and does not read."""
+"""How long unanswered requests wait for an editor that has closed stdin and does not read crow's output."""
 
 CLOSE_S = 0.2
-"""How long `close` waits for all lines to leave."""
+"""How long `close` waits for all waiting lines to be written."""
 
 FINISH_S = 3.0
-"""How long `close` waits altogether for a partly written line and the last responses, while the editor reads."""
+"""How long `close` waits in total, while the editor reads, for a partly written line and the last responses."""
 
 STALLED_S = 0.5
 """An editor that has read nothing for this long is taken to have stopped."""
@@ -80,8 +80,8 @@ def claim_stdio(*, stray_output: int | None = None) -> Iterator[tuple[int, int]]
 class StdioTransport:
     """The SDK's `Transport` over two descriptors of any kind, which stay open. Create it inside the event loop.
 
-    A line that is not a valid message is answered here. Each sender waits until its line has left, so a slow editor
-    slows the turn and memory stays bounded.
+    The transport itself answers a line that is not a valid message. Each sender waits until its line is written, so a
+    slow editor slows down the turn, and memory use stays bounded.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class StdioTransport:
                 self._at_end = not data
 
     async def send(self, message: Message) -> None:
-        """Writes one line and returns when it has left; cancelled meanwhile, the line is still written whole.
+        """Writes one line and returns when it is written. If cancelled meanwhile, the whole line is still written.
 
         Once the editor is gone, notifications and responses are dropped.
 
-        :raises ConnectionError: a request to an editor that is gone.
+        :raises ConnectionError: `message` is a request, and the editor is gone.
         """
         if "method" in message and "id" in message:
             if self._sink.is_gone:
@@ -143,20 +143,23 @@ class StdioTransport:
             await asyncio.sleep(0)
 
     def stop(self) -> None:
-        """Acts as if stdin had ended; pending output still leaves. May be called from the loop's signal handlers."""
+        """Acts as if stdin had ended; still writes pending output. May be called from the loop's signal handlers."""
         self._stopped = True
         self._source.end()
         self._sink.release_waiters()
 
     async def close(self) -> None:
-        """Writes what is pending, within bounds, and makes the descriptors blocking again."""
+        """Writes pending output, within time limits, and makes the output descriptor blocking again."""
         self._source.end()
         if self._reading is not None:
             await asyncio.wait([self._reading])
         await self._sink.close()
 
     async def _read_while_behind(self) -> bytes | None:
-        """Waits until the editor reads again. Reads ahead meanwhile, within a bound, to notice the end of stdin."""
+        """Waits until the editor reads again.
+
+        Meanwhile reads a limited amount of input ahead, to notice the end of stdin.
+        """
         caught_up = self._sink.caught_up()
         if self._at_end:
             await asyncio.wait([caught_up], timeout=GIVE_UP_S)
@@ -181,7 +184,7 @@ class StdioTransport:
         except (TypeError, RecursionError):
             if "method" in message or "id" not in message:
                 raise
-            # Requests are always answered, even if our result has a bug.
+            # Every request is answered, even if a bug in crow makes its result impossible to encode.
             logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
             error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
             line = frames.encode(error.response())
@@ -189,7 +192,7 @@ class StdioTransport:
         return self._sink.write(line, is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
-        """The message in `line`. An error is answered and gives None."""
+        """The message in `line`, or None if there is none. An invalid line is answered with an error."""
         if isinstance(line, bytes):
             self._observe("in", line)
         message = frames.parse(line) if isinstance(line, bytes) else line
@@ -201,7 +204,7 @@ class StdioTransport:
         return message
 
     def _match_response(self, response: Message) -> Message | FrameError | None:
-        """The response with the id of its request; some clients return numbers as strings."""
+        """The response with the exact id of its request: some clients return a number as a string."""
         given = response["id"]
         number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
         for request_id in (given, number):
@@ -215,7 +218,7 @@ class StdioTransport:
 
 @dataclass(slots=True, eq=False)
 class WaitingLine:
-    """A line, or the rest of one, that has not left yet."""
+    """A line, or the rest of a line, that is not written yet."""
 
     rest: memoryview
     left: asyncio.Future[None]
@@ -224,7 +227,7 @@ class WaitingLine:
 
 
 class Sink:
-    """Writes lines to a descriptor, whole and in order: at once while the reader keeps up, else when it reads."""
+    """Writes whole lines to a descriptor, in order: at once while the reader keeps up, else as soon as it reads."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
         self._fd = fd
@@ -238,7 +241,7 @@ class Sink:
         self._caught_up: asyncio.Future[None] | None = None
         self.is_gone = False
         mode = os.fstat(fd).st_mode
-        # A terminal may share its flags with the shell, and a file never blocks: both stay blocking.
+        # Terminals and files stay blocking: a terminal may share its flags with the shell, and a file never blocks.
         can_watch = _can_watch(fd, self._loop.add_writer, self._loop.remove_writer)
         self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and can_watch and os.get_blocking(fd)
         if self._was_blocking:
@@ -249,7 +252,7 @@ class Sink:
             self._loop.add_reader(fd, self._lose_reader)
 
     def write(self, line: bytes, *, is_response: bool) -> asyncio.Future[None] | None:
-        """Writes `line` now and returns None, or returns a future that is done when it has left.
+        """Writes `line` now and returns None, or returns a future that is done when the line is written.
 
         `close` may drop lines that are not responses.
         """
@@ -269,7 +272,7 @@ class Sink:
 
     @property
     def is_behind(self) -> bool:
-        """Whether too much waits for the reader."""
+        """Whether more bytes wait for the reader than the limit allows."""
         return self._waiting_bytes > self._max_waiting_bytes
 
     def caught_up(self) -> asyncio.Future[None]:
@@ -284,7 +287,10 @@ class Sink:
             _complete(self._caught_up)
 
     async def close(self) -> None:
-        """Writes what waits, for `CLOSE_S`. After that only begun lines and responses, while the reader reads."""
+        """Writes the waiting lines.
+
+        After `CLOSE_S`, continues only with responses and a partly written line, and only while the reader reads.
+        """
         started = self._loop.time()
         if self._waiting:
             await asyncio.wait([self._waiting[-1].left], timeout=CLOSE_S)
@@ -331,7 +337,7 @@ class Sink:
             self.release_waiters()
 
     def _drop(self, lines: list[WaitingLine]) -> None:
-        """Removes lines that were written or will not be; their senders go on."""
+        """Removes lines that were written or will never be written, and lets their senders continue."""
         for line in lines:
             self._waiting.remove(line)
             self._waiting_bytes -= len(line.rest) + LINE_OVERHEAD_BYTES
@@ -354,14 +360,14 @@ class Sink:
 def _open_source(fd: int) -> WatchedSource | ThreadSource:
     """A source of bytes for any kind of descriptor."""
     loop = asyncio.get_running_loop()
-    # Some loops watch files without error, but never report their end.
+    # Some loops accept a file to watch, but never report the file's end.
     if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
         return ThreadSource(fd)
     return WatchedSource(fd)
 
 
 def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
-    """Whether the loop can watch a descriptor: not on Windows, and no device that is always ready."""
+    """Whether the loop can watch a descriptor. It cannot on Windows, nor a device that is always ready."""
     try:
         add(fd, lambda: None)
         remove(fd)

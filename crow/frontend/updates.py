@@ -1,4 +1,4 @@
-"""Events of a session as `session/update` payloads, live and replayed."""
+"""Converts events of a session, live or replayed, into `session/update` payloads."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from crow.frontend.tool_calls import Fields, call_fields, diff_contents, limit_t
 Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000
-"""How much output is streamed to a client's terminal; of the rest, the end is shown when the command ends."""
+"""How much output is streamed to a client's terminal. The rest is sent when the command ends, cut if it is long."""
 
 PROGRESS_CHARS = 8_000
-"""How much output of a running command is shown without a terminal: the end."""
+"""Without a terminal, this many characters from the end of a running command's output are shown."""
 
 
 @dataclass(slots=True)
 class _OpenCall:
     """An announced call that has not ended.
 
-    `in_terminal` is the output that the client's terminal has, None without a terminal. `content` is what the client
-    shows.
+    `in_terminal` is the output that was sent to the client's terminal, or None without a terminal. `content` is the
+    content that the client shows.
     """
 
     announcement: Announcement
@@ -42,7 +42,7 @@ class _OpenCall:
 
 @dataclass(slots=True)
 class _OpenMessage:
-    """The message that is being streamed, as far as it was sent."""
+    """The message that is being streamed: the text and thought that were sent so far."""
 
     message_id: str
     text: list[str] = field(default_factory=list)
@@ -50,11 +50,11 @@ class _OpenMessage:
 
 
 class LiveUpdates:
-    """Events of a running session for one client.
+    """Converts events of a running session into updates for one client.
 
-    Remembers open calls and the open message, so that updates contain only what is new, and a client that loads the
-    session can be brought up to date. Every update of a tool call has a status. `cwd` is shown in terminals; `new_id`
-    names messages that are not stored.
+    Remembers unfinished calls and the unfinished message. Updates therefore contain only what is new, and a client that
+    loads the session can be brought up to date. Every update of a tool call has a status. `cwd` is shown in terminals.
+    `new_id` makes ids for messages that are not stored.
     """
 
     def __init__(
@@ -108,9 +108,10 @@ class LiveUpdates:
                 assert_never(event)
 
     def catch_up(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
-        """The open message and open calls, for a client that has just received the stored history.
+        """The unfinished message and calls, for a client that has just received the stored history.
 
-        Leaves out calls that `ended` in that history, and the message if its last one has this id.
+        Leaves out the calls that `ended` in that history. Also leaves out the message if its id is `message_id`, the id
+        of the last message in that history.
         """
         for call in ended:
             self._calls.pop(call, None)
@@ -139,7 +140,7 @@ class LiveUpdates:
                 return _text_updates(message_id, answer)
             case entries.Checkpoint(compaction_id=compaction_id, reason=reason) as checkpoint:
                 if self._caps.compaction or reason == "command":
-                    return ()  # shown by CompactionChanged or by the command's answer
+                    return ()  # already shown by CompactionChanged or by the command's answer
                 return _remark_updates(compaction_id, f"(Context compacted: {_token_change(checkpoint)}.)")
             case entries.Mask() as mask:
                 if self._caps.compaction:
@@ -149,7 +150,7 @@ class LiveUpdates:
                 self._message = _OpenMessage("")
                 return ()  # its text was streamed
             case _:
-                return ()  # the client has its user's prompt; the rest is not shown
+                return ()  # the client already shows its user's prompt; other entries are not shown
 
     def _call_updates(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
         """The call in its present state, for a client that does not know it."""
@@ -231,9 +232,10 @@ class LiveUpdates:
 
 
 class ReplayUpdates:
-    """A stored history for one client: takes every event of `crow.domain.replay.Replay` in order.
+    """Converts a stored history into updates for one client.
 
-    A call becomes one update with its final status. A turn that showed nothing ends with a remark.
+    Takes every event of `crow.domain.replay.Replay` in order. A call becomes one update with its final status. If a
+    turn showed nothing, a remark is added at its end.
     """
 
     def __init__(self, caps: ClientCapabilities) -> None:
@@ -288,14 +290,17 @@ class ReplayUpdates:
         if announced is None:
             return ()
         announcement = announced.announcement
-        if announcement == Announcement(title=announced.name):  # stored by a version that kept only the call
+        if announcement == Announcement(title=announced.name):  # an older version stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
         fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
         content = [*diff_contents(announcement.diffs), text_content(limit_text(event.text))]
         return (_update("tool_call", status="failed") | fields | {"content": content},)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
-        """A remark if the turn ended badly or without an answer: clients join prompts with nothing between them."""
+        """A remark if the turn ended badly or without an answer.
+
+        Without a remark, clients would join two prompts that have nothing between them.
+        """
         match stop:
             case "interrupted":
                 words = detail or "The turn was interrupted."
@@ -329,7 +334,7 @@ def _update(kind: str, **fields: Any) -> Update:
 
 
 def _chunks(kind: str, text: str, **ids: str) -> tuple[Update, ...]:
-    """A text in as many updates as it takes."""
+    """Splits a text into as many updates as its size requires."""
     return tuple(_update(kind, content={"type": "text", "text": piece}, **ids) for piece in split_text(text))
 
 
@@ -338,7 +343,7 @@ def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
-    """Crow's own words: a separate paragraph, also in clients that join all chunks."""
+    """A remark by crow: a separate paragraph, even in clients that join all chunks."""
     return _text_updates(message_id, f"{words}\n\n")
 
 
@@ -348,7 +353,7 @@ def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
-    """The next part of a summary; an empty one removes the parts sent before."""
+    """The next part of a summary. An empty `text` removes the parts that were sent before."""
     if not text:
         return (_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
     return _chunks("compaction_summary_chunk", text, compactionId=compaction_id)
@@ -399,14 +404,14 @@ def _terminal_output(call: CallRef, text: str) -> Fields:
 
 
 def _terminal_exit(call: CallRef, code: object) -> Fields:
-    """`code` negative: ended by that signal."""
+    """The `terminal_exit` field. A negative `code` means that the signal with this number ended the command."""
     exited = isinstance(code, int) and code >= 0
     signal = f"signal {-code}" if isinstance(code, int) and code < 0 else None
     return {"terminal_id": call.call_id, "exit_code": code if exited else None, "signal": signal}
 
 
 def _terminal_end(result: ToolResult, sent: str) -> Fields:
-    """The exit and the output that the terminal does not have yet."""
+    """The exit status, and the output that was not sent to the terminal yet."""
     output = tool_calls.output_text(result)
     rest = output[len(sent) :] if output.startswith(sent) else f"\n{output}"
     meta: Fields = {"terminal_exit": _terminal_exit(result.call, result.raw_output.get("exit_code"))}

@@ -21,7 +21,7 @@ from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import FileStat, OnOutput, Workspace
 
 SILENCE_S = 2.0
-"""How often a write that the editor has not answered is looked for on disk: some editors write and never answer."""
+"""While the editor has not answered a write, the disk is checked this often: some editors write and never answer."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
@@ -38,7 +38,8 @@ _REFUSAL = re.compile(
 class EditorRequests:
     """Sends the requests of one session.
 
-    `answer_s` is how long an answer may take, in seconds; `silence_s` is how often the disk is read meanwhile.
+    `answer_s` is how long an answer may take, in seconds. While a write is not answered, the disk is checked every
+    `silence_s` seconds.
     """
 
     def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
@@ -59,11 +60,13 @@ class EditorRequests:
 class EditorWorkspace:
     """See :class:`crow.tools.Workspace`. The editor serves UTF-8 text, `disk` everything else.
 
-    A file must exist on disk to be read; whatever looks wrong in the editor's answer falls back to the disk. A write
-    goes through the editor alone, unless the text is too large for a line: a refusal is final. After a write the file
-    is read again, as some editors format on save, and some report success without writing.
+    A file must exist on disk to be read. If the editor's answer looks wrong, the text on disk is used instead. A write
+    goes only through the editor, unless the text is too large for a line. If the editor refuses a write, the text is
+    not written to the disk either. After a write the file is read again, because some editors format on save, and some
+    report success without writing.
 
-    `hidden`: run commands in the editor's terminals, without these variables; None runs them here.
+    If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the variables
+    that `hidden` names.
     """
 
     def __init__(
@@ -84,10 +87,10 @@ class EditorWorkspace:
         self.spawn = disk.spawn
 
     async def read_text(self, path: Path) -> str:
-        """See :class:`crow.tools.Workspace`. An unsaved buffer of a file that is not on disk is not found."""
+        """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer is not found."""
         saved = await self._disk.read_text(path)
         buffer = await self._buffer(path)
-        # Some editors return an empty text for what they could not read.
+        # Some editors return an empty text for a file that they could not read.
         return saved if buffer is None or (not buffer and saved) else _in_format_of(saved, buffer)
 
     async def write_text(self, path: Path, text: str) -> str:
@@ -122,7 +125,8 @@ class EditorWorkspace:
     async def put_back(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`.
 
-        Text goes through the editor first, so that an open buffer shows it, then to the disk if that still differs.
+        Text goes through the editor first, so that an open buffer shows it. If the file on disk still differs after
+        that, the content is written to the disk.
         """
         with suppress(UnicodeDecodeError):
             if content is not None:
@@ -148,7 +152,7 @@ class EditorWorkspace:
         await self._disk.reap()
 
     async def _send_text(self, path: Path, text: str) -> None:
-        """Sends a write request. Returns without an answer if the text is on disk meanwhile."""
+        """Sends a write request. Also returns, without an answer, once the text is found on disk."""
         answers: list[Any] = []
         failures: list[Exception] = []
 
@@ -173,13 +177,14 @@ class EditorWorkspace:
                 raise PermissionError(f"The editor did not write {path}: {problem}")
 
     async def _text_after_write(self, path: Path, text: str, before: FileStat) -> str:
-        """What the file contains now: as saved, or the editor's buffer if that was formatted or is not saved yet.
+        """The text that the file contains after a write.
 
-        If neither disk nor buffer have changed, the editor's answer was wrong, and the text is written to the disk.
+        This is the text on disk, or the editor's buffer if that was formatted or is not saved yet. If neither disk nor
+        buffer has changed, the editor's answer was wrong, and the text is written to the disk here.
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
-            # Some editors add a newline to every buffer, here a second one.
+            # Some editors add a newline to every buffer, here a second one: send the text without its own.
             with suppress(RequestError, TimeoutError, ConnectionError):
                 await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)
@@ -199,7 +204,7 @@ class EditorWorkspace:
         return None
 
     async def _buffer(self, path: Path) -> str | None:
-        """The editor's text; None if the disk's must do. :raises PermissionError: the editor refused."""
+        """The editor's text, or None if the text on disk must be used. :raises PermissionError: the editor refused."""
         if not self._reads:
             return None
         try:
@@ -211,7 +216,7 @@ class EditorWorkspace:
             self._reads = error.code != METHOD_NOT_FOUND
             return None
         except TimeoutError:
-            self._reads = False  # it would take as long each time
+            self._reads = False  # each later request would take as long
             return None
         except ConnectionError:
             return None
@@ -239,9 +244,9 @@ def _make_directories(directory: Path) -> list[Path]:
 
 
 class EditorTerminals:
-    """The terminals of one session: one for each command, released in any case.
+    """The editor's terminals of one session: one for each command, always released afterwards.
 
-    The variables `hidden` are set to nothing, since the editor's own environment may contain them.
+    The variables `hidden` are set to an empty string, since the editor's own environment may contain them.
     """
 
     def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
@@ -259,7 +264,7 @@ class EditorTerminals:
             with anyio.move_on_after(timeout_s) as timeout:
                 status = await self._wait(terminal, on_output)
             if timeout.cancelled_caught:
-                with suppress(RequestError, TimeoutError):  # some editors cannot
+                with suppress(RequestError, TimeoutError):  # some editors cannot kill
                     await self._editor.send("terminal/kill", terminalId=terminal)
             output, status_at_end = await self._output(terminal)
         except BaseException:
@@ -303,7 +308,7 @@ class EditorTerminals:
                 raise PermissionError("The editor opened no terminal; the command was not run.")
 
     async def _wait(self, terminal: str, on_output: OnOutput) -> Any:
-        """Shows the output until the command ends; returns the exit status, None if the editor does not say."""
+        """Shows the output until the command ends. Returns the exit status, None if the editor does not report it."""
         status: Any = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._show_output, terminal, on_output)
@@ -322,7 +327,7 @@ class EditorTerminals:
                 await on_output(output)
 
     async def _output(self, terminal: str) -> tuple[str, Any]:
-        """Output and exit status; empty and None if the editor does not say."""
+        """The output and exit status; an empty text and None if the editor does not report them."""
         try:
             answer = await self._editor.send("terminal/output", terminalId=terminal)
         except (RequestError, TimeoutError, ConnectionError):
@@ -340,7 +345,7 @@ class EditorTerminals:
 
 
 def exit_code(status: Any) -> int:
-    """The exit code from an exit status: negative for a signal, -1 if it does not say."""
+    """The exit code from an exit status: negative for a signal, -1 if it contains no known code or signal."""
     match status:
         case {"exitCode": int(code)}:
             return code

@@ -1,1 +1,1 @@
-"""Recordings of an ACP connection: made, shown, and checked against the protocol."""
+"""Records ACP connections, shows the recordings, and checks them against the protocol."""

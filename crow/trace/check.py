@@ -1,4 +1,4 @@
-"""Checks a recording against the protocol: every message by the schema, and their order."""
+"""Checks a recording against the protocol: each message against the schema, and the order of the messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TURN_UPDATES = ("agent_message_chunk", "agent_thought_chunk", "user_message_chun
 class CheckResult:
     """What is wrong in a recording.
 
-    `faults` are the agent's as `line 12: text`, `client_faults` the client's. `unanswered` are the requests that were
-    open at the end, as `method (id)`; they are not faults.
+    `faults` are the agent's errors and `client_faults` the client's, each as `line 12: text`. `unanswered` are the
+    requests without a response at the end, as `method (id)`; they are not faults.
     """
 
     messages: int = 0
@@ -35,7 +35,7 @@ def check(recording: Iterable[Recorded]) -> CheckResult:
         result.messages += 1
         faults = result.faults if recorded.sender == "agent" else result.client_faults
         if recorded.text is not None:
-            if recorded.sender == "agent":  # the agent answers a broken line of the client
+            if recorded.sender == "agent":  # the client's broken lines do not count: the agent answers them
                 faults.append(f"line {recorded.line}: not JSON: {recorded.text[:200]}")
             continue
         try:
@@ -49,9 +49,9 @@ def check(recording: Iterable[Recorded]) -> CheckResult:
 
 @dataclass(slots=True)
 class _SessionTrace:
-    """What a session has shown: the status of each call, open prompts and open loads.
+    """The state of a session so far: the status of each call, and the number of unanswered prompts and loads.
 
-    `before` is what the newest load replaces, in case it fails.
+    `before` is the state that the newest load replaces. It is restored if that load fails.
     """
 
     calls: dict[str, str] = field(default_factory=dict)
@@ -63,8 +63,8 @@ class _SessionTrace:
 class OrderChecker:
     """Checks the order of the messages of one connection.
 
-    A session must be known before it is used. Tool calls are announced once, updated after that, and final when their
-    turn ends. Parts of a turn come only while a prompt or a load is open.
+    A session must be known before it is used. Each tool call is announced once, updated only after that, and has a
+    final status when its turn ends. Updates that belong to a turn come only while a prompt or a load is unanswered.
     """
 
     def __init__(self) -> None:

@@ -26,8 +26,8 @@ _PAIRS = ("env", "headers")
 class Recorder:
     """See `Observer` in :mod:`crow.frontend.transport`. Writes one JSON object per line: time, sender and message.
 
-    Secrets are masked; types stay, so that the recording can be checked. If the file cannot be written, recording
-    stops and nothing else.
+    Secrets are masked, but JSON types stay the same, so that the recording can be checked. If the file cannot be
+    written, only the recording stops.
     """
 
     def __init__(self, file: Path, secrets: Iterable[str] = ()) -> None:
@@ -85,7 +85,7 @@ def _has_text_value(item: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One line of a recording: its number from 1, Unix seconds if recorded, sender, and message.
+    """One line of a recording: its number (from 1), its time in Unix seconds if recorded, its sender and its message.
 
     `text` is set instead of `message` if the line is not a message.
     """
@@ -128,7 +128,7 @@ def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
 
 
 class _Senders:
-    """Guesses who sent a bare message: a method comes from the side that does not serve it."""
+    """Guesses who sent a message if the recording does not say: the side that does not serve a method sends it."""
 
     def __init__(self) -> None:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
@@ -146,7 +146,7 @@ class _Senders:
                 return "agent"
 
     def remember(self, sender: Side, message: Any) -> None:
-        """Notes a request or response."""
+        """Updates the open requests after a request or response."""
         match message:
             case {"method": _, "id": int() | str() as request_id}:
                 self._open[sender].add(request_id)

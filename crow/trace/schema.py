@@ -21,8 +21,8 @@ class Violation(Exception):
 class SchemaChecker:
     """Checks the messages of one connection in the order they were sent.
 
-    An agent's messages are checked strictly: they may contain no member that the schema does not name. Responses are
-    checked by the method of their request.
+    An agent's messages are checked strictly: they may contain no member that the schema does not name. A response is
+    checked according to the method of its request.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class SchemaChecker:
         """Checks the next message. :raises Violation: what is wrong and where."""
         if not isinstance(message, dict):
             if sender == "client":
-                return  # the agent answers it
+                return  # no violation: the agent answers it
             raise violation(message, "not an object")
         if message.get("jsonrpc") != "2.0":
             raise violation(message, 'jsonrpc is not "2.0"')
@@ -45,7 +45,7 @@ class SchemaChecker:
             self._check_response(sender, receiver, message)
 
     def unanswered(self) -> tuple[str, ...]:
-        """The open requests as `method (id)`."""
+        """The unanswered requests as `method (id)`."""
         return tuple(f"{method} ({request_id})" for (_, request_id), method in self._requests.items())
 
     def _check_call(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
@@ -116,12 +116,15 @@ def violation(message: Any, problem: str) -> Violation:
 
 
 def is_served_by_client(method: str) -> bool:
-    """Whether the client serves `method`; the agent may, if not."""
+    """Whether the client serves `method`. If not, the agent may serve it."""
     return any(served[:2] == ("client", method) for file in (STABLE, UNSTABLE) for served in _methods(file))
 
 
 def _is_plain_chunk(update: dict[str, Any]) -> bool:
-    """Whether `update` is a chunk of plain text with a message id: the most frequent update, valid at a glance."""
+    """Whether `update` is a chunk of plain text with a message id.
+
+    This is the most frequent update. It is valid without a check against the schema.
+    """
     match update:
         case {
             "sessionUpdate": "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk",
@@ -141,14 +144,17 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
     """The definition of the parameters or result of a method that `receiver` serves."""
-    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable one that crow serves
+    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable method that crow serves
     return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
 
 
 @cache
 def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
-    """The definitions; if `strict` with unknown members forbidden in every value, but not inside parts of an allOf."""
-    packaged = Path(__file__).parent / file  # in a wheel; a source tree has one copy for all
+    """The definitions in `file`.
+
+    If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
+    """
+    packaged = Path(__file__).parent / file  # in a wheel; a source tree has one shared copy
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
     if strict:
@@ -158,7 +164,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
 
 @cache
 def _methods(file: str) -> dict[tuple[str, str, str], str]:
-    """(side, method, Request | Response | Notification) to the name of the definition."""
+    """Maps (side, method, kind) to the name of the definition. The kind is Request, Response or Notification."""
     return {
         (body["x-side"], body["x-method"], kind): name
         for name, body in _definitions(file).items()
@@ -169,7 +175,7 @@ def _methods(file: str) -> dict[tuple[str, str, str], str]:
 
 @cache
 def _update_kinds() -> dict[str, int]:
-    """Kinds of updates to their place in the union of all."""
+    """Maps each kind of update to its index in the schema's union of update types."""
     variants = _definitions(STABLE)["SessionUpdate"]["oneOf"]
     return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
 

@@ -14,7 +14,7 @@ WIDTH = 160
 
 
 def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
-    """The lines to print. Chunks of one message that follow each other share a line."""
+    """The lines to print. Consecutive chunks of one message share a line."""
     start: float | None = None
     requests: dict[tuple[Side, str], tuple[str, float | None]] = {}
     for key, group in itertools.groupby(recording, _chunk_key):
@@ -44,7 +44,10 @@ def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
 
 
 def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float | None]]) -> str:
-    """The message in words. `requests` are the open ones by sender and id: method and time."""
+    """The message in words.
+
+    `requests` maps the sender and id of each unanswered request to its method and time.
+    """
     message = recorded.message
     if not isinstance(message, dict):
         return f"(no message) {recorded.text if recorded.text is not None else _json(message)}"
