@@ -1,4 +1,4 @@
-"""Tools as the agent sees them, and what tools need from the session."""
+"""The interface of tools to the agent, and what tools need from the session."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""The effect of a call: `none` touches only the session (plan, recall), `external` is a call of an MCP server."""
+"""The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
-"""Of a path: with `ask` the user is asked about each write and no rule allows it; `never` is for crow's own files."""
+"""How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
+advance. `never` is for crow's own files."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with the whole output kept so far while a call runs."""
+"""Called while a call runs, with all of its output that has been kept so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
     """A call as it would run.
 
-    `outside`: it touches a path outside the workspace, links resolved. `argument`: what a permanent permission would
-    be for besides the tool's name: the command line of `shell`, the URL of `fetch`, else None. `paths`: the names that
-    rules may use for the file it touches, links resolved: absolute, and inside cwd also relative. `tool`: the tool
-    whose rules apply, if not the one called. `fault`: the error for the model; the call must not run.
+    `outside`: the call touches a path that is outside the workspace after links are resolved. `argument`: what a
+    permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`, else
+    None. `paths`: the names of the touched file that permission rules may use, with links resolved: the absolute path
+    and, inside cwd, also the relative one. `tool`: the tool whose rules apply, if it is not the called one. `fault`:
+    the error message for the model; a call with a fault must not run.
 
-    `is_protected`: it writes to a path of protection `ask`. `is_barrier`: it writes files, so nothing may run in
-    parallel. `is_read_only`: the user's configuration says so of this external tool. `asks_once`: only permission for
-    exactly this `argument` allows it, and lasts for the session; `shown` is the text that the user should read first.
+    `is_protected`: the call writes to a path whose protection is `ask`. `is_barrier`: the call writes files, so nothing
+    may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
+    the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
+    session. `shown` is the text that the user should read before they answer.
     """
 
     announcement: Announcement
@@ -53,9 +56,9 @@ class PlannedCall:
 class Outcome:
     """The result of a call.
 
-    `text` is complete; the agent cuts it for the model. `announcement` replaces the planned one (the diff as applied).
-    `skill` is the name and text of a skill, given to the model after the results. `cost` is what models used by the
-    call cost, in US dollars.
+    `text` is complete; the agent shortens it for the model. `announcement` replaces the planned announcement, for
+    example with the diff as it was applied. `skill` is the name and text of a skill, which the model gets after the
+    results. `cost` is the cost in US dollars of the models that the call used.
     """
 
     text: str
@@ -72,7 +75,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillInfo:
-    """A skill. `source` is the path of its file. One `of_workspace` needs the user's permission."""
+    """A skill. `source` is the path of its file. If `of_workspace` is set, loading the skill needs the user's
+    permission."""
 
     name: str
     description: str
@@ -82,8 +86,8 @@ class SkillInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """An MCP server of the session. `detail`: why it failed, also while it starts again. `losses`: how often it ended
-    after it had worked; `loss`: why it ended the last time."""
+    """The state of an MCP server of the session. `detail`: why the server failed; it stays set while the server starts
+    again. `losses`: how often the server ended after it had worked; `loss`: why it ended the last time."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
@@ -94,10 +98,10 @@ class ServerStatus:
 
 
 class Toolbox(Protocol):
-    """All tools of one session. It is opened and closed in the session's task."""
+    """All tools of one session. The session's task opens and closes the toolbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools on offer now in a stable order: built-in ones, then those of the servers."""
+        """The tools that the model can use now, in a stable order: built-in ones, then those of the servers."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """The session's MCP servers."""
@@ -106,27 +110,29 @@ class Toolbox(Protocol):
         """The skills on offer in a stable order."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
-        """Restart the server with this name, or all that are not ready; returns the names of those restarted."""
+        """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
+        restarted servers."""
 
     async def offer(self, call: ToolCall) -> PlannedCall:
-        """Plan `call` without running it. A bad call does not raise; it has a `fault`."""
+        """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
+        error."""
 
     async def run(
         self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
     ) -> Outcome:
-        """Run `call`. A failure is an `Outcome` with `is_error`; only cancellation and bugs are raised.
+        """Run `call`. A failure is returned as an `Outcome` with `is_error`; only cancellation and bugs are raised.
 
-        The ports get `call_id`. `judged` is the planned call that was allowed: if a link was changed since and the
-        call would now touch another file, it fails. On cancellation child processes get SIGTERM at once and SIGKILL
-        2 s later; this does not wait for them.
+        `call_id` is passed on to the ports. `judged` is the planned call that was allowed: if a link has changed since
+        then and the call would now touch another file, the call fails. On cancellation, child processes get SIGTERM at
+        once and SIGKILL 2 s later; this method does not wait for their end.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """A resolved path. `size` in bytes; `head` has the first bytes of a file if they were requested.
+    """The state of a resolved path. `size` is in bytes; `head` has the first bytes of a file if they were requested.
 
-    Two equal ones of a file mean that it was not written in between, as far as `mtime_ns` can tell.
+    If two of these are equal, the file was not written in between, as far as `mtime_ns` can tell.
     """
 
     path: Path
@@ -144,17 +150,17 @@ class BackgroundCommand(Protocol):
         """The exit code, or minus the signal that ended it; None while it runs."""
 
     async def wait(self) -> None:
-        """Wait until it has ended and its output was read."""
+        """Wait until the command has ended and its output was read."""
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM to the group, SIGKILL after `grace_s`; returns within 0.3 s after that."""
+        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after that."""
 
 
 class Workspace(Protocol):
     """The files and processes of a session: cwd and additional directories.
 
-    Paths are absolute and come from `resolve`. Text comes from the editor if it serves it (with unsaved changes),
-    bytes and existence from disk.
+    Paths are absolute and come from `resolve`. If the editor serves a file, its text comes from the editor and includes
+    unsaved changes. Bytes and existence are always read from disk.
     """
 
     @property
@@ -174,41 +180,46 @@ class Workspace(Protocol):
         """The protection of a resolved path from tools that write."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """What is at the path, with the first `head` bytes of a file. :raises OSError: it cannot be read."""
+        """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """At most `limit` bytes from `start`, from disk. :raises OSError: also if it is not a regular file."""
 
     async def read_text(self, path: Path) -> str:
-        """The whole text as the user sees it: the editor's buffer if open there, else from disk as UTF-8. Undecodable
-        bytes become U+FFFD; newlines and BOM stay.
+        """The whole text as the user sees it: the editor's buffer if the file is open there, else the file on disk as
+        UTF-8. Bytes that cannot be decoded become U+FFFD. Newlines and the byte order mark are not changed.
 
-        :raises OSError: it cannot be read, or the editor refuses (`PermissionError`).
+        :raises OSError: the file cannot be read, or the editor refuses (`PermissionError`).
         """
 
     async def write_text(self, path: Path, text: str) -> str:
-        """Replace the file in one step, through the editor if it serves it; keeps the mode and makes parents.
+        """Replace the file in one step, through the editor if it serves the file. Keep the file's mode, and create
+        missing parent directories.
 
-        Returns what the file holds then, because editors format on save. :raises OSError: it cannot be written.
+        Returns the text that the file holds afterwards, because editors may format on save. :raises OSError: the file
+        cannot be written.
         """
 
     async def put_back(self, path: Path, content: bytes | None) -> None:
-        """Restore this content (keeps the mode, makes parents), or remove the file if None. :raises OSError:"""
+        """Restore a file to this content, or remove the file if `content` is None. Keep the file's mode, and create
+        missing parent directories. :raises OSError: the file cannot be written or removed."""
 
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal.
 
-        Returns the exit code (None: timed out and killed; negative: minus the signal), and standard output and error
-        as they came; beyond 10 MB a marker replaces the middle. On cancellation the group gets SIGTERM at once, and
-        SIGKILL 2 s later from `reap`; this does not wait for it.
+        Returns the exit code, and standard output and error in the order in which they arrived. The code is None if the
+        command timed out and was killed, and the negative signal number if a signal ended it. If there are more than 10
+        million characters, a marker replaces the middle. On cancellation the process group gets SIGTERM at once, and
+        SIGKILL 2 s later from `reap`; this method does not wait for its end.
         """
 
     async def spawn(self, command: str, on_output: Callable[[str], None]) -> BackgroundCommand:
-        """Start a command like `run` and leave it running. The caller must end it. :raises OSError: it cannot start."""
+        """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
+        cannot be started."""
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether `reap` has something to do."""
+        """Whether cancelled commands have left processes that `reap` must kill."""
 
     async def reap(self) -> None:
         """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
@@ -218,10 +229,11 @@ class Log(Protocol):
     """The session's log."""
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
-        """Text of the entries on the session's path that match `query`, or of one entry; also of compacted ones."""
+        """Text of the entries on the session's path that match `query`, or of the entry with the id `entry`. Compacted
+        entries are included."""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
-        """Store what the file held (None: there was none) before the call writes `after`."""
+        """Store the content of the file before the call writes `after`. `before` is None if there was no file."""
 
 
 class Plan(Protocol):
@@ -233,8 +245,8 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Work for a sub-agent. `tools` are the names it may use; None for all except those only for the session.
-    `resume` is the id of an earlier task to continue."""
+    """Work for a sub-agent. `tools` are the names of the tools that it may use; None allows all tools except those that
+    sub-agents may never use. `resume` is the id of an earlier task to continue."""
 
     title: str
     prompt: str
@@ -244,7 +256,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentResult:
-    """The end of a task. `id` resumes it; `text` is the last answer, or the error."""
+    """The end of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error."""
 
     id: str
     text: str
@@ -272,15 +284,15 @@ class ElicitationHandler(Protocol):
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user. An editor that fails or sends an invalid answer dismisses the question."""
+        """Ask the user. If the editor fails or sends an invalid answer, the question counts as dismissed."""
 
     async def elicited(self, question_id: str) -> None:
-        """Report that the server has finished what the question was about."""
+        """Report that the server has finished the interaction that the question started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What tools may use of the session. Without `delegate` there is no `task` tool; without `asker` questions of
+    """What tools may use of the session. Without `delegate` there is no `task` tool; without `asker` questions from
     servers are declined."""
 
     log: Log
@@ -291,10 +303,11 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The user's options for an MCP server. The patterns are globs over the server's own tool names.
+    """The user's options for an MCP server. The patterns are globs that match the server's own tool names.
 
-    An empty `allow` allows every tool; `deny` wins. Tools that match `read_only` may be used in plan mode. A timeout
-    of None is the general one. `problem` says why the server cannot be started as configured.
+    An empty `allow` allows every tool; `deny` takes precedence. Tools that match `read_only` may be used in plan mode.
+    If a timeout is None, the general setting applies. `problem` says why the server cannot be started with this
+    configuration.
     """
 
     allow: tuple[str, ...] = ()
@@ -340,8 +353,8 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPrompt:
-    """A prompt that an MCP server offers. `name` is `server:prompt`, unique in the session and without blanks;
-    `server` is the name to show."""
+    """A prompt that an MCP server offers. `name` is `server:prompt`, unique in the session and without spaces; `server`
+    is the server's name for display."""
 
     name: str
     server: str
@@ -353,11 +366,11 @@ class ServerPrompts(Protocol):
     """The prompts of a session's MCP servers."""
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts on offer now, in the order of the servers; only of servers that are ready."""
+        """The prompts that are available now, in the order of the servers; only of servers that are ready."""
 
     async def prompt(self, name: str) -> ServerPrompt | None:
-        """The prompt with this name, None if no ready server has it. Waits for a server that is starting, and starts
-        a failed one again."""
+        """The prompt with this name; None if no ready server has it. Waits for the server if it is starting, and starts
+        it again if it has failed."""
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """The prompt's content with these arguments; not empty.

@@ -15,17 +15,18 @@ MAX_CHARS = 16 * 1024
 """Longer front matter is ignored."""
 
 YAML_CHARS = 4_000
-"""A longer value is taken as plain text. One of this size takes at most 20 ms, whatever it holds."""
+"""A longer value is taken as plain text. Parsing a value of this size takes at most 20 ms, whatever it holds."""
 
 _KEY = re.compile(r"""(["']?)([A-Za-z][\w.-]*)\1[ \t]*:(?=\s|$)""")
 _BLOCK_MARK = re.compile(r"\s*[|>][-+0-9]*[ \t]*(?=[\r\n])")
 
 
 def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], int]:
-    """The values of the `wanted` keys, and the index where the text after the front matter begins; no values and 0
-    without front matter.
+    """The values of the `wanted` keys, and the index where the text after the front matter begins. Without front
+    matter, there are no values and the index is 0.
 
-    Blocks are folded, quotes and comments removed. A value that is not text in YAML, such as a list, stays as written.
+    Blocks are folded; quotes and comments are removed. A value that YAML does not read as text, such as a list, stays
+    as written.
     """
     start = 1 if text.startswith("\ufeff") else 0
     lines = text[start : start + MAX_CHARS].splitlines(keepends=True)

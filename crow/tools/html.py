@@ -1,11 +1,12 @@
 """Turns the bytes of a web document into text; also runs as a program.
 
-Everything takes time in proportion to the input, whatever it is: the scanner looks at each character once
-(`html.parser` does not in many releases of Python), and no expression can backtrack.
+The time is always proportional to the size of the input: the scanner looks at each character once (`html.parser` does
+not in many releases of Python), and no regular expression can backtrack.
 
-As a program it converts large documents, because a process can be killed. It is run by its path with the standard
-library alone: `python -I -S html.py MEDIA CHARSET`, bytes on standard input, text on standard output. Never with `-m`,
-which would import from the current directory, perhaps a hostile workspace.
+Large documents are converted by running this file as a program, because a process can be killed. It is started by its
+path with the standard library alone: `python -I -S html.py MEDIA CHARSET`, with bytes on standard input and text on
+standard output. It is never started with `-m`, which would import from the current directory, perhaps a hostile
+workspace.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from html import unescape
 HTML = ("text/html", "application/xhtml+xml")
 META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 MAX_GROWTH = 16
-"""JSON is indented if it becomes at most this many times as large: each level of nesting indents all levels below."""
+"""JSON is indented only if that makes it at most this many times as large: each level of nesting indents all levels
+below it."""
 
 CPU_S = 30
 CODECS = frozenset(
@@ -33,19 +35,21 @@ CODECS = frozenset(
         *("shift_jis", "shift_jisx0213", "cp932", "euc_jp", "iso2022_jp", "euc_kr", "cp949", "johab"),
     )
 )
-"""The only codecs that a document may name: text codecs that decode in linear time. Others do not: punycode takes hours
-for some megabytes."""
+"""The only codecs that a document may name: text codecs that decode in linear time. Other codecs can be much slower:
+punycode takes hours for some megabytes."""
 
 MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
-"""Linear: only the last quote of each kind can lack its end, so the search for an end fails at most twice."""
+"""Matching takes linear time: only the last quote of each kind can lack its closing quote, so the search for a closing
+quote fails at most twice."""
 
 TAG_END = re.compile(r"([\s/]*+)>")
 COMMENT_END = re.compile("--!?>")
 RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 ENDLESS_REFERENCE = re.compile(r"&#[0-9]{8,}+;?")
-"""A character reference beyond Unicode. Python refuses to read a number of more than 4,300 digits."""
+"""A character reference with a number beyond Unicode. It is replaced first because Python refuses to read a number of
+more than 4,300 digits."""
 
 SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
 BLOCKS = frozenset(
@@ -57,16 +61,17 @@ BLOCKS = frozenset(
 HEADINGS = {f"h{level}": f"\n\n{'#' * level} " for level in range(1, 7)}
 BEFORE = dict.fromkeys(BLOCKS, "\n\n") | HEADINGS
 BEFORE |= {"tr": "\n", "br": "\n", "li": "\n- ", "pre": "\n\n```\n", "td": " | ", "th": " | "}
-"""What the start of an element adds to the text."""
+"""The text to add where an element starts."""
 
 AFTER = dict.fromkeys((*(BLOCKS - {"tr"}), *HEADINGS), "\n\n")
-"""What its end adds."""
+"""The text to add where an element ends."""
 
 
 def document_text(data: bytes, media: str, charset: str) -> str:
-    """The text of a document as it reads best. `media` and `charset` as declared, or empty.
+    """The text of a document in its most readable form. `media` and `charset` are as the server declared them, or
+    empty.
 
-    A charset that is unknown or not in `CODECS` counts as UTF-8. What cannot be decoded becomes U+FFFD.
+    An unknown charset, or one that is not in `CODECS`, counts as UTF-8. Bytes that cannot be decoded become U+FFFD.
     """
     declared = META_CHARSET.search(data[:2_048]) if media in HTML else None
     codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))
@@ -79,7 +84,7 @@ def document_text(data: bytes, media: str, charset: str) -> str:
 
 
 def codec_of(charset: str) -> str:
-    """The codec for a declared charset. Names are only looked up in tables: a hostile one imports nothing."""
+    """The codec for a declared charset. The name is only looked up in tables, so a hostile one imports nothing."""
     name = normalize_encoding(charset.strip().lower()[:40])
     for spelling in (name, name.removeprefix("x_")):
         codec = aliases.get(spelling, spelling)
@@ -89,7 +94,8 @@ def codec_of(charset: str) -> str:
 
 
 def indent_json(text: str) -> str:
-    """JSON with a line for each value; other text, or JSON that would grow too much, unchanged."""
+    """Indent JSON so that each value has its own line. Return the text unchanged if it is not JSON or would grow too
+    much."""
     try:
         pieces, size = [], 0
         for piece in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(json.loads(text)):
@@ -126,7 +132,7 @@ def replace_references(text: str) -> str:
 
 
 class Reader:
-    """Collects the `pieces` of the text and of the `title`."""
+    """Collects the text of a page in `pieces`, and the text of its title in `title`."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -138,7 +144,7 @@ class Reader:
         self._links: list[str] = []
 
     def read(self, html: str) -> None:
-        """Read a page. As in a browser, a tag or comment that never ends swallows the rest of it."""
+        """Read a page. As in a browser, a tag or comment that never ends swallows the rest of the page."""
         at = 0
         while markup := MARKUP.search(html, at):
             if markup.start() > at:

@@ -18,7 +18,7 @@ CLOSE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A command in the background. `unread` is its output since it was last read."""
+    """A command in the background. `unread` is the output that arrived since the last time it was read."""
 
     id: str
     line: str
@@ -27,25 +27,26 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the command still runs."""
         return self.command.returncode is None
 
     @property
     def state(self) -> str:
-        """Its state in words."""
+        """The state of the command in words."""
         code = self.command.returncode
         if code is None:
             return "running"
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until it has ended, at most `timeout_s`."""
+        """Wait until the command has ended, at most `timeout_s`."""
         with anyio.move_on_after(timeout_s):
             await self.command.wait()
 
 
 class Jobs:
-    """The background commands of a session; `close` must be called. A command that ended stays readable."""
+    """The background commands of a session. `close` must be called at the end. The output of a command can still be
+    read after the command has ended."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

@@ -1,8 +1,8 @@
 """Child processes: their environment, their process group and how they end.
 
-Every child leads its own session, so signals reach everything it started and no terminal can be asked for input.
-asyncio's subprocess protocol reports the end of a process apart from the end of its pipes, so a grandchild that holds a
-pipe open delays nothing.
+Every child leads its own session, so signals reach all processes that it started, and none of them can ask for input on
+a terminal. asyncio's subprocess protocol reports the end of a process separately from the end of its pipes, so a
+grandchild that holds a pipe open delays nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import anyio
 import anyio.to_thread
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
-KILL_S = 0.3  # for the event loop to notice a killed child; only an unkillable one takes longer
+KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 DRAIN_S = 0.2
 KEY_CHARS = 8
-"""Any variable may contain a shorter key by chance."""
+"""Shorter keys are not searched for in the values of variables, because any variable may contain one by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenKeys:
     """The keys of endpoints, which no child process gets.
 
-    `variables` are names of environment variables that hold one, `values` the keys themselves. A variable that contains
-    a key is hidden too, whatever its name.
+    `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
+    whose value contains a key is hidden too, whatever its name.
     """
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
@@ -43,7 +43,7 @@ class HiddenKeys:
         return name in self.variables or any(len(key) >= KEY_CHARS and key in value for key in self.values)
 
     def names(self) -> tuple[str, ...]:
-        """The variables to hide from processes that others start for us."""
+        """The names of the variables to hide from processes that other programs start for crow."""
         return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
 
 
@@ -56,7 +56,8 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment for a child process: this process's own, without the keys of endpoints.
 
-    `only` names the variables to pass on (None: all). `more` is added unchecked: the user or crow sets it on purpose.
+    `only` names the variables to pass on (None: all). `more` is added without a check for keys, because the user or
+    crow sets these variables on purpose.
     """
     passed = os.environ if only is None else {name: os.environ[name] for name in only if name in os.environ}
     allowed = {name: value for name, value in passed.items() if not keys.hides(name, value)}
@@ -64,10 +65,11 @@ def child_environment(
 
 
 def found_program(name: str, is_inside: Callable[[Path], bool]) -> str | None:
-    """The absolute path of the first program with this name on PATH that is not in the workspace; None without one.
+    """The absolute path of the first program with this name on PATH that is not in the workspace; None if there is
+    none.
 
-    Links into the workspace and relative directories do not count. If the workspace is the whole file system,
-    everything on PATH counts.
+    Programs that are links into the workspace, and relative directories on PATH, do not count. If the workspace is the
+    whole file system, everything in absolute directories on PATH counts.
     """
     is_everything = is_inside(Path(os.sep))
     for directory in filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep)):
@@ -88,12 +90,13 @@ async def start(
     on_errors: Callable[[bytes], None] | None = None,
     takes_input: bool = False,
 ) -> Process:
-    """Start `argv` in its own process group. Without `on_errors`, standard error goes to `on_output` in order.
+    """Start `argv` in its own process group. Without `on_errors`, standard error goes to `on_output` too, in the order
+    of writing.
 
     Standard input is /dev/null unless `takes_input`.
 
-    :raises OSError: no such program or directory, or too long a command line.
-    :raises ValueError: a NUL in an argument.
+    :raises OSError: there is no such program or directory, or the command line is too long.
+    :raises ValueError: an argument contains a NUL.
     """
     _, process = await asyncio.get_running_loop().subprocess_exec(
         lambda: Process(on_output, on_errors),
@@ -126,7 +129,7 @@ class Process(asyncio.SubprocessProtocol):
         return self._transport.get_returncode()
 
     def write(self, data: bytes) -> int:
-        """Send to standard input without waiting; returns how many bytes the child has not read yet."""
+        """Send data to standard input without waiting. Return how many bytes are still waiting to be sent."""
         pipe = self._transport.get_pipe_transport(0)
         assert isinstance(pipe, asyncio.WriteTransport)
         if not pipe.is_closing():
@@ -134,26 +137,27 @@ class Process(asyncio.SubprocessProtocol):
         return pipe.get_write_buffer_size()
 
     def close_input(self) -> None:
-        """Close standard input after everything written was sent."""
+        """Close standard input after all written data has been sent."""
         pipe = self._transport.get_pipe_transport(0)
         if pipe is not None:
             pipe.close()
 
     def read_output(self, is_wanted: bool) -> None:
-        """Stop reading standard output, or go on."""
+        """Continue reading standard output if `is_wanted`, otherwise pause reading."""
         pipe = self._transport.get_pipe_transport(1)
         if isinstance(pipe, asyncio.ReadTransport) and not pipe.is_closing():
             (pipe.resume_reading if is_wanted else pipe.pause_reading)()
 
     async def wait(self) -> None:
-        """Wait until the child has ended, and a little for the rest of its output."""
+        """Wait until the child has ended, and a short time for the rest of its output."""
         await self.exited.wait()
         with anyio.move_on_after(DRAIN_S):
             await self.output_ended.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group, or the child where the system has no groups. It may be gone already."""
-        # PermissionError: a set-uid program runs as another user
+        """Signal the whole group, or only the child if the system has no process groups. Do nothing if they have
+        already ended."""
+        # PermissionError: a set-uid program in the group runs as another user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self.pid, number)
@@ -173,7 +177,8 @@ class Process(asyncio.SubprocessProtocol):
         return await anyio.to_thread.run_sync(has_running_member, self.pid)
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM, SIGKILL after `grace_s` to what remains, and close the pipes. Takes at most 0.3 s longer."""
+        """Send SIGTERM, then SIGKILL to what remains after `grace_s`, and close the pipes. Returns at most 0.3 s after
+        `grace_s`."""
         self.signal(signal.SIGTERM)
         is_gone = False
         try:
@@ -217,7 +222,7 @@ class Process(asyncio.SubprocessProtocol):
 
 
 def has_running_member(group: int) -> bool:
-    """Whether a process of the group is more than a zombie; True if the system cannot tell."""
+    """Whether the group has a process that is not a zombie; True if the system cannot tell."""
     try:
         names = os.listdir("/proc")
     except OSError:

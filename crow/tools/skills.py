@@ -1,8 +1,9 @@
 """Finds and reads skills: folders with a SKILL.md that says how to do something.
 
-The user's folders come first, then the workspace's, which hold data of strangers until the user allows it. Only names
-and descriptions are read in advance, each made one harmless line. A workspace's skill lies inside the workspace after
-links are resolved; others, devices and very large files are ignored.
+The user's folders come first, then those of the workspace. Skills of the workspace are untrusted data until the user
+allows them. Only names and descriptions are read in advance; each description is reduced to one line that cannot close
+a section of the prompt. The file of a workspace's skill must be inside the workspace after links are resolved. Files
+elsewhere, devices and very large files are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ DESCRIPTION_CHARS = 500
 
 
 def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[SkillInfo, ...]:
-    """All skills, sorted by name. Of two with one name the first counts, so a workspace cannot replace a user's skill.
+    """All skills, sorted by name. If two skills have the same name, the first one counts, so a workspace cannot replace
+    a user's skill.
 
     `is_inside` tells whether a resolved path is in the workspace.
     """
@@ -63,7 +65,7 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
 
 
 def clean_line(text: str) -> str:
-    """The text as one line that can close no section of the prompt."""
+    """The text, shortened to one line and escaped so that it cannot close a section of the prompt."""
     plain = " ".join("".join(char for char in text if char.isprintable() or char.isspace()).split())
     return plain.replace("<", "‹").replace(">", "›")[:DESCRIPTION_CHARS]
 

@@ -7,14 +7,14 @@ from itertools import chain
 
 
 class OutputBuffer:
-    """The first and last characters of a text that arrives in pieces, `limit_chars` in all, kept in linear time."""
+    """The first and last characters of a text that arrives in pieces, `limit_chars` in all. Takes linear time."""
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2
         self.clear()
 
     def clear(self) -> None:
-        """Start anew."""
+        """Forget everything and start again."""
         self._head: list[str] = []
         self._head_chars = 0
         self._tail: deque[str] = deque()
@@ -45,10 +45,10 @@ class OutputBuffer:
         self._dropped_lines += piece.count("\n")
 
     def text(self) -> str:
-        """The whole text, or its head and tail around a marker."""
+        """The whole text; if it is too long, its beginning and end with a marker in between."""
         tail = "".join(self._tail)
         excess = len(tail) - self._half if self._dropped_chars else 0
-        if excess > 0:  # the oldest piece is only partly within the limit
+        if excess > 0:  # only a part of the oldest piece is within the limit
             self._tail = deque([tail[excess:]])
             self._drop(tail[:excess])
             tail = tail[excess:]
@@ -64,7 +64,7 @@ class OutputBuffer:
             return self.text()
         pieces: list[str] = []
         missing = limit_chars
-        for piece in chain(reversed(self._tail), reversed(self._head)):  # joining everything would cost much more
+        for piece in chain(reversed(self._tail), reversed(self._head)):  # joining all pieces would take much more time
             if missing <= 0:
                 break
             pieces.append(piece[-missing:])

@@ -1,8 +1,9 @@
-"""Gets documents from the web, and only from where it was allowed.
+"""Gets documents from the web, and only from where that was allowed.
 
-A host is resolved once, all its addresses are checked, and the connection goes to a checked address: a second answer of
-a name server cannot lead into a private network. Redirects to another host are returned, because the user has to be
-asked again. Size, time and the number of redirects are limited. No proxy, no cookies, no credentials.
+A host is resolved once, all its addresses are checked, and the connection goes to a checked address. So a name server
+cannot lead the connection into a private network with a second, different answer. A redirect to another host is
+returned instead of followed, because the user has to be asked again. Size, time and the number of redirects are
+limited. No proxy, cookies or credentials are used.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A response. `media` is the media type in lower case, `charset` as declared or empty. `is_cut`: `data` holds only
-    the first bytes. `moved_to` is the target of a redirect; then there is no data."""
+    """A response. `media` is the media type in lower case; `charset` is as the server declared it, or empty. `is_cut`:
+    `data` holds only the first bytes. `moved_to` is the target of a redirect; a redirect has no data."""
 
     url: str
     status: int
@@ -43,7 +44,7 @@ class Document:
 
 
 async def get(url: str, *, allow_private: bool) -> Document:
-    """Get a document. :raises ~crow.domain.errors.ArgumentError: it failed; the message is for the model."""
+    """Get a document. :raises ~crow.domain.errors.ArgumentError: the request failed; the message is for the model."""
     url = normalize_url(url)
     try:
         with anyio.fail_after(TIMEOUT_S):
@@ -133,7 +134,8 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
 
 
 async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
-    """An address of `host`. :raises ~crow.domain.errors.ArgumentError: there is none, or one is private."""
+    """An address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or one of its addresses
+    is private and that is not allowed."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -149,7 +151,7 @@ async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address and any address inside it belong to the public internet."""
+    """Whether an address, and any IPv4 address embedded in it, belong to the public internet."""
     address = ipaddress.ip_address(text.partition("%")[0])
     addresses = [address]
     if isinstance(address, ipaddress.IPv6Address):

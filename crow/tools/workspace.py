@@ -1,7 +1,8 @@
-"""The local disk and local processes as a workspace.
+"""A workspace on the local disk, with local processes.
 
-Paths are checked after links and `..` are resolved. The file that is opened is the one that was checked: a path that
-leads elsewhere since, by a link put into it, is refused. A cancelled command is ended later, by `reap`.
+Paths are checked after links and `..` are resolved. The file that is opened is always the one that was checked: if
+somebody has put a link into the path since then, so that it leads elsewhere, the path is refused. A cancelled command
+is ended later, by `reap`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from crow.tools.process import HiddenKeys, KeySource, Process, child_environment
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
-"""More than any system takes. Resolving a path reads every directory on the way."""
+"""No system accepts longer paths. Longer ones are refused early, because resolving a path reads every directory on the
+way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
@@ -52,19 +54,21 @@ PROTECTED = frozenset(
 """Names of files and folders that make programs run commands, instruct agents, or hold credentials."""
 
 PROTECTED_FILES = frozenset({"agents.md", "claude.md", "claude.local.md", "gemini.md", "head"})
-"""The same for files alone. A file called HEAD can turn its folder into a repository."""
+"""Names that are protected like those in `PROTECTED`, but only as the last part of a path. A file called HEAD can turn
+its folder into a repository."""
 
 REPOSITORY_PARTS = frozenset(
     ("config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "objects", "refs", "worktrees")
 )
-"""Names beside the HEAD of a repository, whatever its folder is called."""
+"""Names that are found beside the HEAD of a git repository. They are protected there, whatever the repository's folder
+is called."""
 
 MAX_TRIES = 3
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
 OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
-"""Whether this system can keep a directory open and work in it, even if its path leads elsewhere later."""
+"""Whether this system can keep a directory open and work in it, even if the directory's path leads elsewhere later."""
 
 
 class DiskWorkspace:
@@ -83,7 +87,7 @@ class DiskWorkspace:
         own: Sequence[Path] = (),
     ) -> None:
         self.cwd = Path(cwd)
-        """Where relative paths and commands start, as it was given."""
+        """Where relative paths and commands start, as given: links are not resolved."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
         self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
@@ -134,9 +138,10 @@ class DiskWorkspace:
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
-        Processes that it leaves in the background are ended with it. `on_output` gets the newest 64 K characters.
+        Processes that the command leaves in the background are ended when it ends. `on_output` gets the newest 64 K
+        characters.
 
-        :raises OSError: it could not be started (no such directory, too long a command line).
+        :raises OSError: the command could not be started (no such directory, or the command line is too long).
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -169,7 +174,7 @@ class DiskWorkspace:
         return await start([*self._shell, command], cwd=self.cwd, env=env, on_output=on_output)
 
     def _leave(self, process: Process) -> None:
-        """Ask the process to end; `reap` waits for it."""
+        """Send SIGTERM to the process. `reap` waits for its end later."""
         process.signal(signal.SIGTERM)
         self._left.append((process, time.monotonic()))
 
@@ -188,8 +193,8 @@ class DiskWorkspace:
 
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
-    """Show the output while it grows, at most ten times a second, until the process and its output have ended. If
-    another process holds the pipe open, the wait ends 0.2 s after the process."""
+    """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
+    another process holds the pipe open, this returns 0.2 s after the end of the process."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
@@ -202,10 +207,10 @@ async def show_output(process: Process, retained: OutputBuffer, on_output: OnOut
 
 
 def is_protected(path: Path) -> bool:
-    """Whether a program may take a resolved path for a command, an instruction or a secret.
+    """Whether the file at a resolved path may make programs run commands, instruct agents, or hold secrets.
 
-    These are the insides of a repository's own directory, settings of editors and agents, start-up files of shells, and
-    places of credentials. Names are compared as the most forgiving file system would.
+    Such files are the insides of a repository's own directory, settings of editors and agents, start-up files of
+    shells, and places of credentials. Names are compared as leniently as the most lenient file system does.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES:
@@ -218,14 +223,14 @@ def is_protected(path: Path) -> bool:
 
 
 def fold_name(name: str) -> str:
-    """The name without case, dots at the end, invisible characters and anything after a colon, which some file systems
-    ignore."""
+    """The name in lower case, without characters that some file systems ignore: dots and spaces at the end, invisible
+    characters, and anything after a colon."""
     visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
     return visible.partition(":")[0].rstrip(" .").casefold()
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """What is at `path`, with the first `head` bytes of a file. :raises OSError:"""
+    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -237,7 +242,7 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
-    """At most `limit` bytes from `start`. :raises OSError: also if it is not a regular file."""
+    """At most `limit` bytes from `start`. :raises OSError: the file cannot be read, or is not a regular file."""
     with open_resolved(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -247,9 +252,9 @@ def read_file(path: Path, start: int, limit: int | None) -> bytes:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file with `data` in one step; keeps mode and owner, and makes parent directories.
+    """Replace the file with `data` in one step. Keep the file's mode and owner, and create missing parent directories.
 
-    :raises OSError: nothing has changed.
+    :raises OSError: the file could not be replaced; it is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_folder(path.parent) as folder:
@@ -288,7 +293,7 @@ def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> No
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int | None]:
-    """An open directory; None if the system opens none. :raises OSError: see `open_resolved`."""
+    """Open a directory; None if the system cannot open directories. :raises OSError: see `open_resolved`."""
     if OPENS_FOLDERS:
         with open_resolved(path, FOLDER) as handle:
             yield handle
@@ -298,8 +303,9 @@ def open_folder(path: Path) -> Iterator[int | None]:
 
 @contextmanager
 def open_resolved(path: Path, flags: int) -> Iterator[int]:
-    """The file at a resolved path. :raises OSError: there is a link in the path now."""
-    for _ in range(MAX_TRIES):  # an editor may just be replacing it
+    """Open the file or directory at a resolved path. :raises OSError: it cannot be opened, or a link has been put into
+    the path."""
+    for _ in range(MAX_TRIES):  # try again: an editor may be replacing the file right now
         handle = os.open(path, flags)
         try:
             if os.path.realpath(path) == str(path) and is_still_at(path, handle):
@@ -318,20 +324,20 @@ def is_still_at(path: Path, handle: int) -> bool:
 
 
 class SeenFiles:
-    """Remembers the text of each file that the model read or wrote, to protect changes by others.
+    """Remembers the text of each file that the model read or wrote, to protect changes that others make.
 
-    A file that it never read may be edited: the edit must match its text anyway.
+    The model may edit a file that it has never read: the edit must match the file's text anyway.
     """
 
     def __init__(self) -> None:
         self._fingerprints: dict[Path, tuple[int, int]] = {}
 
     def note(self, path: Path, text: str) -> None:
-        """The model knows that the file holds `text`."""
+        """Remember that the model knows this text of the file."""
         self._fingerprints[path] = (len(text), hash(text))
 
     def find_fault(self, path: Path, text: str, name: str) -> str | None:
-        """Why the model may not change a file that holds `text`; None if it may."""
+        """Why the model may not change a file that now holds `text`; None if it may."""
         if self._fingerprints.get(path) in (None, (len(text), hash(text))):
             return None
         return f"{name} has changed since it was read; read it again first"

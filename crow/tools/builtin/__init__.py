@@ -1,7 +1,7 @@
 """The built-in tools and the in-process MCP server that offers them.
 
-A call crosses MCP like any other. What MCP has no field for (the call's id, the diff, the plan) travels in `_meta`.
-Progress messages carry the output so far.
+Calls of built-in tools use MCP like all other calls. Data for which MCP has no field (the call's id, the diff, the
+plan) is sent in `_meta`. Progress messages carry the output so far.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ TOOLS: Mapping[str, Builtin] = {
 SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
 """The built-in tools in their order."""
 
-# Without descriptions and schemas, because the toolbox uses SPECS and calls are checked by `check`.
+# The listing omits descriptions and schemas: the toolbox takes them from SPECS, and `check` checks the calls.
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
 
 
 async def offer(call: ToolCall, context: ToolContext) -> PlannedCall:
-    """Plan a call of a built-in tool without running it; a bad call has its fault in the result."""
+    """Plan a call of a built-in tool without running it. The result for an invalid call has a `fault`."""
     tool = TOOLS[call.name]
     try:
         planned = await tool.plan(context, arguments_of(call))
@@ -62,7 +62,7 @@ async def offer(call: ToolCall, context: ToolContext) -> PlannedCall:
 
 
 def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """The `_meta` of a request: the call's id, and of the planned call that was allowed the path and argument."""
+    """The `_meta` of a request: the call's id, and the path and argument of the planned call that was allowed."""
     path = judged.paths[0] if judged is not None and judged.paths else None
     argument = judged.argument if judged is not None else None
     return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument})

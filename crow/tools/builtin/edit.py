@@ -1,8 +1,9 @@
 """`edit_file`: replaces a piece of a file.
 
-The replacement is computed twice: to show the diff before the call is allowed, and from the current file when it runs.
-Everything else keeps its bytes (byte order mark, line ends, missing final newline), so files that are not UTF-8 are
-refused: writing them back would change them elsewhere.
+The replacement is computed twice: once to show the diff before the call is allowed, and again from the current file
+when the call runs. All other bytes of the file stay as they are (byte order mark, line ends, missing final newline).
+This is not possible for files that are not UTF-8, because writing them back would also change other places. They are
+refused.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ async def prepare_edit(context: ToolContext, target: Target, args: Arguments) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """The new text, the number of places changed, and the first changed line (from 1). `remark` says how old_text
-    matched if not exactly."""
+    """The new text, the number of replaced places, and the first changed line (counted from 1). `remark` says how
+    old_text matched if the match was not exact."""
 
     text: str
     count: int
@@ -90,10 +91,11 @@ class Replacement:
 def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement:
     """Replace `old` with `new` in the text of the file `name`.
 
-    An exact match comes first, also with the file's line ends. Otherwise lines are compared without white space at
-    their ends and with one shift of indentation, which the new text gets too.
+    An exact match is tried first, also with the file's line ends. If there is none, lines are compared without trailing
+    white space, and all of them may be indented by the same amount more or less than in `old`. The new text is then
+    indented in the same way.
 
-    :raises ~crow.domain.errors.ArgumentError: no match, or several and not `every`.
+    :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false.
     """
     if not old:
         raise ArgumentError("old_text is empty; expected text from the file. Use write_file for a new file")
@@ -115,7 +117,7 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
 
 
 def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
-    """Old and new text as given, and with CRLF if the file has that."""
+    """The pairs of old and new text to try: as given and, if the file has CRLF line ends, with CRLF."""
     if "\r\n" not in text or "\r" in old:
         return [(old, new)]
     new_crlf = re.sub(r"\r?\n", "\r\n", new)
@@ -123,7 +125,7 @@ def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
 
 
 def line_end_at(text: str, at: int) -> str:
-    """The end of the line at `at`; for the last line, of the line before."""
+    """The line end of the line at `at`. If that is the last line and has no line end, the line before counts."""
     end = text.find("\n", at)
     end = end if end >= 0 else text.rfind("\n", 0, at)
     return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
@@ -146,8 +148,9 @@ def format_lines(lines: Sequence[int]) -> str:
 
 
 def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
-    """Replace the only lines that differ from `old` in trailing white space and one shift of indentation."""
-    lines = text.split("\n")  # not splitlines, which also splits at form feeds and others
+    """Replace the only place that differs from `old` just in trailing white space and in indentation, by the same
+    amount for all lines."""
+    lines = text.split("\n")  # not splitlines, which also splits at other characters, such as form feeds
     lines = [line + "\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]
     wanted = old.removesuffix("\n").split("\n")
     matches = find_loosely(lines, wanted, name)
@@ -175,13 +178,14 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Where the wanted lines occur, each place with its shift of indentation: what to remove, and what to add.
+    """Where the wanted lines occur: for each match the index of its first line, and the indentation to remove from and
+    to add to each wanted line.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.
     """
     if not any(line.strip() for line in wanted):
         return []
-    # One search of the text takes linear time. Comparing line by line does not, if all lines are alike.
+    # Search one joined text, which takes linear time. Comparing line by line would not if all lines are alike.
     bare = "".join(f"\n{line.strip()}" for line in [*lines, ""])
     bare_wanted = "".join(f"\n{line.strip()}" for line in [*wanted, ""])
     matches, index, at, compared = [], 0, 0, 0
@@ -198,7 +202,8 @@ def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list
 
 
 def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str] | None:
-    """The indentation to remove and to add that turns the wanted lines into the actual ones; None if lines differ."""
+    """The indentation to remove and the indentation to add that turn the wanted lines into the actual ones; None if no
+    single pair does this for all lines."""
     shifts = set()
     for want, have in zip(wanted, actual, strict=True):
         if not want.strip():
@@ -214,7 +219,7 @@ def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str
 
 
 def describe_mismatch(lines: Sequence[str], wanted: Sequence[str], name: str) -> str:
-    """Why nothing matched, and which lines come close."""
+    """The error message that says why nothing matched, and which lines come close."""
     start = f"old_text does not occur in {name}"
     if all(NUMBERED.match(line) for line in wanted):
         return f"{start}; leave out the line numbers that read_file adds"

@@ -1,6 +1,7 @@
-"""`read_file` and `write_file`, and what the tools that change files share.
+"""`read_file` and `write_file`, and the functions that all tools that change files share.
 
-A planned call tells the model nothing but the name of a file outside the workspace: the user has not agreed yet.
+Until the user has allowed a call, its plan must not tell the model anything about a file outside the workspace except
+its name.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from crow.tools.builtin.tool import (
 PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
 
 WHOLE_BYTES = 32_000_000
-"""Larger files are read in pieces and never changed."""
+"""Larger files are read in pieces and are never changed."""
 
 A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
 THREAD_BYTES = 262_144
-"""More is not searched for lines on the event loop."""
+"""At most this much is searched for lines on the event loop; the rest is searched in a thread."""
 
 WINDOW_LINES = 2_000
 WINDOW_CHARS = 50_000
@@ -89,7 +90,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     else:
         text = await workspace.read_text(target.path)
         invocation.context.seen_files.note(target.path, text)
-        if text.startswith(("\ufffd\ufffd", "\0\0\ufffd\ufffd")):  # UTF-16 and UTF-32 begin like this
+        if text.startswith(("\ufffd\ufffd", "\0\0\ufffd\ufffd")):  # UTF-16 and UTF-32 files begin like this
             text = decode_wide(await workspace.read_bytes(target.path)) or text
         start = text[:SNIFFED_CHARS]
     if "\0" in start or start.count("�") * 10 > len(start):
@@ -130,7 +131,8 @@ def decode_wide(data: bytes) -> str | None:
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
-    """The lines with their numbers, and how to read on. `size` is the number of lines, or says how large the file is.
+    """The lines with their numbers, and a note on how to read on. `size` is the number of lines, or a text that says
+    how large the file is.
 
     :raises ~crow.domain.errors.ArgumentError: the file has fewer lines.
     """
@@ -157,13 +159,13 @@ def format_window(window: LineWindow, name: str, size: str) -> str:
 
 @dataclass(slots=True)
 class Row:
-    """The beginning of a line, and how many bytes of it were dropped."""
+    """The beginning of a line, and the number of bytes that were dropped after it."""
 
     start: bytes = b""
     dropped: int = 0
 
     def text(self) -> str:
-        """The line without its end; a long one is cut, and says so."""
+        """The line without its line end. A long line is cut, with a note that says so."""
         text = self.start.decode("utf-8", "replace").removesuffix("\r")
         if len(text) <= LINE_CHARS and not self.dropped:
             return text
@@ -172,9 +174,10 @@ class Row:
 
 
 class LineWindow:
-    """Lines of a file that is fed in pieces, in bounded memory: at most `limit` lines from line `first` (from 1) on.
+    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). The file is fed in pieces,
+    and memory is bounded.
 
-    `has_more` tells whether lines follow those in `rows`.
+    `has_more` tells whether more lines follow those in `rows`.
     """
 
     def __init__(self, *, first: int, limit: int) -> None:
@@ -188,11 +191,11 @@ class LineWindow:
 
     @property
     def line_count(self) -> int:
-        """How many lines were fed."""
+        """How many lines were fed so far."""
         return self._skipped + (len(self.rows) or self._is_line_open)
 
     def feed(self, piece: bytes) -> bool:
-        """Take the next piece of the file; returns whether another one is needed."""
+        """Take the next piece of the file. Return whether another piece is needed."""
         missing = self.first - 1 - self._skipped
         newlines = piece.count(b"\n") if missing else 0
         if newlines < missing:
@@ -240,7 +243,8 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def read_replaced(context: ToolContext, target: Target) -> tuple[str | None, str | None]:
-    """The text that a write would replace (None for a new file), and why it cannot be replaced (None if it can)."""
+    """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if it
+    can)."""
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":
@@ -257,7 +261,8 @@ async def read_replaced(context: ToolContext, target: Target) -> tuple[str | Non
 def plan_change(
     context: ToolContext, target: Target, title: str, *, diff: Diff | None, fault: str | None, line: int | None = None
 ) -> PlannedCall:
-    """A call that writes to `target`. A fault of a file outside the workspace is not passed on."""
+    """Plan a call that writes to `target`. If the file is outside the workspace, `fault` is dropped, because it could
+    reveal what the file contains."""
     protection = context.workspace.protection(target.path)
     if target.is_outside:
         fault = None
@@ -274,10 +279,12 @@ def plan_change(
 async def apply_change(
     invocation: ToolInvocation, target: Target, before: str | None, after: str, title: str, done: str, line: int | None
 ) -> Outcome:
-    """Log the old content, write `after`, and report what the file holds then. `before` is the text that was read."""
+    """Log the old content, write `after`, and report what the file holds afterwards. `before` is the text that was read
+    to make the change."""
     workspace, path = invocation.context.workspace, target.path
     old = None
-    if before is not None and (await workspace.stat(path)).kind == "file":  # an editor may show a file not yet on disk
+    # the editor may show a file that is not on disk yet
+    if before is not None and (await workspace.stat(path)).kind == "file":
         old = await workspace.read_bytes(path)
         if old.decode("utf-8", "replace") != before:  # log what the user saw, with unsaved changes
             old = before.encode("utf-8", "replace")
@@ -294,9 +301,10 @@ async def apply_change(
 async def stat_kind(
     workspace: Workspace, target: Target, kinds: Sequence[str], expected: str, *, head: int = 0
 ) -> FileStat:
-    """What is at the target, with its first `head` bytes; `expected` describes the `kinds`.
+    """What exists at the target, with its first `head` bytes. `expected` describes the allowed `kinds` in the error
+    message.
 
-    :raises ~crow.domain.errors.ArgumentError: it does not exist, or is of another kind.
+    :raises ~crow.domain.errors.ArgumentError: the target does not exist, or is of another kind.
     """
     stat = await workspace.stat(target.path, head=head)
     if stat.kind == "missing":
@@ -327,8 +335,8 @@ def list_names(directory: Path) -> list[str]:
 
 
 def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
-    """Up to three names close to `wanted`. Comparing takes quadratic time, so long names are compared by their
-    beginnings, and only some of many."""
+    """Up to three names that are close to `wanted`. Comparing takes quadratic time, so only the beginnings of long
+    names are compared, and only some of the names if there are many."""
     start = wanted.casefold()[:COMPARED_CHARS]
     folded = {name.casefold()[:COMPARED_CHARS]: name for name in names}
     likely = sorted(folded, key=lambda name: (name[:1] != start[:1], abs(len(name) - len(start))))[:MAX_COMPARED_NAMES]
@@ -336,16 +344,18 @@ def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
 
 
 def image_type(head: bytes) -> str | None:
-    """The media type of an image that models take, by its first bytes; None for anything else.
+    """The media type of an image that models accept, detected from its first bytes; None for anything else.
 
-    Providers refuse every later request with a file that is not the image it claims to be, so no declared type counts.
+    A declared media type is ignored: if a file is not the kind of image that it claims to be, providers refuse every
+    later request that contains it.
     """
     found = IMAGE.match(head)
     return None if found is None else f"image/{found.lastgroup}"
 
 
 def sound_picture_type(data: str) -> str | None:
-    """The media type of a base64 image that models take; None if they do not take it."""
+    """The media type of a base64 image that models accept; None if the data is invalid, too large, or not such an
+    image."""
     try:
         decoded = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -1,12 +1,13 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
-It is a separate process because only killing the process stops a regular expression that never ends. It also exits
-when its time is up or nobody reads its answer. It is run by its path with the standard library alone. The
-argument is a JSON object (see `main`); standard input has names relative to the current directory, each ended by NUL,
-or is empty: then the directory is walked. The answer is one line of JSON.
+This is a separate process because a regular expression that never ends can only be stopped by killing its process. The
+process also exits when its time is up or when nobody reads its answer. It is started by the path of this file and uses
+the standard library alone. Its argument is a JSON object (see `main`). Standard input contains names relative to the
+current directory, each ended by NUL. If standard input is empty, the program walks the current directory instead. The
+answer is one line of JSON.
 
-If ripgrep is given, it says which files may match; the lines are always found here, so the answer is the same.
-Symbolic links are never followed, whatever names the index of a repository holds.
+If ripgrep is available, it only says which files may match. The matching lines are always found here, so the answer is
+the same with and without ripgrep. Symbolic links are never followed, whatever names the index of a repository holds.
 """
 
 from __future__ import annotations
@@ -33,35 +34,39 @@ SNIFFED_BYTES = 8_192
 LINE_CHARS = 400
 READER_CHECK_S = 0.5
 ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
-"""Expressions that may treat the ends of a text specially, so they cannot search a file as a whole."""
+"""Finds patterns that may treat the start or end of a text specially. Such a pattern cannot be searched for in a file
+as a whole."""
 
 META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100
-"""Fewer files are searched here before another program has started. The same holds for any plain text."""
+"""With fewer files, the search here has finished before ripgrep would have started. The same is true for any pattern
+that is plain text, with any number of files."""
 RIPGREP_OPTIONS = (
     *("--no-config", "--no-messages", "--no-ignore", "--hidden", "--text", "--encoding", "none"),
     *("--color", "never", "--case-sensitive", "--files-with-matches", "--null"),
 )
 ARGUMENT_BYTES = 200_000
 OUTSIDE_ASCII = r"(?-u:[\x80-\xFF\r\x1c-\x1f])"
-"""Bytes that ripgrep and Python treat differently; a file with one of them is searched here."""
+"""Bytes that ripgrep and Python treat differently. A file with one of these bytes is always searched here."""
 SHARED = re.compile(
     r"""(?: [\w\s"'#%&,/:;<=>@`~!\-] | [.^$|)*+?] | \((?:\?:)?(?!\?) | \{\d+(?:,\d*)?\}
           | \\[wWdDsSbBt.^$*+?(){}\[\]|\\/"'#%&,:;=@`~!\-]
           | \[\^?+\]?+(?: (?!--|&&|~~)[^\\\[\]] | \\[wWdDsSt.^$*+?(){}|\\/\-] )*\] )*""",
     re.VERBOSE | re.ASCII,
 )
-"""Expressions that mean the same to ripgrep in a line of plain ASCII."""
+"""Matches patterns that mean the same to ripgrep and Python in a line of plain ASCII."""
 
 
 def main() -> None:
     """Answer the request in the first argument.
 
-    `glob`: names to keep, or null. `limit`: the most lines to return. `seconds`: the most processor time. For grep also
-    `pattern`, `ignore_case`, `file` (one name to search, or null) and `ripgrep` (the program's path, or null).
+    `glob`: names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the maximum processor
+    time. For grep also `pattern`, `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep`
+    (the program's path, or null).
 
-    The answer of a list: `names`, `total`. Of grep: `matches` as [name, line, text], `more`, and `large` (how many
-    files were too large to search); or only `fault`, why the pattern is not a regular expression.
+    The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`, and
+    `large` (how many files were too large to search). If the pattern is not a regular expression, the answer has only
+    `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])
@@ -93,9 +98,9 @@ def find_pattern_fault(pattern: str) -> str:
 
 
 def limit_lifetime(seconds: int) -> None:
-    """End this process after `seconds` of processor time, or soon after its reader is gone.
+    """End this process after `seconds` of processor time, or soon after the reader of its output is gone.
 
-    Both use signals, because an expression that never ends lets no thread run.
+    Both limits use signals, because a regular expression that never ends does not let any thread run.
     """
     try:
         import resource  # not on Windows
@@ -131,15 +136,15 @@ def find_files() -> set[str]:
             is_folder = stat.S_ISDIR(os.lstat(name).st_mode)
         except OSError:
             continue  # deleted, but still in git's index
-        names.update(walk(name) if is_folder else (name,))  # a folder is a repository in the repository
+        names.update(walk(name) if is_folder else (name,))  # git lists a repository inside this repository as a folder
     return names
 
 
 def is_reachable(folder: str, known: dict[str, bool]) -> bool:
-    """Whether a directory is below the current one with no link on the way. Adds to `known`.
+    """Whether a directory is below the current one, with no link on the way. Stores what it finds in `known`.
 
-    git lists what its index holds: also names behind a directory that has become a link since, and in an index made by
-    hand names with `..`.
+    This check is needed because git lists whatever its index holds: names behind a directory that has since become a
+    link and, if somebody made the index by hand, names with `..`.
     """
     above = ""
     for part in folder.split("/") if folder not in known else ():
@@ -154,14 +159,14 @@ def is_reachable(folder: str, known: dict[str, bool]) -> bool:
 
 
 def walk(top: str) -> Iterator[str]:
-    """Files below `top` at any depth, without the directories that tools fill."""
+    """All files below `top` at any depth, except in directories that tools fill, such as `node_modules`."""
     count, waiting = 0, [top]
     while waiting:
         directory = waiting.pop()
         try:
             with os.scandir(directory) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
-        except OSError:  # no permission, gone, or too long a path for the system
+        except OSError:  # no permission, deleted, or the path is too long for the system
             continue
         prefix = "" if directory == "." else f"{directory}/"
         for entry in entries:
@@ -175,7 +180,7 @@ def walk(top: str) -> Iterator[str]:
 
 
 def leads_to_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a directory or a link to one."""
+    """Whether the entry is a directory or a link to one."""
     try:
         return entry.is_dir()
     except OSError:
@@ -183,7 +188,8 @@ def leads_to_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def glob_expression(pattern: str) -> str:
-    """A glob as a regular expression: `*` and `?` within a name, `**` across directories, `[...]`, `{a,b}`."""
+    """Convert a glob to a regular expression: `*` and `?` match within a name, `**` across directories; `[...]` and
+    `{a,b}` also work."""
     expression, at, braces = "", 0, 0
     pattern = pattern.removeprefix("./")
     while at < len(pattern):
@@ -213,8 +219,8 @@ def glob_expression(pattern: str) -> str:
 
 
 def summarize(names: list[str], limit: int) -> list[str]:
-    """At most `limit` lines that cover all names, with deep directories as one line each with their count; if that is
-    still too much, the first `limit` names."""
+    """At most `limit` lines that cover all names. If there are too many names, each deep directory becomes one line
+    with the number of its files. If that is still too much, return the first `limit` names."""
     if len(names) <= limit:
         return names
     deepest = max(name.count("/") for name in names)
@@ -231,7 +237,8 @@ def summarize(names: list[str], limit: int) -> list[str]:
 
 def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, object]:
     matcher = re.compile(pattern, flags)
-    # a file that does not match as a whole has no matching line, unless the pattern is about the ends of the text
+    # If the pattern does not match anywhere in the whole text, no line matches. This does not hold for patterns that
+    # treat the ends of the text specially.
     in_whole = None if ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
     large = 0
@@ -256,20 +263,20 @@ def is_shared(pattern: str) -> bool:
 
 
 def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str]:
-    """The names without files in which ripgrep finds nothing; all names if it cannot tell."""
+    """Remove the names of files in which ripgrep finds nothing. Where ripgrep fails, all names are kept."""
     command = [ripgrep, *RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{OUTSIDE_ASCII}", "--"]
     candidates = [name for name in names if is_searchable(name)]
     wanted = set(names).difference(candidates)
     for batch in batches(candidates):
         status, output = run_program([*command, *(f"./{name}" for name in batch)])
         if status > 1 and not output:
-            return names  # it does not know the expression or an option
+            return names  # ripgrep does not understand the pattern or an option
         wanted.update(batch if status > 1 else (os.fsdecode(name)[2:] for name in output.split(b"\0") if name))
     return [name for name in names if name in wanted]
 
 
 def is_searchable(name: str) -> bool:
-    """Whether a program may open the file that follows links, waits for pipes and reads everything."""
+    """Whether this file may be given to ripgrep, which follows links, waits for pipes, and reads files of any size."""
     try:
         status = os.lstat(name)
     except OSError:

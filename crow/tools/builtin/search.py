@@ -1,8 +1,8 @@
 """`list_files` and `grep`.
 
-A separate program (`scan.py`) does the work and is killed with the call: a bad regular expression would otherwise block
-the whole process. In a git repository git names the files, so ignored ones are left out. Only a git or ripgrep from
-outside the workspace is used, and git runs nothing that the repository's configuration names.
+A separate program (`scan.py`) does the work and is killed with the call: otherwise a bad regular expression would block
+the whole process. In a git repository, git lists the files, so ignored files are left out. Only a git or ripgrep from
+outside the workspace is used, and git runs no program that the repository's configuration names.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_LISTED = 500
 MAX_MATCHES = 200
 TIMEOUT_S = 60.0
 CHECKED_CHARS = 200
-"""A longer pattern is checked by the program alone: some thousand characters can take seconds to compile."""
+"""A longer pattern is checked only by the program: compiling a pattern of some thousand characters can take seconds."""
 
-# Fails if a link has been put into the path since the call was allowed.
+# This command fails if a link has been put into the path since the call was allowed.
 ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
 
 GIT_FILES = (
@@ -108,7 +108,8 @@ def in_place(name: str) -> str:
 
 
 def check_pattern(pattern: str, fault: str) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: there is a `fault`, so the pattern is not a regular expression."""
+    """:raises ~crow.domain.errors.ArgumentError: there is a `fault`, which means that the pattern is not a regular
+    expression."""
     if fault:
         shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
         raise ArgumentError(
@@ -118,9 +119,10 @@ def check_pattern(pattern: str, fault: str) -> None:
 
 
 async def scan_directory(workspace: Workspace, top: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What the scanning program answers for the directory `top`.
+    """The answer of the scanning program for the directory `top`.
 
-    :raises ~crow.domain.errors.ArgumentError: it took too long, or may not look there.
+    :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because it may not read
+        the directory.
     """
     git, ripgrep = await anyio.to_thread.run_sync(
         lambda: (found_program("git", workspace.contains), found_program("rg", workspace.contains))

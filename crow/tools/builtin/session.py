@@ -15,7 +15,7 @@ from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocat
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
-"""The search takes time in proportion to the query's length times that of the text."""
+"""The search time is proportional to the length of the query times the length of the text."""
 
 MAX_ITEMS = 100
 TITLE_CHARS = 80
@@ -52,7 +52,7 @@ async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
-    """:raises ~crow.domain.errors.ArgumentError: neither is given."""
+    """:raises ~crow.domain.errors.ArgumentError: the call gives neither a query nor an entry."""
     query, entry = args.get("query") or None, args.get("entry")
     if query is None and entry is None:
         raise ArgumentError("query and entry are both missing; expected one of them")
@@ -64,7 +64,8 @@ async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
-    """Reached only in a session without sub-agents: the toolbox runs other tasks in the call's own task."""
+    """Fail: this is reached only in a session without sub-agents. In other sessions the toolbox itself runs the
+    sub-agent, in the asyncio task that handles the call."""
     raise ArgumentError("this session has no sub-agents")
 
 

@@ -1,6 +1,6 @@
 """`shell`, and `shell_output` and `shell_kill` for commands in the background.
 
-The last two need no permission: they touch only commands that the user has allowed.
+`shell_output` and `shell_kill` need no permission: they touch only commands that the user has already allowed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`skill`: loads the text of a skill.
 
-A workspace's skill is instructions from a stranger: the user reads its text and is asked about each one. The answer
-holds for that path and content, and is asked for again when either changes.
+A skill of the workspace is instructions from a stranger: the user can read its text and is asked about each such skill.
+A permission is valid for the skill's path and content. If either changes, the user is asked again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def permission_argument(skill: SkillInfo, digest: str) -> str:
-    """What the user's permission is for."""
+    """The text that identifies what the user permits: the skill's path and the hash of its content."""
     return f"{skill.source} (sha256 {digest})"
 
 

@@ -24,10 +24,10 @@ SHOWN_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A built-in tool. `kind` and `access` hold for each of its calls, also for faulty ones.
+    """A built-in tool. `kind` and `access` apply to each of its calls, including invalid ones.
 
-    `plan` describes a call and finds its faults without changing anything. `run` executes it. Both may raise
-    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, after the tool's name.
+    `plan` describes a call and finds errors in it without changing anything. `run` executes the call. Both may raise
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front.
     """
 
     spec: ToolSpec
@@ -68,8 +68,8 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """A running call. `allowed_path` is the file or directory that it may touch, `allowed_argument` the argument of its
-    planned call; both are None if nothing was planned."""
+    """A running call. `allowed_path` is the file or directory that the call may touch. `allowed_argument` is the
+    argument of its planned call. Both are None if the call was not planned."""
 
     context: ToolContext
     ports: Ports
@@ -81,7 +81,8 @@ class ToolInvocation:
     def target(self, path: str) -> Target:
         """The file or directory that `path` leads to.
 
-        :raises ~crow.domain.errors.ArgumentError: a link has changed, and it is no longer the one that was allowed.
+        :raises ~crow.domain.errors.ArgumentError: a link has changed, so `path` no longer leads to the file or
+            directory that was allowed.
         """
         target = self.context.target(path)
         if self.allowed_path is not None and str(target.path) != self.allowed_path:
@@ -91,11 +92,11 @@ class ToolInvocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A file or directory that a call names, links resolved.
+    """A file or directory that a call names, with links resolved.
 
-    `name` is for messages: relative to the working directory if inside it. `client_path` is the path as the client
-    knows it: below the working directory as the client gave it, even if that is a link. `rule_names` are the names
-    that permission rules may use.
+    `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path as the
+    client knows it: inside the working directory, it begins with that directory as the client gave it, even if that is
+    a link. `rule_names` are the names that permission rules may use.
     """
 
     path: Path
@@ -142,7 +143,8 @@ def session_call(title: str, kind: CallKind) -> PlannedCall:
 
 
 def describe_error(error: ArgumentError | OSError) -> str:
-    """The message for the model; of an OSError what the system or the editor said, and about which file."""
+    """The message for the model. For an OSError, the message says what the system or the editor reported, and about
+    which file."""
     if isinstance(error, ArgumentError):
         return str(error)
     where = f": {error.filename}" if error.filename is not None else ""
@@ -163,8 +165,11 @@ def parse(tool: str, text: str) -> dict[str, Any]:
 
 
 def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments of a call, not checked. :raises ~crow.domain.errors.ArgumentError: not a JSON object; says what the
-    tool takes."""
+    """The arguments of a call, not checked against the schema.
+
+    :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON object. The message says which arguments the
+        tool takes.
+    """
     if call.fault is not None:
         raise ArgumentError(with_expectation(call.fault, spec))
     try:
@@ -174,9 +179,9 @@ def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
 
 
 def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments of a call to an external tool, whose schema is not checked here.
+    """The arguments of a call to an external tool. They are not checked against the tool's schema.
 
-    :raises ~crow.domain.errors.ArgumentError: not a JSON object, or not valid UTF-8.
+    :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON object, or not valid UTF-8.
     """
     value = parse_call(call, spec)
     check_encodable(call.name, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
@@ -184,7 +189,7 @@ def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
 
 
 def with_expectation(fault: str, spec: ToolSpec) -> str:
-    """The fault of an unreadable call, with the arguments that its tool takes."""
+    """The error message for a call whose arguments cannot be read, followed by the arguments that the tool takes."""
     properties, required = spec.input_schema.get("properties"), spec.input_schema.get("required")
     if not isinstance(properties, Mapping) or not properties:
         return f"{fault} {spec.name} takes no arguments: {{}}."
@@ -201,12 +206,13 @@ def describe_type(schema: object) -> str:
     return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
-# jsonschema takes 28 ms to import and would replace only `is_in_bounds`: types are converted here, because many models
-# write numbers and booleans as text and null for an absent argument, and errors are worded for models.
+# jsonschema is not used here: importing it takes 28 ms, and it would replace only `is_in_bounds`. Types must be
+# converted here anyway, because many models write numbers and booleans as text, and null for an absent argument. The
+# error messages are written for models.
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """The arguments converted to the schema's types, without absent ones. `where` is the path to a nested object.
+    """The arguments, converted to the schema's types and without absent ones. `where` is the path to a nested object.
 
-    :raises ~crow.domain.errors.ArgumentError: one is missing, unknown or has another type.
+    :raises ~crow.domain.errors.ArgumentError: an argument is missing, unknown, or of another type.
     """
     properties: Mapping[str, Any] = schema["properties"]
     for name in given:
@@ -237,7 +243,7 @@ def check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) ->
 
 
 def convert(kind: str, value: Any) -> Any:
-    """`value` as the wanted type, None if it has another."""
+    """Convert `value` to the wanted type. Return None if that is not possible."""
     match kind, value:
         case ("string", str()) | ("array", list()) | ("object", dict()) | ("boolean", bool()):
             return value

@@ -1,4 +1,4 @@
-"""What MCP servers answer: results of calls, filled prompts, and questions to the user."""
+"""Converts what MCP servers send: results of calls, filled prompts, and questions to the user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int,
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
-    """The result of a call for the model and the client: texts, pictures, and descriptions of everything else."""
+    """The result of a call for the model and the client: texts, images, and descriptions of everything else."""
     pieces: list[str] = []
     images: list[Image] = []
     attachments: list[Attachment] = []
@@ -68,7 +68,8 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
 
 
 def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
-    """A filled prompt as the parts of one user message; says who speaks if it is not the user alone."""
+    """Convert a filled prompt to the parts of one user message. If some of its messages are not from the user, each
+    message is preceded by its role."""
     contents = [part_of(message.content) for message in result.messages]
     solid = [not isinstance(part, Text) or bool(part.text.strip()) for part in contents]
     is_dialogue = any(message.role != "user" for message in result.messages)
@@ -100,7 +101,7 @@ def part_of(block: mcp.ContentBlock) -> Part:
 
 
 def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
-    """An image that models take, with its base64 in the usual form; None for anything else."""
+    """An image of a type that models accept, with its base64 re-encoded in canonical form; None for anything else."""
     try:
         raw = base64.b64decode("".join(data.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -126,7 +127,7 @@ def count_bytes(data: str) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """The reason of a failure in one line, without the exception groups around it."""
+    """The reason for a failure in one line. Exception groups around the error are left out."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return describe_error(exceptions[0])
@@ -140,7 +141,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def report_progress(on_output: OnOutput) -> ProgressFnT:
-    """A callback that shows the newest lines of progress as output, at most ten times a second."""
+    """Make a callback that shows the newest lines of progress as output, at most ten times a second."""
     lines: list[str] = []
     shown_at = -math.inf
 
@@ -159,10 +160,10 @@ def report_progress(on_output: OnOutput) -> ProgressFnT:
 async def ask_user(
     asker: ElicitationHandler | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
 ) -> mcp.ElicitResult:
-    """Ask the user a question of `server`; decline it if nobody can be asked.
+    """Ask the user a question of `server`; decline the question if nobody can be asked.
 
-    `call_id` is the call that the question belongs to, "" if that is not certain. `question_id` is used for a page to
-    visit if the server gave none.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` identifies the
+    question if it asks the user to visit a page and the server gave no id.
     """
     message, call = f"{server}: {params.message}", parse_call_id(call_id)
     question: Elicitation
@@ -182,7 +183,7 @@ async def ask_user(
 
 
 def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of a form's fields; one that does not have the type of its field is left out."""
+    """The default values of a form's fields. A default is left out if its type differs from the type of its field."""
     fields = schema.get("properties")
     found = {}
     for name, field in fields.items() if isinstance(fields, Mapping) else ():
@@ -190,14 +191,14 @@ def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
             kind, value = field.get("type", "string" if "enum" in field or "oneOf" in field else None), field["default"]
             is_typed = isinstance(kind, str) and kind in FORM_TYPES and isinstance(value, FORM_TYPES[kind])
             items = value if isinstance(value, list) else ()
-            # a bool is an int, too
+            # isinstance(True, int) is true in Python, so booleans need their own check.
             if is_typed and isinstance(value, bool) == (kind == "boolean") and all(isinstance(i, str) for i in items):
                 found[name] = value
     return found
 
 
 def parse_call_id(call_id: str) -> CallRef | None:
-    """The call with this id; None if it is not the id of a call."""
+    """Parse a call's id; None if the text is not the id of a call."""
     match call_id.split("_"):
         case ["call", assistant, index] if assistant.isdecimal() and index.isdecimal():
             return CallRef(assistant=int(assistant), index=int(index))

@@ -52,9 +52,9 @@ CALL_TOOL = tool_spec(
 class ToolSettings:
     """The user's settings for tools.
 
-    A server has `start_timeout_s` to start, a call of its tools `call_timeout_s`. If there are more external tools than
-    `offered`, the model finds the rest with `find_tools`. `skill_folders` are the user's own. No process that tools
-    start gets the `keys`.
+    A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
+    there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` are the
+    user's own folders. Processes that tools start do not get the `keys`.
     """
 
     start_timeout_s: float = 10.0
@@ -74,9 +74,11 @@ async def open_toolbox(
     *,
     on_change: OnChange | None = None,
 ) -> AsyncIterator[McpToolbox]:
-    """The tools of a session. Enter and leave it in the session's task; leaving takes less than a second.
+    """Open the tools of a session. Enter and leave this context in the session's task; leaving takes less than a
+    second.
 
-    The servers start in the background: see `McpToolbox.servers` for their state, and `on_change` to follow it.
+    The servers start in the background: `McpToolbox.servers` tells their state, and `on_change` is called when it
+    changes.
     """
     settings = settings or ToolSettings()
     connections = [
@@ -119,7 +121,8 @@ async def open_toolbox(
 class McpToolbox:
     """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`.
 
-    Built-in tools have plain names; external ones have the prefix of their server, so none can replace a built-in tool.
+    Built-in tools have plain names. External tools have the prefix of their server, so they cannot replace a built-in
+    tool.
     """
 
     _context: ToolContext
@@ -167,8 +170,8 @@ class McpToolbox:
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: load skills, and start failed servers again.
 
-        Waits at most `timeout_s` for the servers that have ever worked. `beside` is called in the thread that loads
-        skills.
+        Waits at most `timeout_s` for servers that are starting, but not for a server that is started again here and has
+        never worked. `beside` is called in the thread that loads skills.
         """
 
         def load() -> tuple[tools.SkillInfo, ...]:
@@ -229,7 +232,7 @@ class McpToolbox:
         """See :meth:`crow.tools.Toolbox.run`."""
         try:
             if call.name == "task" and self._ports.delegate is not None:
-                # In the caller's task, so that the sub-agent has ended whenever the call has.
+                # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
                 task = task_from(builtin.arguments_of(call))
                 return task_outcome(await self._ports.delegate.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
@@ -250,7 +253,7 @@ class McpToolbox:
     async def _run_builtin(
         self, call: ToolCall, call_id: str, on_output: tools.OnOutput, judged: tools.PlannedCall | None
     ) -> tools.Outcome:
-        """:raises ~crow.domain.errors.ArgumentError: bad arguments."""
+        """:raises ~crow.domain.errors.ArgumentError: the arguments are invalid."""
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
@@ -260,7 +263,7 @@ class McpToolbox:
             result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
-                raise error.__cause__ from None  # a bug of ours, which MCP has wrapped
+                raise error.__cause__ from None  # a bug in crow, which MCP has wrapped
             raise
         return builtin.from_result(result)
 
@@ -275,7 +278,7 @@ class McpToolbox:
         return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
-        """The server and tool of a name. Waits for a server that is starting, and restarts a failed one."""
+        """The server and tool with this name. Waits for a server that is starting, and restarts a failed one."""
         connection = self._connection_of(name, "__")
         if connection is None:
             return None
@@ -319,7 +322,7 @@ def query_of(call: ToolCall) -> str:
 
 
 def inner_call(call: ToolCall) -> ToolCall:
-    """The call in a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
+    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     values = parse(call.name, call.arguments)

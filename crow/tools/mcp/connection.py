@@ -1,4 +1,4 @@
-"""One external MCP server of a session: started, called, and restarted after a failure."""
+"""The connection to an external MCP server: starts it, calls its tools, and restarts it after a failure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 REFUSED_HANDSHAKE = frozenset(
-    # -32020 and on: codes that only the newer protocol defines, such as -32020 for headers that the handshake lacks
+    # -32020 and lower are codes that only the newer protocol defines, for example -32020 for missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
 """Errors by which a server that speaks only the newer protocol answers `initialize`."""
@@ -52,9 +52,11 @@ REFUSED_HANDSHAKE = frozenset(
 
 @dataclass(eq=False, kw_only=True)
 class ServerConnection:
-    """A server. `serve` is its task, which owns the library's client; all other methods may be called from any task.
+    """An MCP server. `serve` runs as its own task, which owns the library's client; all other methods may be called
+    from any task.
 
-    A failed server is restarted at its next use: at once after `STEADY_S` of work, later and later otherwise.
+    A failed server is restarted when it is needed again: at once if it had worked for `STEADY_S`, otherwise after a
+    delay that grows with each failure.
     """
 
     server: StdioServer | HttpServer
@@ -68,9 +70,9 @@ class ServerConnection:
     tools: tuple[ExternalTool, ...] = ()
     """The newest known tools, kept when the server is gone."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
-    """The newest known prompts, with the server's own name of each."""
+    """Maps each of the newest known prompts to the server's own name for it."""
     settled: anyio.Event = field(default_factory=anyio.Event)
-    """Set while the server is ready or has failed; a new event with each start."""
+    """Set while the server is ready or has failed. Each start replaces this event with a new one."""
     was_ready: bool = False
     _state: Literal["starting", "ready", "failed"] = "starting"
     _detail: str = ""
@@ -115,14 +117,15 @@ class ServerConnection:
     # The life of the server
 
     async def serve(self) -> None:
-        """Start the server and keep it until `stop`; never raises for what the server does."""
+        """Start the server and keep it running until `stop`. Failures of the server are never raised."""
         while not self._stopping.is_set():
             self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
             self._ready_at, self._is_initialized = math.inf, False
             deadline = anyio.current_time() + self.start_timeout_s
             try:
                 try:
-                    # First the handshake that every server knows: the newer probe costs an old server ten seconds.
+                    # Try the handshake that every server knows first: probing for the newer protocol costs an old
+                    # server ten seconds.
                     await self._connect("legacy", deadline)
                 except Exception as error:
                     if self._is_initialized or not refused_handshake(error):
@@ -133,16 +136,16 @@ class ServerConnection:
                 await self._wanted.wait()
 
     def stop(self) -> None:
-        """End `serve`, at once if the server is still starting."""
+        """End `serve`. If the server is still starting, the start is cancelled."""
         self._stopping.set()
         self._wanted.set()
         if not self.settled.is_set():
             self._starting.cancel()
 
     def revive(self, *, at_once: bool = False) -> bool:
-        """Start a failed server again; returns whether it starts now.
+        """Start a failed server again. Return whether it starts now.
 
-        Unless `at_once`, it does not start if it failed too recently or is misconfigured.
+        Unless `at_once` is set, the server is not started if it failed too recently or is misconfigured.
         """
         if self._state != "failed" or self._stopping.is_set():
             return False
@@ -163,7 +166,7 @@ class ServerConnection:
             self.revive(at_once=True)
 
     async def available(self) -> bool:
-        """Wait until the server has started, and start a failed one again; returns whether it is ready."""
+        """Wait until the server has started; if it has failed, start it again. Return whether it is ready."""
         await self.settled.wait()
         if self.revive():
             await self.settled.wait()
@@ -211,7 +214,7 @@ class ServerConnection:
             case HttpServer(url=url, headers=headers):
                 timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
                 make = partial(httpx2.AsyncClient, headers=dict(headers), timeout=timeout)
-                # it reads the certificates of the system, which would block the event loop for 25 ms
+                # making the client reads the system's certificates, which would block the event loop for 25 ms
                 http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
                 return streamable_http_client(url, http_client=http)
 
@@ -250,7 +253,7 @@ class ServerConnection:
             await self._prompts_changed.wait()
 
     async def _listen(self, client: Client) -> None:
-        """Follow the changes that a server with the newer protocol sends on a stream of their own."""
+        """Listen for changes of the listings. A server with the newer protocol sends them on a separate stream."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
@@ -259,7 +262,7 @@ class ServerConnection:
                         self._prompts_changed.set()
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
-                self._tools_changed.set()  # they may have changed meanwhile
+                self._tools_changed.set()  # the listings may have changed while the stream was lost
                 self._prompts_changed.set()
             except (MCPError, TimeoutError, RuntimeError) as error:
                 logger.info("MCP server %s sends no changes: %s", self.name, describe_error(error))
@@ -287,7 +290,8 @@ class ServerConnection:
     async def _fail(self, detail: str) -> None:
         lived_s = time.monotonic() - self._ready_at
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
-        free = 1 if self.was_ready else 0  # the first failure of a server that has worked costs no wait
+        # a server that has worked before is restarted without a delay after its first failure
+        free = 1 if self.was_ready else 0
         wait_s = 0.0 if self._failures <= free else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
         self._retry_at = time.monotonic() + min(wait_s, MAX_BACKOFF_S)
         if not self._stopping.is_set():
@@ -297,7 +301,7 @@ class ServerConnection:
         await self._settle("failed", detail)
 
     def _describe_end(self, error: BaseException) -> str:
-        """Why the server failed: the end of its process says more than the broken connection."""
+        """Why the server failed. If its process has ended, that says more than the error of the broken connection."""
         process = self._process
         if process is not None and process.closed.is_set():
             return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
@@ -324,7 +328,7 @@ class ServerConnection:
             self._running.remove(call_id)
             for scope, asked_by in self._questions.items():
                 if not self._running or (asked_by and asked_by == call_id):
-                    scope.cancel()  # nobody needs the answer any more
+                    scope.cancel()  # nobody needs the answer to this question any more
         return outcome_of(result)
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
@@ -355,7 +359,8 @@ class ServerConnection:
         context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
         params: mcp.ElicitRequestParams,
     ) -> mcp.ElicitResult | mcp.ErrorData:
-        """Pass a question of the server to the user. It belongs to the running call, if there is only one."""
+        """Pass a question of the server to the user. If exactly one call is running, the question is attributed to that
+        call."""
         call_id = self._running[0] if len(self._running) == 1 else ""
         self._asked += 1
         with anyio.CancelScope() as scope:
@@ -373,7 +378,8 @@ class ServerConnection:
     def _describe_refusal(self, tool: ExternalTool, error: MCPError) -> str:
         gone = error.code == mcp.CONNECTION_CLOSED
         if isinstance(self.server, HttpServer) and (gone or error.message == "Session terminated"):
-            # There is no process to watch: only a call shows that the server is gone or has forgotten the session.
+            # An HTTP server has no process to watch: only a failed call shows that the server is gone or has forgotten
+            # the session.
             self._lost_words = describe_error(error)
             self._lost.set()
         if error.code == mcp.REQUEST_TIMEOUT:
@@ -384,19 +390,20 @@ class ServerConnection:
 
 
 def refused_handshake(error: BaseException) -> bool:
-    """Whether a server that speaks only the newer protocol may have answered the handshake with this error."""
+    """Whether this error can be the answer to the handshake of a server that speaks only the newer protocol."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return any(map(refused_handshake, exceptions))
         case MCPError():
             return error.code in REFUSED_HANDSHAKE
-        case RuntimeError():  # from the library, if a server answers with a version that has no handshake
+        # raised by the library if the server answers with a protocol version that has no handshake
+        case RuntimeError():
             return True
     return False
 
 
 def sends_changes(client: Client) -> bool:
-    """Whether the server sends changes of its listings the newer way, on a stream of their own."""
+    """Whether the server reports changes of its listings as in the newer protocol, on a separate stream."""
     capabilities = (client.server_capabilities.tools, client.server_capabilities.prompts)
     is_changing = any(listing is not None and listing.list_changed for listing in capabilities)
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing

@@ -1,4 +1,4 @@
-"""The tools and prompts that an MCP server lists, named for the model or the user, and the search for tools."""
+"""Lists the tools and prompts of an MCP server, names them for the model or the user, and searches tools."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ HASH_CHARS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTool:
-    """A tool of a server. `name` is the server's own, `spec.name` the model's, `title` is for people.
+    """A tool of a server. `name` is the server's own name for it, `spec.name` the name that the model uses, and `title`
+    the name for people.
 
-    `weight` is its size in a request in characters, about. `is_read_only`: the user's settings say so.
+    `weight` is the approximate size of the tool in a request, in characters. `is_read_only`: the user's settings
+    declare the tool read-only.
     """
 
     name: str
@@ -73,7 +75,7 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
 
 
 async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerPrompt, str]:
-    """The prompts of a server, with the server's own name of each; empty or partial if listing fails."""
+    """Maps each prompt of a server to the server's own name for it. Empty or incomplete if listing fails."""
     if client.server_capabilities.prompts is None:
         return {}
     found: dict[str, mcp.Prompt] = {}
@@ -116,7 +118,7 @@ def matches(tool: str, patterns: Sequence[str]) -> bool:
 
 
 def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> ExternalTool:
-    # providers want an object with properties even if there are no arguments
+    # providers require an object schema with properties, even for a tool without arguments
     schema = {"properties": {}, **tool.input_schema, "type": "object"}
     description = (tool.description or tool.title or tool.name)[:DESCRIPTION_CHARS]
     return ExternalTool(
@@ -129,7 +131,8 @@ def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> External
 
 
 def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
-    """The tools that match the query best, with their schemas. A word in a name counts for three in a description."""
+    """The tools that match the query best, with their schemas. A match in a tool's name counts three times as much as
+    one in its description."""
     words = [word for word in re.split(r"[^a-z0-9]+", query.lower()) if word]
     scores = [
         sum(3 * (word in spec.name.lower()) + (word in spec.description.lower()) for word in words) for spec in specs
@@ -153,9 +156,9 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
 async def filter_invalid_tools(
     transport: AbstractAsyncContextManager[Any], server: str
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
-    """`transport` without the invalid tools of each listing.
+    """Wrap `transport` so that invalid tools are removed from each listing.
 
-    The library refuses a whole listing for one invalid tool, and a provider refuses the whole request.
+    A single invalid tool would make the library refuse the whole listing, and a provider refuse the whole request.
     """
     async with transport as (incoming, outgoing):
         yield ValidTools(incoming, server), outgoing
@@ -188,7 +191,7 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 def tool_fault(tool: object) -> str | None:
-    """Why a listed tool cannot be offered; None if it can. Corrects a schema without the root type `object`."""
+    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object`."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -214,9 +217,11 @@ def tool_fault(tool: object) -> str | None:
 
 
 def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> str | None:
-    """What is wrong with a JSON Schema, as far as providers refuse it; None if nothing is.
+    """What is wrong with a JSON Schema; None if nothing is. Checks only for faults that make providers refuse the
+    schema.
 
-    `jsonschema` would take forty times as long (4 ms for ten properties), on the event loop, for each tool of a server.
+    `jsonschema` would take forty times as long (4 ms for ten properties), and would block the event loop for each tool
+    of a server.
     """
     if isinstance(schema, bool):
         return None
@@ -236,7 +241,7 @@ def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> s
 
 
 def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[object, str]]:
-    """The schemas directly in a schema, with their places; None in place of a container of the wrong type."""
+    """The schemas directly inside a schema, each with its path. A container of the wrong type yields None."""
     for key in ("properties", "patternProperties", "$defs", "definitions"):
         inner = schema.get(key, {})
         named = inner.items() if isinstance(inner, Mapping) else [("", None)]
@@ -252,9 +257,11 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[objec
 
 
 def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
-    """A unique prefix for each server name, in order; two servers of one name differ by their place.
+    """A unique prefix for each server name, in order. If two servers have the same name, their positions make the
+    prefixes differ.
 
-    No prefix has a double underscore or ends with an underscore, so no tool of one server gets a name of another's.
+    No prefix contains a double underscore or ends with an underscore, so tools of different servers never get the same
+    name.
     """
     taken: list[str] = []
     for place, server in enumerate(servers):
@@ -266,10 +273,11 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
 
 
 def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of a server's tools or prompts for the model or the user, in order; `names` has no name twice.
+    """The names of a server's tools or prompts for the model or the user, in order. `names` must not contain
+    duplicates.
 
-    A name is `prefix`, `separator` and the server's own name. One with other characters, or too long, gets a hash if
-    it could be confused with another.
+    A name consists of `prefix`, `separator` and the server's own name with invalid characters replaced. A hash is added
+    if the result is too long, or if replacing characters made it equal to another name.
     """
     valid = [valid_name(name) for name in names]
     counts = Counter(valid)
@@ -282,7 +290,8 @@ def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str
     unique = []
     for original, whole, plain in zip(names, wholes, is_plain, strict=True):
         salt, name = 0, whole
-        while not plain and (name in taken or name == whole):  # a tool may have the very name that a hash makes
+        # a tool's own name may be the same as a name made with a hash
+        while not plain and (name in taken or name == whole):
             name = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, original, *[str(salt)] * (salt > 0))}"
             salt += 1
         taken.add(name)
@@ -291,7 +300,7 @@ def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str
 
 
 def valid_name(name: str) -> str:
-    """`name` with only the characters that a model's tool name may have."""
+    """Replace the characters of `name` that a model's tool name may not have."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 

@@ -38,13 +38,15 @@ INHERITED = (
 
 @dataclass(eq=False)
 class ServerProcess:
-    """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in one task; once only.
+    """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
+    once.
 
-    The child gets a minimal environment without the `keys`. It leads a process group, which ends with it: on leaving,
-    its input is closed, SIGTERM follows after `CLOSE_S` and SIGKILL after `TERM_S`. Lines of its output that are not
-    messages are ignored; its standard error is logged.
+    The child gets a minimal environment without the `keys`. It leads a process group. On leaving, the child's input is
+    closed; after `CLOSE_S` the whole group gets SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that
+    are not messages are ignored. Its standard error is logged.
 
-    `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which.
+    `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
+    these happened.
     """
 
     server: StdioServer
@@ -65,7 +67,7 @@ class ServerProcess:
 
     @property
     def last_words(self) -> str:
-        """The end of the server's standard error."""
+        """The last text that the server wrote to standard error."""
         return self._errors.decode("utf-8", "replace").strip()[-LAST_WORDS_CHARS:]
 
     @property
@@ -114,7 +116,7 @@ class ServerProcess:
             await self._arrived.wait()
 
     def send(self, message: SessionMessage) -> None:
-        """Queue a message without waiting, so that a server that does not read blocks nothing.
+        """Queue a message without waiting, so that a server that does not read its input cannot block the sender.
 
         :raises anyio.BrokenResourceError: the server is closed.
         """
@@ -135,7 +137,7 @@ class ServerProcess:
         """Notice the end of the process, even if one of its children keeps the output open."""
         await process.exited.wait()
         before = -1
-        while self._is_paused or self._received_bytes > before:  # read the rest of its output first
+        while self._is_paused or self._received_bytes > before:  # first read the rest of the output
             before = self._received_bytes
             with anyio.move_on_after(CLOSE_S):
                 await process.output_ended.wait()
@@ -158,7 +160,7 @@ class ServerProcess:
             self._arrived.set()
 
     def _on_output(self, data: bytes) -> None:
-        """Split output into lines; pause the server while too many wait to be read."""
+        """Split output into lines. Stop reading from the server while too many lines wait to be processed."""
         self._received_bytes += len(data)
         first, *others = data.split(b"\n")
         self._partial += first
@@ -202,7 +204,7 @@ class _Incoming(ObjectReceiveStream[SessionMessage | Exception]):
         return await self._server.receive()
 
     async def aclose(self) -> None:
-        """Nothing to close: the process is ended by whoever entered it."""
+        """Do nothing: the `ServerProcess` ends the process when its context is left."""
 
 
 class _Outgoing(ObjectSendStream[SessionMessage]):
@@ -216,7 +218,7 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
         self._server.send(item)
 
     async def aclose(self) -> None:
-        """Nothing to close: the process is ended by whoever entered it."""
+        """Do nothing: the `ServerProcess` ends the process when its context is left."""
 
 
 def parse_message(line: bytes) -> SessionMessage | None:
