@@ -1,7 +1,7 @@
 """Opens the models, tools, workspaces and databases that the settings describe.
 
-No other module picks an adapter. openai and mcp take 700 ms to import; `initialize` and `session/new` do not need them,
-so the functions that do import them when they are called.
+No other module chooses an adapter. openai and mcp take 700 ms to import, and `initialize` and `session/new` do not need
+them. So the functions that need them import them when they are called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crow.llm.offline import OfflineModel
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.values import McpServerSettings, expand_variables
-from crow.store.sqlite.store import SqliteStore as SqliteStore  # for those who maintain it
+from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.workspace import DiskWorkspace
@@ -39,18 +39,18 @@ class EndpointModel(Model, Protocol):
 
 
 LoadedSource: TypeAlias = Callable[[], Loaded]
-"""Returns the current settings: the user may change them while a session is open."""
+"""Returns the current settings, because the user may change them while a session is open."""
 
 
 def import_prompt_adapters() -> None:
-    """Import what a prompt needs and nothing before it does. Blocks."""
+    """Import the packages that are first needed by a prompt. Blocks."""
     import crow.agent.runner
     import crow.llm.chat_completions
     import crow.tools.mcp.client  # noqa: F401
 
 
 async def open_model(target: Target, memory: EndpointMemory | None) -> EndpointModel:
-    """The model of an endpoint, with what `memory` knows of it. :raises ConfigError: its key command fails."""
+    """Open an endpoint's model, with what `memory` knows about it. :raises ConfigError: its key command fails."""
     from crow.llm.chat_completions import ChatCompletions
 
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
@@ -66,7 +66,7 @@ def offline_model(settings: Settings) -> OfflineModel:
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
-    """The endpoint of a target. `key` is what its key command printed; until then "pending" stands for it."""
+    """The endpoint of a target. `key` is the output of its key command, or "pending" until the command has run."""
     settings, options, preset = target.endpoint, target.options, preset_at(target.base_url)
     if key is None and settings.api_key is not None:
         key = settings.api_key.get_secret_value()
@@ -109,7 +109,7 @@ def open_toolbox(
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
-    """The built-in tools and those of `servers`; enter and leave it in the session's task."""
+    """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task."""
     from crow.tools.mcp.client import ToolSettings, open_toolbox
 
     limits = loaded().settings.limits
@@ -125,7 +125,7 @@ def open_toolbox(
 
 
 def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -> Workspace:
-    """The workspace on disk. Tools cannot write crow's own files, and commands do not see the keys."""
+    """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys."""
     paths = loaded().paths
     config = paths.config_file.parent
     own = (paths.config_file, paths.database, paths.log_file, config / "skills", config / "commands")
@@ -133,7 +133,7 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
-    """The keys that no child process may see."""
+    """The keys that no child process may get."""
     return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values)
 
 
@@ -162,5 +162,5 @@ def mcp_server(name: str, settings: McpServerSettings) -> McpServer:
 
 
 async def open_store(loaded: Loaded) -> SqliteStore:
-    """The user's database; the caller closes it. :raises StoreError: it cannot be used."""
+    """Open the user's database. The caller closes it. :raises StoreError: it cannot be used."""
     return await SqliteStore.open(loaded.paths.database)

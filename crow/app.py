@@ -41,21 +41,21 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""The list goes to the client with every change, and nobody chooses from more."""
+"""How many models of an endpoint are listed at most. Every change sends the list, and nobody chooses from more."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
-    """Serve ACP on stdin and stdout until stdin ends; the exit code. `reload` reads the settings again."""
+    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
     with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         await serve_connection(StdioTransport(source, sink, observe=recorder), wiring.dependencies())
         await wiring.close()
-    gc.freeze()  # else the interpreter's last collection walks everything that was imported: 250 ms of the exit
+    gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0
 
 
 class Wiring:
-    """What one process serves with. Without `reload` the settings never change."""
+    """The settings, models and adapters that one process serves with. Without `reload` the settings never change."""
 
     def __init__(
         self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
@@ -71,7 +71,7 @@ class Wiring:
         self._retired_models: list[Model] = []
         self._imports = BackgroundImport(adapters.import_prompt_adapters)
         self._hooks = Hooks(find_hooks)
-        # The configured models, then those that the endpoint lists; the client holds this list.
+        # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))
 
     def dependencies(self) -> ServerDependencies:
@@ -119,9 +119,10 @@ class Wiring:
             await model.close()
 
     def _reload_if_changed(self) -> ServerDependencies | None:
-        """New dependencies if the user's file has changed, else None.
+        """Return new dependencies if the user's file has changed, else None.
 
-        Models, endpoints, rules and compaction apply from the next prompt; the rest to sessions opened from now on.
+        Models, endpoints, rules and compaction apply from the next prompt. The other settings apply to sessions opened
+        from now on.
         """
         if self._reload is None or not self._loaded.is_stale:
             return None
@@ -141,7 +142,7 @@ class Wiring:
         return self.dependencies()
 
     def _mask(self, secrets: Iterable[str]) -> None:
-        """Keep these secrets, and all earlier ones, out of the log and the recording."""
+        """Mask these secrets, and all earlier ones, in the log and in the recording."""
         self._secrets.update(secrets)
         start_logging(self._loaded.paths.log_file, self._settings.log.level, self._secrets)
         if self._recorder is not None:
@@ -178,7 +179,7 @@ class Wiring:
         return self._session_settings
 
     def _check(self, name: str) -> None:
-        """Whether a prompt could be answered. :raises AuthError: :raises ConfigError:"""
+        """Check that a prompt could be answered. :raises AuthError: :raises ConfigError:"""
         if self._loaded.problem is not None:
             raise self._loaded.problem
         if not name and not self._has_endpoint():
@@ -187,11 +188,11 @@ class Wiring:
             adapters.endpoint_of(target_of(name, self._settings)).check()
 
     def _has_endpoint(self) -> bool:
-        """Whether the user chose an endpoint, or has a key for the default one."""
+        """Whether the user chose an endpoint, or set a key for the default one."""
         return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
 
     def _info(self, name: str) -> ModelInfo:
-        """What is known of a model without importing what it needs to answer."""
+        """What is known about a model. Does not import the packages that the model needs to answer."""
         if name in self._models:
             return self._models[name].info
         if name == OFFLINE:
@@ -208,7 +209,7 @@ class Wiring:
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
-        """All model names, with those that the default model's endpoint lists; empty if it does not answer in time."""
+        """All model names, including those of the default model's endpoint; empty if it does not list them in time."""
         name = self._default_model()
         if name == OFFLINE or not (name or self._has_endpoint()):
             return ()
@@ -227,7 +228,7 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """The name under which a model of the default's endpoint can be chosen; empty if there is none."""
+        """The name with which the user can choose a model of the default model's endpoint; empty if there is none."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)
@@ -237,18 +238,18 @@ class Wiring:
 
 
 class BackgroundImport:
-    """Runs `load` once in a thread, so that the protocol is served meanwhile."""
+    """Runs `load` once in a thread, so that the process can serve the protocol meanwhile."""
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
         self._done: Future[None] | None = None
 
     async def run(self) -> None:
-        """Return when everything is imported. :raises ImportError: a package is broken."""
+        """Wait until everything is imported. :raises ImportError: a package is broken."""
         if self._done is None:
             self._done = Future()
-            self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
-            # A daemon: an editor that closes at once must not wait for half a second of imports.
+            self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
+            # A daemon thread: if the editor closes at once, the exit must not wait for half a second of imports.
             threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
         await asyncio.wrap_future(self._done)
 
@@ -274,7 +275,7 @@ def _recorder(loaded: Loaded) -> Iterator[Recorder | None]:
     if loaded.paths.trace is None:
         yield None
         return
-    from crow.trace.record import Recorder  # with jsonschema: 30 ms
+    from crow.trace.record import Recorder  # imports jsonschema: 30 ms
 
     recorder = Recorder(loaded.paths.trace, loaded.settings.secrets())
     try:

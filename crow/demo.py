@@ -1,4 +1,4 @@
-"""`crow demo`: drives a real `crow acp` process as an editor does, without a key."""
+"""`crow demo`: drives a real `crow acp` process as an editor does. It needs no key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json: TypeAlias = dict[str, Any]
 _ANSWER_TIMEOUT_S = 60.0
 _KILL_AT = 60
 _SAVED = 20
-"""The offline model counts 20 numbers a second: at 60, the first 20 are two seconds old and must be on disk."""
+"""The offline model counts 20 numbers per second. At 60, the first 20 are two seconds old and must be on disk."""
 
 _README = "# Tea timer\n\nCounts down the minutes a tea needs, then rings the bell.\n"
 
@@ -66,7 +66,7 @@ class CrowProcess:
         self._process.communicate()
 
     def request(self, method: str, params: Json, *, until: Callable[[], bool] = lambda: False) -> Json:
-        """Send a request and return its result; empty if `until` became true first. :raises DemoFailed:"""
+        """Send a request and return its result, or an empty one if `until` became true first. :raises DemoFailed:"""
         self._request_id += 1
         self._send({"id": self._request_id, "method": method, "params": params})
         watchdog = threading.Timer(_ANSWER_TIMEOUT_S, self._process.kill)
@@ -99,7 +99,7 @@ class CrowProcess:
 
 
 class Demo:
-    """Prompts crow and prints what it does. `scratch` is an empty directory."""
+    """Sends prompts to crow and prints what it does. `scratch` is an empty directory."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch

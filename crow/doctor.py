@@ -1,4 +1,4 @@
-"""Checks everything that a prompt needs, one thing after the other."""
+"""Checks everything that a prompt needs, one thing after another."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TEXT_PROMPT = "say one two three four five six seven eight"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `advice` says what to do unless it is `ok`."""
+    """The result of one check. Unless the state is `ok`, `advice` says what to do."""
 
     check: str
     state: State
@@ -50,11 +50,11 @@ class Finding:
 
 
 Report = Callable[[Finding], None]
-"""Receives each finding at once."""
+"""Called with each finding as soon as it is known."""
 
 
 async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[McpServer] = ()) -> None:
-    """Check everything, in the order in which a prompt needs it; `servers` are further MCP servers to try."""
+    """Check everything, in the order in which a prompt needs it. `servers` are additional MCP servers to try."""
     report(_check_configuration(loaded))
     store = await _check_database(loaded, report)
     try:
@@ -66,7 +66,7 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
 
 
 async def repair_database(loaded: Loaded, report: Report) -> None:
-    """Rebuild the database if it is damaged. :raises CrowError: that is not possible."""
+    """Rebuild the database if it is damaged. :raises CrowError: it cannot be rebuilt."""
     file = loaded.paths.database
     done = await anyio.to_thread.run_sync(repair_file, file)
     if done.copy is not None:
@@ -84,7 +84,7 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
 
 
 async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]:
-    """The models of the default endpoint, or of `provider`. :raises CrowError: it cannot be asked."""
+    """The models of the default endpoint, or of `provider`. :raises CrowError: the endpoint cannot be asked."""
     if loaded.problem is not None:
         raise loaded.problem
     settings = loaded.settings
@@ -176,7 +176,7 @@ async def _check_model(loaded: Loaded, store: adapters.SqliteStore | None, repor
 
 
 async def _check_endpoint(model: adapters.EndpointModel, target: Target, report: Report) -> bool:
-    """Whether it makes sense to ask the model."""
+    """Check the endpoint and its list of models. Returns whether it makes sense to ask the model."""
     try:
         names = [each.name for each in await model.models()]
     except errors.AuthError as error:
@@ -201,11 +201,11 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
 
 
 async def _check_answers(model: Model, report: Report, *, key: str = "", learned: LearnedWindow | None = None) -> None:
-    """Key (empty: no check), streaming, usage, window and tool calls."""
+    """Check the key (unless `key` is empty), streaming, usage, window and tool calls."""
     try:
         answer, pieces, first_s = await _ask(model, _TEXT_PROMPT)
     except errors.CrowError as error:
-        # Many endpoints list their models to everyone: a refused key shows only here.
+        # Many endpoints list their models without checking the key, so a wrong key is only refused here.
         checks: dict[type[errors.CrowError], str] = {errors.AuthError: "key", errors.ModelNotFound: "model"}
         report(Finding(checks.get(type(error), "streaming"), "failed", str(error)))
         return
@@ -276,7 +276,7 @@ async def _try_tool_call(model: Model) -> Finding:
 
 
 async def _ask(model: Model, prompt: str, *tools: ToolSpec) -> tuple[Answer, int, float]:
-    """The answer, the number of its text pieces, and seconds until the first. :raises CrowError:"""
+    """The answer, the number of its text pieces, and the seconds until the first piece. :raises CrowError:"""
     messages = (_SYSTEM, UserMessage(parts=(Text(text=prompt),)))
     request = Request(messages=messages, tools=tools, max_output_tokens=_MAX_OUTPUT_TOKENS)
     started, pieces, first_s = time.monotonic(), 0, 0.0
@@ -315,7 +315,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
 
 
 class _NoSession:
-    """Session ports of a toolbox that runs no tool."""
+    """The session's ports, for a toolbox that runs no tool."""
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:  # noqa: ARG002
         return ""

@@ -1,4 +1,4 @@
-"""The log file of this user; stdout belongs to the protocol, stderr to the editor."""
+"""The log file of this user. stdout is used for the protocol, and editors show stderr."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _OLD_FILES = 2
 
 
 def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
-    """Log to `file` from `level` up (libraries: warnings and errors), in place of any earlier log.
+    """Write log records of `level` and above to `file`, from libraries only warnings and errors. Any earlier log
+    handler is replaced.
 
-    `secrets` are masked. The file has mode 0600 and is rotated at 2 MB. A log that cannot be written is given up
-    without a word: it must never break a session.
+    `secrets` are masked. The file has mode 0600 and is rotated at 2 MB. If the log cannot be written, logging stops
+    silently: it must never break a session.
     """
     handler = _LogFile(file)
     handler.setFormatter(_MaskingFormatter(secrets))
@@ -34,7 +35,7 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Opened by the first record, so that a quiet process makes no file."""
+    """A log file that is only created with the first record, so that a process that logs nothing creates no file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, maxBytes=_MAX_BYTES, backupCount=_OLD_FILES, delay=True)
@@ -46,7 +47,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the base class names it
-        """Stay silent: a full disk must not print a traceback into the editor."""
+        """Print nothing: if the disk is full, no traceback may appear in the editor."""
         self._is_broken = self.stream is None
 
     def _open(self) -> TextIOWrapper:
@@ -63,5 +64,5 @@ class _MaskingFormatter(logging.Formatter):
         self._mask = SecretMask(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The text as it is written."""
+        """Format the record, with its secrets masked."""
         return self._mask(super().format(record))

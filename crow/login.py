@@ -1,7 +1,7 @@
 """`crow login`: asks for endpoint, key and model, tries them and saves them.
 
-Nothing is saved before a request was answered, unless the user insists. Editors start this in a terminal to log in, so
-the exit code says whether it worked.
+The settings are only saved after a test request was answered, unless the user insists. Editors run this command in a
+terminal to log in, so the exit code says whether it succeeded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MODELS_SHOWN = 20
 
 
 async def log_in(loaded: Loaded) -> int:
-    """Ask on stdin and stdout; 0 if the settings were saved.
+    """Ask on stdin and stdout. Returns 0 if the settings were saved.
 
-    :raises ConfigError: an answer that no setting accepts, or a file that cannot be written.
+    :raises ConfigError: an answer is not valid for its setting, or the file cannot be written.
     """
     if loaded.problem is not None:
         raise loaded.problem
@@ -44,7 +44,7 @@ async def log_in(loaded: Loaded) -> int:
         return 1
     values: dict[str, str | None] = {"name": name, "base_url": settings.base_url, "api_key": key or None}
     if key == known_key and loaded.sources["model.api_key"].startswith("environment"):
-        del values["api_key"]  # it stays in the environment
+        del values["api_key"]  # the key stays in the environment
     save_model_settings(loaded.paths.config_file, values)
     print(f"Saved to {loaded.paths.config_file}.")
     for setting in ("model.base_url", "model.api_key", "model.name"):
@@ -75,7 +75,7 @@ def _ask_key(*, has_default: bool) -> str:
 def _settings(**values: str) -> ModelSettings:
     try:
         return ModelSettings.model_validate({key: value for key, value in values.items() if value})
-    except ValueError:  # its own text shows the key
+    except ValueError:  # the error's own text shows the key
         raise ConfigError(
             "The endpoint or the key cannot be used: an endpoint is an http or https URL without user name and query, "
             "such as http://localhost:11434/v1; a key is plain ASCII without spaces."

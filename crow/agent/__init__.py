@@ -1,6 +1,7 @@
 """The agent: sessions, turns, compaction, the system message, permissions.
 
-This file holds what a session needs from outside, as protocols. The adapters behind them come from `crow.app`.
+This file defines, as protocols, what a session needs from outside. `crow.app` provides the adapters that implement
+them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from crow.llm import Model, ModelInfo
 from crow.store import Store
 from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Workspace
 
-if TYPE_CHECKING:  # cycles: both use `Client`
+if TYPE_CHECKING:  # importing these at run time would be circular: both use `Client`
     from crow.agent.compaction.budget import CompactionPolicy
     from crow.agent.compaction.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionQuestion:
-    """May this announced call run? `always` says what an "always" answer would cover; empty: it is not offered."""
+    """The question whether an announced call may run.
+
+    `always` says what an "always" answer would cover. If it is empty, that answer is not offered.
+    """
 
     call: CallRef
     name: str
@@ -39,24 +43,24 @@ class Client(Protocol):
     """The editor, as one session sees it."""
 
     async def publish(self, event: Event) -> None:
-        """Send an event; returns when it was written. No error if the editor is gone."""
+        """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
 
     async def ask(
         self, question: PermissionQuestion
     ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"]:
-        """Ask the user. An invalid answer is `reject_once`, an editor that fails `cannot_ask`, a timeout
-        `unanswered`."""
+        """Ask the user. An invalid answer counts as `reject_once`, an editor that fails as `cannot_ask`, and a timeout
+        as `unanswered`."""
 
     @property
     def takes_notices(self) -> bool:
-        """Whether the editor shows a `NoticeShown`. If not, such news belongs in the history."""
+        """Whether the editor shows a `NoticeShown`. If not, such messages belong in the history."""
 
     @property
     def elicits(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that `elicit` supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user a question and wait without limit. An editor that fails or answers nonsense means `cancel`."""
+        """Ask the user, without a time limit. If the editor fails or its answer is invalid, return `cancel`."""
 
     async def elicited(self, question_id: str) -> None:
         """Tell the editor that the page of a `UrlQuestion` is no longer needed."""
@@ -66,13 +70,13 @@ class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose MCP servers start in the background."""
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Wait until every server is ready or has failed, for at most `timeout_s`. Calls `beside` in a thread."""
+        """Wait at most `timeout_s` until every server is ready or has failed. Call `beside` in a thread meanwhile."""
 
 
 class OpenToolbox(Protocol):
-    """Opens a session's tools. Entered and left in the session's task.
+    """Opens a session's tools. The context manager is entered and left in the session's task.
 
-    Calls `on_change` when a server became ready, failed, or changed what it offers.
+    Calls `on_change` when a server becomes ready, fails, or changes what it offers.
     """
 
     def __call__(
@@ -98,9 +102,10 @@ class SessionSettings:
 class Adapters:
     """Everything a session needs from outside.
 
-    `load` imports the packages that turns need, in a thread. `model` returns the model of a name, or raises AuthError
-    or ConfigError; `info` describes it without loading anything. `settings`, `default_model` (empty: none is set) and
-    `models`, the names to choose from, are read anew for each turn because the user may change them.
+    `load` imports the packages that turns need, in a thread. `model` returns the model with a given name, or raises
+    AuthError or ConfigError; `info` describes a model without loading anything. `models` holds the names to choose
+    from. `default_model` returns an empty text if none is set. `settings`, `default_model` and `models` are read again
+    for each turn because the user may change them.
     """
 
     store: Store
@@ -121,10 +126,10 @@ def new_session_id() -> str:
 
 
 def new_message_id() -> str:
-    """A random id for a message, the same live and in replay."""
+    """A random id for a message. Replaying a session sends the same id again."""
     return f"msg_{secrets.token_hex(12)}"
 
 
 def new_remark(text: str) -> NewEntry:
-    """A remark of crow in the history, for the user alone."""
+    """An entry with a remark by crow in the history. Only the user sees it, not the model."""
     return NewEntry(body=Remark(text=text, message_id=new_message_id()))

@@ -1,4 +1,4 @@
-"""Work that runs beside a block of code and is awaited at its end."""
+"""Work that runs in parallel with a block of code and is awaited at the end of the block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio.abc
 
 
 class BackgroundTask:
-    """Runs `work` in a task group and keeps its exception for `wait`."""
+    """Runs `work` in a task group and stores its exception, which `wait` raises."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[None]]) -> None:
         self._scope = anyio.CancelScope()
@@ -45,7 +45,8 @@ class BackgroundTask:
 async def after_delay(
     after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
 ) -> AsyncIterator[None]:
-    """Start `work` if the block takes longer than `after_s`; with `again`, every `after_s`. The exit waits for it.
+    """Start `work` if the block takes longer than `after_s`; with `again`, start it every `after_s`. Leaving the block
+    waits for `work`.
 
     A short block costs one timer and no task. The timer starts an asyncio task because anyio needs one: its primitives
     do not work in callbacks.

@@ -1,4 +1,4 @@
-"""The branch a session stands on: its entries in memory, and the only way to store more."""
+"""The branch that a session is on: its entries in memory, and the only way to store more."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TITLE_CHARS = 80
 class Branch:
     """A session's path, from the checkpoint in force to the leaf.
 
-    An entry is stored first, then added to the projection, then published: the client and the model never see what is
-    not on disk. The end of a turn that the store refuses stays in memory until `settle` can store it.
+    An entry is stored first, then added to the projection, then published, so the client and the model never see what
+    is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store it.
     """
 
     def __init__(self, store: Store, client: Client, tail: Tail) -> None:
@@ -47,11 +47,11 @@ class Branch:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """The entries that count, oldest first. Do not change them."""
+        """The entries of the projection, oldest first. Callers must not change the sequence."""
         return self.projection.entries
 
     def context(self) -> Context:
-        """What the model would see now."""
+        """The context that the model would get now."""
         return self.projection.context()
 
     @property
@@ -96,7 +96,7 @@ class Branch:
                 self.row.id, leaf=self.leaf, turn=self.turn, entries=entries, changes=changes, release=release
             )
             self._extend(stored)
-            if not self.projection.complete:  # a restore needs entries that are not in memory
+            if not self.projection.complete:  # after a restore, some needed entries are not in memory
                 self._stand_on(await self._store.tail(self.row.id))
             if changes is not None:
                 self.row = await self._store.session(self.row.id)
@@ -114,7 +114,8 @@ class Branch:
     async def claim(
         self, message_id: str | None, *, parts: Sequence[Part] | None = None, cut: int | None = None
     ) -> bool:
-        """Take the turn; see :meth:`crow.store.Store.take_turn`. True if another process had moved the session."""
+        """Take the turn; see :meth:`crow.store.Store.take_turn`. Returns True if another process has moved the
+        session's leaf."""
         async with self._lock:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn = start.turn
@@ -129,16 +130,16 @@ class Branch:
         self._pending_end += tuple(entries)
 
     async def end_turn(self, end: TurnEnd) -> None:
-        """Store the end of the turn and release it, whatever happens meanwhile.
+        """Store the end of the turn and release the turn. Cancellation does not interrupt this.
 
-        :raises ~crow.domain.errors.StoreError: it stays pending; `settle` tries again.
+        :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending, and `settle` tries again.
         """
         self.store_at_end([NewEntry(body=end)])
         with anyio.move_on_after(END_S, shield=True):
             await self.settle()
 
     async def reject_prompt(self, message_id: str) -> None:
-        """Remove a prompt from the inbox, now or in `settle`: its sender got an error."""
+        """Remove a prompt from the inbox because its sender got an error. Do it now or in `settle`."""
         self._rejected_prompts.append(message_id)
         if not self._pending_end:
             await self.try_to_settle()
@@ -168,21 +169,22 @@ class Branch:
         await self._publish_stored(stored)
 
     async def try_to_settle(self) -> None:
-        """`settle`, but only log a failure."""
+        """Call `settle`, but only log a failure."""
         try:
             await self.settle()
         except StoreError as error:
             logger.warning("Session %s: the end of a turn could not be stored yet: %s", self.row.id, error)
 
     async def close(self) -> None:
-        """Settle once more. What the store still refuses goes to the next session that opens this one."""
+        """Try once more to settle. If the end of the turn is still pending, the next `Session` that opens this stored
+        session takes it over."""
         if not self.is_settled and time.monotonic() - self._settled_at > 1:
             await self.try_to_settle()
         if self._pending_end:
             self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
 
     async def change(self, changes: SessionChanges) -> None:
-        """Change the session's row only."""
+        """Change only the session's row."""
         self.row = await self._store.update_session(self.row.id, changes)
 
     async def set_mode(self, mode: str) -> None:

@@ -1,7 +1,7 @@
 """Attaches small text files of the workspace that a prompt links to.
 
-Files are read as the editor has them, including unsaved text. Any other link stays, and the model can open it with its
-tools. Reading never fails a prompt, and its time is bounded.
+Files are read as the editor has them, including unsaved text. All other links stay as they are, and the model can open
+them with its tools. A file that cannot be read never makes a prompt fail, and the time for reading is limited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
 
 
 async def with_contents(parts: Sequence[Part], workspace: Workspace) -> tuple[Part, ...]:
-    """The parts, with links to small text files of the workspace replaced by the files."""
+    """Return the parts of a prompt. Links to small text files of the workspace are replaced by the files."""
     found = list(parts)
     with anyio.move_on_after(READ_S):
         for index, part in enumerate(parts):

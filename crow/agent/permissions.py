@@ -1,8 +1,8 @@
 """Whether a call may run, decided from the mode, the rules and what the call touches.
 
-A refusal (a deny rule, plan mode) comes first, then what is always free, then the user's rules, then what the mode
-allows. Everything else asks the user. A write to a protected path asks each time, and no rule allows it. Paths outside
-the workspace ask in every mode, unless a rule names that place.
+The checks run in this order: refusals (a deny rule, plan mode), calls that never need permission, the user's rules,
+what the mode allows. Every other call asks the user. A write to a protected path asks each time, even if a rule allows
+it. A call outside the workspace asks in every mode, unless a rule names its path.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule of the user. `tool` is the name of a tool or a glob of names.
+    """A permission rule of the user. `tool` is the name of a tool or a glob of names.
 
-    Without an `argument` it covers every call of the tool inside the workspace. Else `argument` is the argument of the
-    call itself, or with `is_pattern` the first words of a command line, a glob of paths, or a glob of other arguments.
-    `is_users`: the rule is in the user's file, not in the session.
+    Without an `argument` the rule covers every call of the tool inside the workspace. Otherwise `argument` is the exact
+    argument of the call. With `is_pattern` it is the first words of a command line, a glob of paths, or a glob of other
+    arguments. `is_users` means that the rule comes from the user's file and not from the session.
     """
 
     tool: str
@@ -50,7 +50,7 @@ class Rule:
         return plain | {"pattern": True} if self.is_pattern else plain
 
     def covers(self, name: str, call: PlannedCall) -> bool:
-        """Whether the rule is about this call."""
+        """Whether the rule applies to this call."""
         if not fnmatchcase(name, self.tool) or (self.allow and call.is_protected):
             return False
         if self.allow and call.asks_once:
@@ -69,19 +69,19 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
-    """The call runs. `why` is stored with it."""
+    """The call may run. `why` is stored with the call."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The user decides."""
+    """The user has to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """The call does not run. `words` tell the model why."""
+    """The call may not run. `words` tells the model why."""
 
     words: str
 
@@ -90,7 +90,7 @@ Decision: TypeAlias = Allow | Ask | Refuse
 
 
 def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
-    """The decision about a call of tool `name`. An unknown mode is as strict as `ask`."""
+    """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`."""
     name = call.tool or name
     covering = [rule for rule in rules if rule.covers(name, call)]
     if any(not rule.allow for rule in covering) or (name == "skill" and is_unreadable(call, rules)):
@@ -116,12 +116,12 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
 
 
 def is_unreadable(call: PlannedCall, rules: Sequence[Rule]) -> bool:
-    """Whether the user has forbidden to read the file of a call that is not `read_file`."""
+    """Whether a deny rule for `read_file` covers the file that this call of another tool reads."""
     return bool(call.paths) and any(not rule.allow and rule.covers("read_file", call) for rule in rules)
 
 
 def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
-    """Whether a command line begins with the pattern's words or, for a deny rule, mentions them anywhere."""
+    """Whether a command line begins with the pattern's words or, for a deny rule, contains them anywhere."""
     wanted = first_words(pattern)
     if wanted is None:
         return not allow and pattern in line
@@ -137,15 +137,17 @@ def first_words(pattern: str) -> tuple[str, ...] | None:
 
 
 BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
-"""A character without a meaning for the shell outside of quotes."""
+"""Matches a character that has no special meaning for the shell outside of quotes."""
 PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^"\n\0$`\\!]*)"|(?P<bare>{BARE}+)""")
 SEPARATORS = re.compile(r"[\s;&|<>()`{}$'\"\\]+")
 
 
 def simple_words(line: str) -> tuple[str, ...] | None:
-    """The words of a single plain command, without quotes. None for any line that a shell could read as more.
+    """The words of a single plain command, with quotes removed. None for any line in which a shell could see more than
+    that.
 
-    An allow rule uses this, so it covers no operators, substitutions, redirections, expansions or further lines.
+    Allow rules use this function, so they never cover operators, substitutions, redirections, expansions or further
+    lines.
     """
     words: list[str] = []
     pieces: list[str] = []
@@ -164,9 +166,10 @@ def simple_words(line: str) -> tuple[str, ...] | None:
 
 
 def mentions(line: str, words: Sequence[str]) -> bool:
-    """Whether `words` stand next to each other anywhere in the line, also in quotes or behind operators.
+    """Whether `words` occur next to each other anywhere in the line, also in quotes or behind operators.
 
-    A deny rule uses this, so it covers too much rather than too little. A program counts also by its path.
+    Deny rules use this function, so they cover too much rather than too little. A program also matches if the line
+    gives its path.
     """
     if not words:
         return True
@@ -187,8 +190,9 @@ GLOB_MEANINGS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
     """A glob of paths as a regular expression.
 
-    Without a slash it matches names anywhere; `**` spans directories; with a slash at the end it matches everything
-    below. A deny rule ignores case, as some disks do. Accents are compared composed.
+    A pattern without a slash matches names in any directory. `**` matches across directories. A pattern that ends with
+    a slash matches everything below that directory. A deny rule ignores case, as some file systems do. Unicode is
+    compared in its composed form (NFC).
     """
     pattern = normalize("NFC", os.path.expanduser(pattern))
     if pattern.endswith("/"):
@@ -209,9 +213,9 @@ def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def typed_rule(text: str, *, allow: bool) -> Rule:
-    """A rule of the session as the user types it.
+    """Parse a rule for the session that the user typed.
 
-    :raises ~crow.domain.errors.ArgumentError: it is no rule, or would have no effect.
+    :raises ~crow.domain.errors.ArgumentError: the text is not a rule, or the rule would have no effect.
     """
     found = TYPED.fullmatch(text.strip())
     if found is None:
@@ -239,7 +243,7 @@ def typed_rule(text: str, *, allow: bool) -> Rule:
 
 
 def rule_text(rule: Rule) -> str:
-    """The rule as the user would type it; in words if it is about one exact argument."""
+    """The rule as the user would type it. A rule about one exact argument is described in words."""
     if rule.argument is None:
         return f"`{rule.tool}`"
     argument = " ".join(rule.argument.split())
@@ -247,7 +251,8 @@ def rule_text(rule: Rule) -> str:
 
 
 def rule_for(name: str, call: PlannedCall, *, allow: bool) -> Rule:
-    """The rule that an "always" answer about this call makes. Outside the workspace it is about that file."""
+    """The rule to store when the user answers "always" for this call. For a file outside the workspace, the rule covers
+    only that file."""
     name = call.tool or name
     if call.outside and call.paths and "*" not in call.paths[0] and "?" not in call.paths[0]:
         return Rule(tool=name, argument=call.paths[0], allow=allow, is_pattern=True)
@@ -255,7 +260,7 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool) -> Rule:
 
 
 def rule_words(rule: Rule) -> str:
-    """What the rule covers, as shown in the option that the user picks."""
+    """What the rule covers, for the label of the option that the user picks."""
     if rule.argument is None:
         return f"every {rule.tool} call in this session"
     line = " ".join(rule.argument.split())
@@ -264,7 +269,7 @@ def rule_words(rule: Rule) -> str:
 
 
 def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
-    """The rules of a session's row, in order, without invalid ones."""
+    """The valid rules of a session's row, in order."""
     return tuple(rule for value in values if (rule := rule_from(value)) is not None)
 
 

@@ -1,8 +1,8 @@
 """Builds the system message, and reminders about what has changed since.
 
-The system message is stored as a `prompt` entry; until the next break every request repeats it byte for byte. Changes
-in between (date, AGENTS.md, mode, servers, skills) go into reminders, one tagged section each, so that the newest text
-of each section can be found again after a load.
+The system message is stored as a `prompt` entry. Every request repeats it byte for byte until a new prompt entry is
+written. Changes in between (date, AGENTS.md, mode, servers, skills) go into reminders. Each has a tagged section, so
+that the newest text of each section can be found again after a session is loaded.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ MODES = {
 }
 
 SECTIONS = ("date", "mode", "servers", "skills", "instructions")
-"""What may change during a session."""
+"""The sections whose text may change during a session."""
 
 
 def facts_now(
     mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[SkillInfo] = ()
 ) -> dict[str, str]:
-    """The present text of each section, empty if there is nothing to say.
+    """The current text of each section. A section with nothing to say is empty.
 
     `instructions` comes from `read_instructions`.
     """
@@ -83,12 +83,12 @@ def facts_now(
 
 
 def one_line(text: str) -> str:
-    """A server's text, shortened, on one line, and unable to close a section."""
+    """A server's text, shortened to one line and escaped so that it cannot end its section of the prompt."""
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")[:SERVER_CHARS]
 
 
 async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mapping[str, str]) -> Prompt:
-    """The prompt entry of a session. Mode and servers are left to reminders."""
+    """The prompt entry of a session. It leaves out the mode and the servers, which reminders report."""
     lines = [
         f"Working directory: {row.cwd}",
         *(f"Additional directory: {directory}" for directory in row.additional_directories),
@@ -106,7 +106,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
-    """What the model was last told, section → text, according to the entries."""
+    """What the entries last told the model in each section. Maps the section to its text."""
     told: dict[str, str] = {}
     for entry in entries:
         match entry.body:
@@ -121,9 +121,10 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def changes(told: Mapping[str, str], facts: Mapping[str, str]) -> str | None:
-    """The text of the reminder that is due; None if the model knows everything.
+    """The text of the reminder that is due. None if the model already has every fact.
 
-    The mode is `ask` until told otherwise. A section that became empty is reported as such.
+    Without an earlier report the model is assumed to know the mode `ask`. A section that became empty is reported as
+    such.
     """
     known = {"mode": MODES["ask"], **told}
     blocks = [tagged(name, text or empty_section(name)) for name, text in facts.items() if text != known.get(name, "")]
@@ -157,7 +158,7 @@ def read_instructions(cwd: Path) -> str:
     for directory in reversed([cwd, *cwd.parents]):
         file = directory / INSTRUCTION_FILE
         try:
-            # a link that leads elsewhere would send another file to the endpoint
+            # skip links that lead elsewhere: their target's content would be sent to the endpoint
             if not file.is_file() or not file.resolve().is_relative_to(directory.resolve()):
                 continue
             with file.open("rb") as stream:
@@ -202,8 +203,8 @@ def read_git_file(path: Path) -> str:
 class Briefing:
     """Keeps the model of one branch informed about its surroundings.
 
-    At the start of a turn, the newest prompt entry stays if directory, model and tools are the same; else a new one is
-    written (a break). All other changes go into one reminder before the next request.
+    At the start of a turn, the newest prompt entry stays in use if directory, model and tools are the same. Otherwise a
+    new prompt entry is written. All other changes go into one reminder before the next request.
     """
 
     def __init__(self, branch: Branch) -> None:
@@ -214,19 +215,19 @@ class Briefing:
         self.look_back()
 
     def look_back(self) -> None:
-        """Read from the log again what the model was told, after the branch was loaded or moved."""
+        """Read from the entries again what the model was told. Needed after the branch was loaded or moved."""
         self._projection = self._branch.projection
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
     def read(self) -> None:
-        """Read the AGENTS.md files, before each turn. Blocks."""
+        """Read the AGENTS.md files. Called before each turn. Blocks."""
         self._instructions = read_instructions(Path(self._branch.row.cwd))
 
     async def begin_turn(
         self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[SkillInfo]
     ) -> None:
-        """Note the present facts, and write a prompt entry if the newest one is out of date."""
+        """Remember the current facts, and write a prompt entry if the newest one is out of date."""
         row = self._branch.row
         self._facts = facts_now(row.mode, self._instructions, servers, skills)
         self._tools = tuple(tools)
@@ -241,12 +242,13 @@ class Briefing:
         self.look_back()
 
     async def fresh_prompt(self) -> Prompt:
-        """The prompt entry as it would be now; one is also written with each checkpoint."""
+        """A prompt entry with the current facts. One is also written with each checkpoint."""
         assert self._facts is not None, "a turn begins first"
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
-        """The reminder that is due, and notes for the log; None if the model knows everything.
+        """The text of the reminder that is due, and note entries to store with it. None if the model already has every
+        fact.
 
         The caller stores both before its next request.
         """

@@ -1,7 +1,7 @@
 """Gives tools access to the log of a session's branch.
 
-`recall` searches the stored path, including compacted entries: messages through the index, calls and their results by
-a bounded scan. `before_change` stores what a file held before a call changes it.
+`recall` searches the stored path, including compacted entries. It finds messages through the index, and calls and their
+results by a scan of limited length. `before_change` stores the content of a file before a call changes it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class BranchLog:
         self._others: dict[int, Branch] = {}
 
     def adopt(self, assistant: int, branch: Branch) -> None:
-        """Record the calls of this answer on another branch: a sub-agent's."""
+        """Record the file changes by this answer's calls on another branch, which belongs to a sub-agent."""
         self._others[assistant] = branch
 
     def forget(self, assistants: Iterable[int]) -> None:
-        """The calls of these answers have ended."""
+        """Stop recording for these answers on other branches: their calls have ended."""
         for assistant in assistants:
             self._others.pop(assistant, None)
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
-        """See :class:`crow.tools.Log`. With both, the matches of `query` in that entry."""
+        """See :class:`crow.tools.Log`. With both `query` and `entry`, return the matches of `query` in that entry."""
         if entry is None:
             return await self._search(query or "", limit)
         found = await self._store.entry(entry, session_id=self._branch.row.id)
@@ -56,9 +56,10 @@ class BranchLog:
     async def _search(self, query: str, limit: int) -> str:
         session = self._branch.row.id
         said = await self._store.search(query, session_id=session, limit=limit)
-        # recall's own calls contain the words that it looks for
+        # skip earlier calls of recall: they contain the words that it looks for
         scan = await self._store.scan(query, session_id=session, limit=limit, without=RECALL_TOOLS)
-        # a message wins over the calls of its entry; a title is not an entry
+        # if an entry matches both as a message and by its calls, keep the message; leave out titles, which are not
+        # entries
         hits = {hit.entry: hit for hit in (*scan.hits, *said) if hit.kind != "title"}
         newest = [hits[entry] for entry in sorted(hits, reverse=True)[:limit]]
         lines = [f"entry {hit.entry} ({hit.kind}): {' '.join(hit.snippet.split())}" for hit in newest]
@@ -88,13 +89,13 @@ def quoted(query: str) -> str:
 
 
 def matches_in(text: str, query: str, limit: int) -> list[str]:
-    """Each match of a word of `query` in `text` with its surroundings and its position, in order."""
+    """The places in `text` where a word of `query` occurs, in order, each with its position and the text around it."""
     words = "|".join(re.escape(word) for word in query.split())
     matches: list[str] = []
     end = 0
     for match in re.finditer(words, text, re.IGNORECASE) if words else ():
         if match.start() < end:
-            continue  # shown with the one before
+            continue  # the previous excerpt already contains this match
         start, end = max(0, match.start() - CONTEXT_CHARS), match.end() + CONTEXT_CHARS
         if len(matches) == limit:
             matches.append("There are more; narrow the query.")
@@ -104,7 +105,7 @@ def matches_in(text: str, query: str, limit: int) -> list[str]:
 
 
 def text_of(entry: entries.Entry) -> str:
-    """All text of an entry, as the model may read it."""
+    """All text of an entry, in the form in which the model may read it."""
     match entry.body:
         case entries.User(parts=parts):
             return parts_text(parts)

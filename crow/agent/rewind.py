@@ -1,9 +1,10 @@
 """Restores files that the built-in tools changed on a branch that the user leaves.
 
-File entries say what each file held before a change, and the hash of what was written. A file gets back its first
-content, and only if it holds what crow last left in it and nobody changed it between two of crow's edits. Imported
-entries are never used: a file made by others could write any content anywhere. Restoring is announced and stored like
-any other edit, former content first, so it can be undone in turn. Version control is never touched.
+File entries record the content of each file before a change, and the hash of what was written. A file gets back its
+first recorded content only if it still has the content that crow wrote last and nobody changed it between two of crow's
+edits. Imported entries are never used: a session file made by others could write any content anywhere. A restore is
+announced and stored like any other edit, and the former content is stored first, so the restore can be undone as well.
+Version control is never touched.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ CANCEL_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorableFile:
-    """A changed file: its content `now` and `then` (None: it does not exist).
+    """A changed file: its content `now`, and the content `then` that a restore gives back (None: the file does not
+    exist).
 
-    `fault`: why it cannot be restored, as words that follow its name; empty if it can.
+    `fault` says why the file cannot be restored. Its text continues a sentence that begins with the file's name. It is
+    empty if the file can be restored.
     """
 
     path: Path
@@ -44,14 +47,14 @@ class RestorableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """`left`: the files that are still changed. `cancelled`: the user cancelled the turn."""
+    """The result of a restore. `left`: the files that are still changed. `cancelled`: the user cancelled the turn."""
 
     left: tuple[str, ...] = ()
     cancelled: bool = False
 
 
 async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
-    """The files that differ from what they held before `changes` (file entries and results, oldest first)."""
+    """Find the files whose content differs from that before `changes` (file entries and results, oldest first)."""
     by_path: dict[str, list[File]] = {}
     results: dict[CallRef, ToolResult] = {}
     for entry in changes:
@@ -78,7 +81,7 @@ async def inspect_file(
     if workspace.resolve(name) != path:
         return replace(file, fault="is now a link to another file")
     for earlier, later in pairwise(changes):
-        # a restored file was on another branch before, and was verified then
+        # content that a restore replaced came from another branch, and was verified at that time
         was_restored = later.call in results and results[later.call].name == TOOL_NAME
         if not was_restored and digest(later.before) not in digests_after(earlier, results):
             return replace(file, fault="was changed by someone else between two edits")
@@ -96,7 +99,8 @@ async def restore_files(
 ) -> RestoreResult:
     """Announce the restore, ask the user if `asks`, write the files and store the result, as a call of `command`.
 
-    :raises ~crow.domain.errors.StoreError: it could not be stored; a file is never written before that.
+    :raises ~crow.domain.errors.StoreError: an entry could not be stored. A file is only written after its entry is
+        stored.
     """
     ready = [file for file in files if not file.fault]
     faulty = [file for file in files if file.fault]
@@ -144,9 +148,9 @@ async def restore_files(
 
 
 async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
-    """Store what the file holds now, then restore it. Returns it with the fault, if any.
+    """Store the file's current content, then restore the file. Returns the file, with the fault if there was one.
 
-    It is checked again first, because the user may have worked on it before answering.
+    The file is checked again first, because the user may have edited it before answering.
     """
     try:
         if workspace.resolve(str(file.path)) != file.path or await content_of(workspace, file.path) != file.now:
@@ -161,8 +165,8 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
 
 
 def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
-    """The result with the diffs of what was restored, and a remark on the files that these diffs do not show, because a
-    client shows diffs in place of the text."""
+    """The result with the diffs of the restored files, and a remark about the files without a diff: a client that shows
+    diffs does not show the result's text."""
     files = sorted(files, key=lambda file: bool(file.fault))
     shown = tuple(diffs([file for file in files if not file.fault]))
     result = ToolResult(
@@ -187,7 +191,7 @@ def outcome(file: RestorableFile) -> str:
 
 
 async def content_of(workspace: Workspace, path: Path) -> bytes | None:
-    """The content as the editor has it; None if there is no file. :raises OSError: unreadable, or not a file."""
+    """The content as the editor has it; None if there is no file. :raises OSError: it is unreadable, or not a file."""
     kind = (await workspace.stat(path)).kind
     if kind == "missing":
         return None
@@ -202,8 +206,8 @@ async def content_of(workspace: Workspace, path: Path) -> bytes | None:
 
 
 def digests_after(change: File, results: Mapping[CallRef, ToolResult]) -> set[str]:
-    """Digests of what the file may hold after `change`: what was written, what was there before in case that failed,
-    and what the result says was there afterwards, since an editor may format on save."""
+    """Digests of what the file may contain after `change`. These are the written content, the earlier content in case
+    the write failed, and the content that the result reports, since an editor may format on save."""
     shown = results[change.call].announcement.diffs if change.call in results else ()
     return {change.after_hash, digest(change.before), *(digest(diff.new_text) for diff in shown)}
 

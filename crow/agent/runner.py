@@ -1,4 +1,4 @@
-"""Runs the prompts and commands of one session; loaded with the first of them."""
+"""Runs the prompts and commands of one session. This module is loaded with the session's first prompt or command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVER_GRACE_S = 1.0
 
 
 class TurnRunner:
-    """Runs turns on the session's branch. `turn` is the one that runs now."""
+    """Runs turns on the session's branch. `turn` is the turn that is running now."""
 
     def __init__(self, session: Session) -> None:
         self.turn: Turn | None = None
@@ -57,7 +57,7 @@ class TurnRunner:
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
-        """Run a claimed prompt or command to its stop reason."""
+        """Run a claimed prompt or command until it ends, and return its stop reason."""
         if prompt.command is not None:
             return await self._run_command(prompt.text, prompt.command)
         if prompt.called is not None:
@@ -65,7 +65,7 @@ class TurnRunner:
         return await self._run_turn()
 
     async def end_turn(self, end: TurnEnd) -> None:
-        """Store what is left of the turn together with its end."""
+        """Store what the turn has not stored yet, together with its end."""
         if self._prefetch is not None:
             self._prefetch.cancel()
             self._prefetch = None
@@ -116,7 +116,7 @@ class TurnRunner:
         return await self._run_user(replace(user, parts=parts, cut=await self._session.cut_for(parts)))
 
     async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
-        """Answer a command, typed as `text`, and do what it left to do afterwards."""
+        """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""
 
         async def compactor() -> Compactor:
             return (await self._prepare())[0]
@@ -144,7 +144,7 @@ class TurnRunner:
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     async def _look_up(self) -> None:
-        """Read AGENTS.md, skills and the learned window while the servers start."""
+        """Read AGENTS.md, the skills and the learned context window while the servers start."""
         toolbox = await self.tools.toolbox()
         await toolbox.wait_ready(SERVER_GRACE_S, beside=self._briefing.read)
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
@@ -184,10 +184,10 @@ class CurrentPlan:
 
 
 class Toolset:
-    """The session's tools: opened when they are first needed, in a task of their own.
+    """The session's tools. They are opened in a task of their own when they are first needed.
 
-    That task is a child of the session's task and not of a turn: a turn's cancel scope must not enclose what outlives
-    the turn.
+    That task is a child of the session's task and not of a turn: the tools outlive the turn, so a turn's cancel scope
+    must not enclose them.
     """
 
     def __init__(self, session: Session, ports: Ports) -> None:
@@ -206,7 +206,7 @@ class Toolset:
         return self._toolbox.prompts() if self._toolbox is not None else ()
 
     async def run(self) -> None:
-        """Open the tools, and close them after `close`. If that fails, `toolbox` raises."""
+        """Open the tools, and close them after `close` was called. If opening them fails, `toolbox` raises an error."""
         session = self._session
         try:
             await session.adapters.load()
@@ -237,7 +237,7 @@ class Toolset:
         return self._toolbox
 
     async def report_failures(self, servers: Sequence[ServerStatus]) -> None:
-        """Report each failure of a server once, also one that it has recovered from."""
+        """Report each failure of a server once, even if the server has recovered meanwhile."""
         for index, server in enumerate(servers):
             was_failed, losses = self._reported.get(index, (False, 0))
             is_failed = server.state == "failed" or (server.state == "starting" and was_failed)

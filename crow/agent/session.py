@@ -30,7 +30,7 @@ from crow.domain.rendering import parts_text
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
 
-if TYPE_CHECKING:  # cycles
+if TYPE_CHECKING:  # importing these at run time would be circular
     from crow.agent.runner import TurnRunner
     from crow.agent.turn import Turn
 
@@ -39,19 +39,20 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = TurnEnd(stop="cancelled")
 HEAD_START_S = 0.0005
-"""How long the store uses the interpreter before it waits for the disk."""
+"""Seconds between starting to store the end of a cancelled turn and cancelling it, so that the store runs first."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 SMALL_CHARS = 2_000
-"""A prompt of at most this length fits every window."""
+"""A prompt of at most this length fits into every context window."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingPrompt:
-    """A submitted prompt until its turn ends.
+    """A prompt from its submission to the end of its turn.
 
     `command` is set if it is a slash command, `called` if it may be a prompt of an MCP server. `ready` is set once the
-    parts are complete. `in_inbox`: it waits for an earlier turn, so the store has it under `message_id`.
+    parts are complete. `in_inbox` means that the store's inbox has the prompt under `message_id`, for example because
+    it waits for an earlier turn.
     """
 
     parts: Sequence[Part]
@@ -68,7 +69,7 @@ class PendingPrompt:
 
     @property
     def is_only_in_memory(self) -> bool:
-        """Whether nothing of it is stored before its turn is claimed."""
+        """Whether nothing of the prompt is stored before its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
@@ -111,7 +112,7 @@ class Session:
 
     @property
     def owes(self) -> bool:
-        """Whether the end of the last turn is only in memory because the store refused it."""
+        """Whether something that the store refused is only in memory, such as the end of the last turn."""
         return not self.branch.is_settled
 
     async def settle(self) -> bool:
@@ -125,7 +126,7 @@ class Session:
         return await self.answer(self.submit(parts))
 
     def submit(self, parts: Sequence[Part]) -> PendingPrompt:
-        """Queue a prompt at once, so a cancel right behind it finds it. `answer` waits for its turn to end.
+        """Queue a prompt at once, so that a cancel request right after it finds it. `answer` waits for its turn to end.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         """
@@ -150,7 +151,7 @@ class Session:
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
-            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the store may have the prompt
+            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be in the store
                 self.withdraw(prompt)
             elif prompt in self._queue:
                 self._queue.remove(prompt)
@@ -174,7 +175,7 @@ class Session:
         return prompt.parts
 
     async def steer(self, parts: Sequence[Part]) -> bool:
-        """Give the running turn another prompt, which the model sees at its next step. False if no turn runs.
+        """Give the running turn another prompt, which the model sees at its next step. Returns False if no turn runs.
 
         The prompt is in the inbox when this returns. If the turn ends first, the prompt stays in the history.
         """
@@ -183,7 +184,7 @@ class Session:
         message_id = new_message_id()
         parts = await with_contents(parts, self.workspace)
         await self.adapters.store.enqueue(self.id, parts, message_id)
-        if (turn := self._turn) is None:  # it ended meanwhile; the sender has to prompt again
+        if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
             return False
         turn.steer(User(parts=tuple(parts), message_id=message_id))
@@ -197,7 +198,7 @@ class Session:
         """End one submitted prompt as `cancelled`. The other prompts stay."""
         if self._queue and self._queue[0] is prompt:
             self._cancel(prompt)
-        else:  # answered now; its turn stores it and ends at once
+        else:  # answer the request now; the prompt's turn stores it and ends at once
             prompt.scope.cancel()
             prompt.stop = "cancelled"
             prompt.done.set()
@@ -210,7 +211,7 @@ class Session:
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
         if turn is not None and turn.mute():
-            # The turn only listens to the model: its end is stored while the connection is being closed.
+            # The turn only waits for the model, so its end can be stored while the connection is being closed.
             self._ending = BackgroundTask(self._tasks, partial(self._end_turn, CANCELLED))
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
         else:
@@ -222,14 +223,14 @@ class Session:
             self.tools_wanted.set()
 
     async def close(self) -> None:
-        """Cancel, and wait until the session's task has ended."""
+        """Cancel all prompts, and wait until the session's task has ended."""
         self.closing = True
         self.cancel()
         self._wake.set()
         await self._ended.wait()
 
     async def run(self) -> None:
-        """The session's task. It ends after `close`, or when it is cancelled."""
+        """Run the session's task. It ends after `close`, or when it is cancelled."""
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._run_tools)
@@ -251,7 +252,7 @@ class Session:
             self._ended.set()
 
     async def _wait_for_prompt(self) -> None:
-        """Wait for a prompt or the close. Every few seconds, try again to store what the store refused."""
+        """Wait for a prompt or for `close`. If the store refused something, try again after a few seconds."""
         self._wake = anyio.Event()
         with anyio.move_on_after(RETRY_S if self.owes else None) as scope:
             await self._wake.wait()
@@ -262,14 +263,14 @@ class Session:
         """Open the tools when they are first needed, and close them in the same task, outside of any turn."""
         await self.tools_wanted.wait()
         if not self.closing:
-            with suppress(Exception):  # each turn that needs the tools raises it again
+            with suppress(Exception):  # each turn that needs the tools raises the error again
                 await self.adapters.load()
         if not self.closing:
             await self._turn_runner().tools.run()
 
     def _turn_runner(self) -> TurnRunner:
         if self._runner is None:
-            from crow.agent.runner import TurnRunner  # takes 30 ms; opening a session needs none of it
+            from crow.agent.runner import TurnRunner  # takes 30 ms and is not needed to open a session
 
             self._runner = TurnRunner(self)
         return self._runner
@@ -278,10 +279,10 @@ class Session:
         """Run the turn of the first prompt in the queue."""
         if not prompt.ready.is_set():
             await prompt.ready.wait()
-        if prompt not in self._queue:  # its request failed to store it
+        if prompt not in self._queue:  # the request could not store the prompt and removed it
             return
         try:
-            # A tool may run for hours. Without a renewed lease another process would take this one for dead.
+            # A tool may run for hours. Without a renewed lease, other processes would assume that this process is dead.
             async with after_delay(RENEW_S, self._renew_lease, again=True):
                 try:
                     with prompt.scope:
@@ -308,7 +309,7 @@ class Session:
             logger.warning("Session %s: its lease could not be renewed: %s", self.id, error)
 
     async def _run_turn(self, prompt: PendingPrompt) -> None:
-        """Claim the turn, run it and end it, also when it is cancelled or fails."""
+        """Claim the turn, run it, and end it even if it is cancelled or fails."""
         if self._runner is not None and prompt.command is None:
             self._runner.prefetch(self._tasks)
         with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
@@ -317,7 +318,7 @@ class Session:
             await anyio.lowlevel.checkpoint_if_cancelled()
             await self._begin_turn(moved=moved)
             if prompt.command is None:
-                await self.adapters.load()  # imports in a thread what `_turn_runner` imports
+                await self.adapters.load()  # import in a thread the packages that `_turn_runner` needs
             prompt.stop = await self._turn_runner().run(prompt)
         except anyio.get_cancelled_exc_class():
             prompt.stop = "cancelled"
@@ -333,19 +334,21 @@ class Session:
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
     async def _claim(self, prompt: PendingPrompt) -> bool:
-        """Take the turn, and store the prompt if it is one for the model. True if another process moved the session."""
+        """Take the turn, and store the prompt if it goes to the model as it is. Returns True if another process has
+        moved the session's leaf."""
         branch, plan = self.branch, self.branch.plan
         try:
             await branch.settle()
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
-            if prompt.command is not None or prompt.called is not None:  # stored later, with its answer or as filled in
+            # stored later: with its answer, or after the server has filled it in
+            if prompt.command is not None or prompt.called is not None:
                 moved = await branch.claim(None)
             else:
                 parts = None if prompt.in_inbox else prompt.parts
                 moved = await branch.claim(prompt.message_id, parts=parts, cut=await self.cut_for(prompt.parts))
         except StoreError:
-            if prompt.in_inbox:  # the request fails, so the user prompts again
+            if prompt.in_inbox:  # the sender gets an error and prompts again
                 await branch.reject_prompt(prompt.message_id)
             raise
         if moved:
@@ -357,7 +360,8 @@ class Session:
         if store.warning and not self._has_warned:
             self._has_warned = True
             await branch.publish(NoticeShown(severity="warning", title=store.warning))
-        if (branch.row.cwd, branch.row.additional_directories) != self._place:  # opened elsewhere; the tools stay here
+        # another process opened the session with other directories; this process keeps its own
+        if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         if moved:
@@ -365,14 +369,14 @@ class Session:
         await branch.set_default_title()
 
     async def _end_turn(self, end: TurnEnd) -> None:
-        """Store what is left of the turn together with its end, and release it."""
+        """Store what the turn has not stored yet together with its end, and release the turn."""
         try:
             if self._runner is None:
                 await self.branch.end_turn(end)
             else:
                 await self._runner.end_turn(end)
         except StoreError as error:
-            if end.stop not in ("error", "cancelled"):  # those already have an answer
+            if end.stop not in ("error", "cancelled"):  # for those the request already has its answer
                 raise
             logger.warning("The end of a turn could not be stored yet: %s", error)
         if end.stop == "refusal":  # ACP drops a refused prompt; the turn stays in the log as a branch
@@ -381,13 +385,13 @@ class Session:
                 await self.move(first.parent, "refusal")
 
     async def move(self, to: int | None, reason: str) -> None:
-        """Move to another entry (see :meth:`Branch.move`), and tell the client what is different there."""
+        """Move to another entry (see :meth:`Branch.move`), and tell the client the plan and the context size there."""
         plan = self.branch.plan
         await self.branch.move(to, reason)
         await self._publish_place(plan)
 
     async def _publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
-        """Send the plan if the client knows another one, and how full the context is."""
+        """Send the plan if it differs from the one that the client knows, and how full the context is."""
         if self.branch.plan != known_plan:
             await self.branch.publish(PlanChanged(plan=self.branch.plan))
         try:
@@ -398,14 +402,14 @@ class Session:
             await self.branch.publish(measured)
 
     async def measured(self) -> ContextMeasured:
-        """How full the context is. Loads nothing.
+        """How full the context is. Does not load the model.
 
         :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
         """
         return (await self._gauge()).reading()
 
     async def cut_for(self, parts: Sequence[Part]) -> int | None:
-        """How many characters of a huge prompt the model may see; None: all of them."""
+        """How many characters of a very long prompt the model may see. None means all of them."""
         text = parts_text(parts)
         return None if len(text) <= SMALL_CHARS else (await self._gauge()).cut_prompt(text)
 

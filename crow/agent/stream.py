@@ -25,12 +25,13 @@ BUFFER_CHARS = 512 * 1024
 
 
 class AnswerDraft:
-    """The part of an answer that was shown so far. `before` is the text that a resumed answer continues.
+    """The part of an answer that the client has been shown so far. `before` is the text that a resumed answer
+    continues.
 
-    The reader of the stream shows a piece at once if none was shown in the last 15 ms. Later pieces are gathered, and a
-    second task shows them when that time is over. What was shown is saved beside it, the first piece at once, then at
-    most once in 0.8 s. Nothing is shown while a save is late, so text older than a second is on disk however slow the
-    disk is. The reader waits for a slow client, so memory is bounded.
+    The reader of the stream shows a piece at once if nothing was shown in the last 15 ms. Later pieces are gathered,
+    and a second task shows them when the 15 ms are over. Shown text is saved in parallel: the first piece at once,
+    later ones at most every 0.8 s. While a save is late, nothing more is shown, so text older than a second is on disk
+    however slow the disk is. The reader waits for a slow client, so memory use is bounded.
     """
 
     def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
@@ -57,22 +58,23 @@ class AnswerDraft:
 
     @property
     def text(self) -> str:
-        """The text that was shown."""
+        """The text that was shown to the client."""
         return "".join(self._texts)
 
     @property
     def thought(self) -> str:
-        """The reasoning that was shown."""
+        """The reasoning that was shown to the client."""
         return "".join(self._thoughts)
 
     def mute(self) -> None:
-        """Show nothing more: what was shown is about to be stored."""
+        """Stop showing text, because the part shown so far is about to be stored."""
         self.is_muted = True
 
     async def follow(self, stream: Stream) -> Answer:
-        """Show the stream until it ends, and return its answer. All that was read was shown by then, also on errors.
+        """Show the stream until it ends, and return its answer. Everything read has been shown by then, also after an
+        error.
 
-        :raises ~crow.domain.errors.ModelError: as the stream does.
+        :raises ~crow.domain.errors.ModelError: the stream raised it.
         :raises ~crow.domain.errors.StoreError: a piece could not be saved.
         """
         failure: ModelError | None = None
@@ -98,7 +100,7 @@ class AnswerDraft:
         return replace(answer, text=without_overlap(self._before, answer.text)) if self._before else answer
 
     async def save(self) -> None:
-        """Save what was shown and is not saved yet. :raises ~crow.domain.errors.StoreError: it could not be saved."""
+        """Save the shown text that is not saved yet. :raises ~crow.domain.errors.StoreError: it could not be saved."""
         text = "".join(self._texts[self._saved_texts :])
         thought = "".join(self._thoughts[self._saved_thoughts :])
         self._saved_texts, self._saved_thoughts = len(self._texts), len(self._thoughts)
@@ -119,7 +121,7 @@ class AnswerDraft:
             await self._has_room.wait()
 
     async def _show_gathered(self) -> None:
-        """Show what was gathered, and save what was shown, when the time for it has come."""
+        """Show the gathered pieces and save the shown text, each when it is due, until the stream has ended."""
         while self._pending or not self._has_ended:
             now = time.monotonic()
             show_at = self._shown_at + PIECE_WAIT_S if self._pending and not self._is_showing else math.inf
@@ -167,14 +169,15 @@ class AnswerDraft:
     async def _show_text(self, text: str) -> None:
         if text and not self.is_muted:
             self._texts.append(text)
-            self._save_if_due()  # before `publish`, which a client that does not read may block
+            self._save_if_due()  # before `publish`, which blocks if the client does not read
             await self._branch.publish(TextShown(message_id=self.message_id, text=text))
 
     def _is_unsaved(self) -> bool:
         return (self._saved_texts, self._saved_thoughts) != (len(self._texts), len(self._thoughts))
 
     def _save_if_due(self) -> None:
-        """Start a save, or see that one starts when it is due. After the end the whole answer is stored instead."""
+        """Start a save if one is due, or make sure that one starts in time. After the stream has ended nothing is
+        saved, because the whole answer is stored instead."""
         if self._has_ended or self._tasks is None or self._saving is not None or not self._is_unsaved():
             return
         due = self._saved_at + SAVE_EVERY_S
@@ -189,7 +192,7 @@ class AnswerDraft:
             await self.save()
         except StoreError as error:
             self._failure = error
-            reading.cancel()  # do not go on reading what cannot be saved
+            reading.cancel()  # text that cannot be saved must not be read either
         finally:
             self._saving = None
             saving.set()
@@ -197,7 +200,7 @@ class AnswerDraft:
 
 
 def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
-    """The deltas, with neighbouring ones of one kind joined."""
+    """The pieces in order, with neighbouring pieces of the same kind joined."""
     for kind, run in groupby(deltas, key=attrgetter("__class__")):
         if kind is Retrying:
             yield from run
@@ -206,20 +209,20 @@ def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
 
 
 MIN_CHARS = 3
-"""A shorter repetition counts as new text."""
+"""A repetition shorter than this counts as new text."""
 SURE_CHARS = 8
-"""A repetition of this length may begin within a word, or after blanks that the old text does not have."""
+"""A repetition of at least this length may begin within a word, or after blanks that the old text does not have."""
 MAX_CHARS = 64_000
-"""How much of the old text is searched."""
+"""How many characters at the end of the old text are searched."""
 
 
 class Overlap:
-    """Removes text that a resumed answer repeats: the end of the old text at the start of the new one.
+    """Removes the start of a resumed answer if it repeats the end of the old text.
 
-    Feed the pieces of the new text; each call returns what is certainly new. While the text so far occurs in the old
-    text it may still become a repetition of its end, so it is held back. The next character that does not fit decides.
-    A repetition must not come about by chance: "hel" and "lo" share a letter and mean "hello". The result is the same
-    for any split.
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the text so far occurs
+    in the old text, it may still turn out to repeat the old text's end, so it is held back. The first character that
+    rules this out decides. Short matches do not count because they may be accidental: "hel" and "lo" share a letter and
+    mean "hello". The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, before: str) -> None:
@@ -228,25 +231,25 @@ class Overlap:
         self._is_decided = not before
 
     def feed(self, piece: str) -> str:
-        """Add a piece; returns the new text that is certain by now, maybe none."""
+        """Add a piece. Returns the text that is certainly new by now, which may be empty."""
         if self._is_decided:
             return piece
         self._held += piece
         bare = self._held.lstrip()
         readings = (self._held,) if bare == self._held else (self._held, bare)
         if any(0 <= self._before.find(text) < len(self._before) - len(text) for text in readings):
-            return ""  # the old text goes on after this, so a longer repetition is possible
+            return ""  # the old text continues after this match, so a longer repetition is possible
         return self.finish()
 
     def finish(self) -> str:
-        """Decide; returns the held text that is no repetition."""
+        """Decide whether the held-back text repeats earlier text. Return the part that does not."""
         self._is_decided = True
         held, self._held = self._held, ""
         return held[repeated_chars(self._before, held) :]
 
 
 def without_overlap(before: str, text: str) -> str:
-    """`text` without its start that repeats the end of `before`."""
+    """`text` without the part at its start that repeats the end of `before`."""
     overlap = Overlap(before)
     return overlap.feed(text) + overlap.finish()
 
@@ -262,7 +265,7 @@ def repeated_chars(before: str, text: str) -> int:
 
 
 def longest_repetition(before: str, text: str, min_chars: int) -> int:
-    """The length of the longest one that has a letter or digit and, if it is short, begins where a word begins."""
+    """The length of the longest repetition with a letter or digit. A short one must also begin where a word begins."""
     first_word_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
     for length in range(min(len(before), len(text)), max(min_chars, first_word_end) - 1, -1):
         if before.endswith(text[:length]):

@@ -38,8 +38,8 @@ ROLE = (
 class SubAgents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
-    A task's conversation is stored like a session, with `parent_id`. Its calls are announced, judged and asked about
-    under the session's id. `running` holds the ids of the tasks that run now.
+    A task's conversation is stored like a session, with `parent_id`. Its calls are announced under the session's id,
+    and the session's permissions apply to them. `running` holds the ids of the tasks that run now.
     """
 
     adapters: Adapters
@@ -64,7 +64,7 @@ class SubAgents:
             self.log.forget(client.answers)
 
     async def _open(self, task: Task, client: Client) -> Branch:
-        """The branch of a new task, or of the one to resume.
+        """Open the branch of a new task, or of the task to resume.
 
         :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
         """
@@ -98,7 +98,7 @@ class SubAgents:
         return branch
 
     async def _run(self, branch: Branch, task: Task, tools: ToolSubset) -> TurnEnd:
-        """Run one turn on the branch and end it, also when it is cancelled or fails."""
+        """Run one turn on the branch, and end it even if it is cancelled or fails."""
         with anyio.CancelScope(shield=True):
             await branch.claim(new_message_id(), parts=(Text(text=task.prompt),))
         turn: Turn | None = None
@@ -151,7 +151,8 @@ class ToolSubset:
 
 
 class SubAgentClient:
-    """The client of a sub-agent: passes on its calls, and shows its text as progress of the task's call."""
+    """The client of a sub-agent. It passes on the sub-agent's calls, and shows its text as progress of the call that
+    started the task."""
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput) -> None:
         self.ask = client.ask
@@ -211,7 +212,7 @@ class SubAgentClient:
         await self._on_output(text[-PROGRESS_CHARS:])
 
     def result(self, task_id: str, end: TurnEnd) -> SubagentResult:
-        """The result of the task, for the agent that gave it."""
+        """The result of the task, for the agent that delegated it."""
         text = self._answer
         if end.stop == "error":
             text = f"{text}\n\nThe task failed: {end.detail}".strip()
@@ -228,7 +229,7 @@ class SubAgentClient:
 
 
 def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
-    """The tools for a task. :raises ~crow.domain.errors.ArgumentError: `names` has one that a task cannot use."""
+    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: a task cannot use one of `names`."""
     allowed = {spec.name: spec for spec in specs if spec.name not in ONLY_FOR_THE_SESSION}
     if names is None:
         return tuple(allowed.values())
@@ -239,7 +240,7 @@ def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tup
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage | None:
-    """The sum; None without any."""
+    """The sum of `usages`; None if there are none."""
     names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
     sums = {name: sum(getattr(usage, name) or 0 for usage in usages) for name in names}
     return Usage(**sums) if usages else None

@@ -1,8 +1,8 @@
-"""Prompts sent by name: the user's own, kept as files, and those of MCP servers.
+"""Prompts sent by name: the user's own, stored as files, and those of MCP servers.
 
-A Markdown file in the user's `commands` directory is a command: `$ARGUMENTS` in it stands for what follows the name;
-without one, that is added at the end. Files are read anew each time, so an edit takes effect at once. No workspace is
-read. `/server:prompt` calls a server's prompt.
+A Markdown file in the user's `commands` directory defines a command. `$ARGUMENTS` in it stands for the text after the
+command's name. In a file without `$ARGUMENTS`, that text is added at the end. Files are read again for each use, so an
+edit takes effect at once. Workspaces cannot define commands. `/server:prompt` calls a server's prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALL = re.compile(r"/([A-Za-z0-9_-]+:[A-Za-z0-9_-]+)(?:\s+(.*))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A command of the user's own. `hint` describes its argument; empty: it takes none."""
+    """A command that the user defined. `hint` describes its argument; it is empty if the command takes none."""
 
     name: str
     description: str
@@ -78,13 +78,13 @@ class ParsedCommand:
 
 
 def called(text: str) -> ParsedCommand | None:
-    """The call in `text`; None for anything else."""
+    """Parse `text` as a call of a server's prompt. None if it is not one."""
     found = CALL.fullmatch(text)
     return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 
 
 async def filled(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """What the server makes of a prompt of these `parts`; `parts` if no server has it.
+    """The prompt that the server makes from these `parts`. Returns `parts` unchanged if no server has the prompt.
 
     :raises ArgumentError: a required argument is missing.
     :raises ~crow.domain.errors.ToolServerError: the server failed.
@@ -98,15 +98,15 @@ async def filled(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Pa
 
 
 def hint_of(prompt: ServerPrompt) -> str:
-    """The arguments as a client shows them; optional ones in brackets."""
+    """The arguments of a server's prompt as a client shows them; optional ones are in brackets."""
     return " ".join(one.name if one.required else f"[{one.name}]" for one in prompt.arguments)
 
 
 def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str], str]:
-    """The arguments in `text`, and what follows them.
+    """The arguments in `text`, and the text after them.
 
-    Words fill the arguments in order; quotes keep words together, `name=value` names an argument, and the last one
-    takes all that is left, so a single argument may be any text.
+    Words fill the arguments in order. Quotes keep words together, and `name=value` names an argument. The last argument
+    takes the rest of the text, so the value of a single argument may be any text.
 
     :raises ArgumentError: a required argument is missing.
     """

@@ -23,9 +23,10 @@ from crow.store import SessionChanges
 from crow.tools import Outcome, PlannedCall, Toolbox
 
 CUT_CHARS = 48_000
-"""The model sees at most this much of a result."""
+"""The model sees at most this many characters of a result."""
 SOON_S = 0.05
-"""A call that only reads is stored together with its result, or after this time while it still runs."""
+"""The `started` entry of a call that only reads is stored together with its result. If the call still runs after this
+delay (in seconds), the entry is stored without waiting."""
 REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
 CANNOT_ASK = (
     "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
@@ -49,8 +50,9 @@ class OpenCall:
 class Calls:
     """Runs the calls of one turn, step by step.
 
-    Calls that write files are barriers: the calls between two barriers run at once, in the order of the answer
-    otherwise. `ran`: any call of the turn was started. `dismissed`: the user cancelled the turn when asked.
+    A call that writes files is a barrier and runs alone. The calls between two barriers run in parallel. Otherwise
+    calls run in the order of the answer. `ran` means that a call of the turn was started. `dismissed` means that the
+    user cancelled the turn when asked for permission.
     """
 
     def __init__(self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge) -> None:
@@ -66,13 +68,13 @@ class Calls:
         self._failure: StoreError | None = None
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
-        """What each call is about to do. The answer is stored with it before anything is announced."""
+        """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
         return tuple([await self._toolbox.offer(call) for call in calls])
 
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
     ) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """Run all calls of `answer`, stored as `entry`. Returns the calls with their results, in order.
+        """Run all calls of `answer`, which is stored as `entry`. Returns the calls with their results, in order.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
@@ -113,7 +115,8 @@ class Calls:
         return calls
 
     async def _permit(self, opened: OpenCall, *, plan_again: bool) -> tuple[str, PlannedCall] | None:
-        """Why the call may run, and its plan. None if it may not run: then it is answered, or the turn dismissed."""
+        """Return the reason why the call may run, and its plan. If the call may not run, store a result that says so
+        and return None. If the user cancels the turn, set `dismissed` and return None."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
             plan = await self._toolbox.offer(opened.call)
@@ -130,7 +133,8 @@ class Calls:
         return None
 
     async def _run_one(self, opened: OpenCall, why: str, plan: PlannedCall) -> None:
-        """Run one call. `started` is stored before a call that may have effects, so they are known after a crash."""
+        """Run one call. Before a call that may have effects, a `started` entry is stored, so that these effects are
+        known after a crash."""
 
         async def publish_progress(text: str) -> None:
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
@@ -147,10 +151,10 @@ class Calls:
                 duration_ms = round((time.monotonic() - begun) * 1000)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
         except StoreError as error:
-            self._failure = error  # raised by `run`, since a task group would wrap it
+            self._failure = error  # `run` raises it: the task group would wrap it
 
     async def _store_started(self, started: list[NewEntry]) -> None:
-        """Store that a slow call runs. After a failure it is stored with the result."""
+        """Store that a slow call is running. If that fails, the entry is stored together with the result."""
         with suppress(StoreError):
             if started:
                 await self._branch.record(started)
@@ -159,7 +163,7 @@ class Calls:
     async def _answer(
         self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
     ) -> None:
-        """Store the result of a call, together with the entries `before` it."""
+        """Store the result of a call, together with the `before` entries, which precede it."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
         cut = CUT_CHARS if fitting is None else min(CUT_CHARS, fitting)
         result = ToolResult(
@@ -185,7 +189,7 @@ class Calls:
 
 
 def grouped(calls: Sequence[OpenCall]) -> list[list[OpenCall]]:
-    """Calls that may run at once, in order. Each barrier is a group of its own."""
+    """Groups of calls that may run in parallel, in order. Each barrier is a group of its own."""
     groups: list[list[OpenCall]] = [[]]
     for call in calls:
         if call.plan.is_barrier:
@@ -198,8 +202,8 @@ def grouped(calls: Sequence[OpenCall]) -> list[list[OpenCall]]:
 class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
-    Mode and rules are read at each call, so a change counts from the next call on. Sub-agents use the instance of
-    their session. `rules` are those of the user's file.
+    The mode and the rules are read for each call, so a change applies from the next call on. Sub-agents use the
+    instance of their session. `rules` are those of the user's file.
     """
 
     def __init__(self, branch: Branch, client: Client, rules: Sequence[Rule] = ()) -> None:
@@ -208,7 +212,7 @@ class Permissions:
         self.rules = tuple(rules)
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
-        """Whether an announced call may run. None: the user cancelled the turn instead of answering."""
+        """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
         decision = decide(call.name, plan, row.mode, (*self.rules, *rules_in(row.permissions)))
         return await self._ask(ref, call, plan) if isinstance(decision, Ask) else decision

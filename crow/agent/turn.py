@@ -37,11 +37,11 @@ from crow.tools import PlannedCall, Toolbox
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 PLAN_S = 0.05
-"""Planning a call may wait long for the editor's text of a file. After this time the answer is saved as a draft."""
+"""Planning a call may wait long for the editor to send a file. After this time (s) the answer is saved as a draft."""
 POINT_OUT = frozenset({3, 10, 20})
-"""The model is told after so many repetitions."""
+"""After each of these numbers of repetitions, the model is told that it repeats itself."""
 GIVE_UP = 30
-"""The turn ends after so many repetitions."""
+"""After this number of repetitions, the turn ends."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
@@ -53,7 +53,7 @@ REPEATED = (
 
 
 class Turn:
-    """A running turn. After `steps` requests it stops with `max_turn_requests` and names `bounded_by`, the setting."""
+    """A running turn. After `steps` requests it stops with `max_turn_requests`, and its message names `bounded_by`."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class Turn:
         return await self._stop(f"Stopped after {steps} ({self._bounded_by}). Send another prompt to continue.")
 
     def steer(self, prompt: User) -> None:
-        """Let the model see another prompt of the user at its next step."""
+        """Let the model see another prompt by the user at its next step."""
         self._steered.append(prompt)
 
     def mute(self) -> bool:
-        """Show nothing more of the answer that the model is giving. False if it is not giving one.
+        """Stop showing the answer that the model is giving. Returns False if the model is not giving an answer.
 
-        After True the turn does nothing at all until it is cancelled, which has to follow. So its end can be stored
-        while the connection is still being closed.
+        After True the turn does nothing until it is cancelled, and the caller has to cancel it. This way the turn's end
+        can be stored while the connection is still being closed.
         """
         if self._draft is None or not self._is_listening:
             return False
@@ -128,9 +128,10 @@ class Turn:
         return True
 
     async def end(self, end: TurnEnd) -> None:
-        """Store what is left of the turn together with its end, and release it, whatever happens meanwhile.
+        """Store what the turn has not stored yet together with its end, and release the turn. Cancellation does not
+        interrupt this.
 
-        :raises ~crow.domain.errors.StoreError: it is kept for :meth:`Branch.settle`.
+        :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending for :meth:`Branch.settle`.
         """
         self._branch.store_at_end([*self._unstored_answer(), *self._take_steered()])
         with anyio.move_on_after(END_S, shield=True):
@@ -138,7 +139,7 @@ class Turn:
         await self._branch.end_turn(end)
 
     def _unstored_answer(self) -> list[NewEntry]:
-        """The answer that was shown but not stored: interrupted, unless it is complete."""
+        """The answer that was shown but not stored. It is marked as interrupted unless it is complete."""
         draft = self._draft
         if draft is None:
             return []
@@ -164,10 +165,10 @@ class Turn:
             await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
 
     async def _ask(self) -> tuple[int, Assistant, Sequence[PlannedCall]]:
-        """Get one answer, store and show it: its entry id, the answer, and its calls as planned.
+        """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
 
-        A stream that breaks after text was shown is continued once, without the text that it repeats. A request that
-        was too long is sent again after a compaction.
+        If a stream breaks after text was shown, the answer is continued once, without the text that the continuation
+        repeats. A request that was too long is sent again after a compaction.
         """
         is_continued = False
         before = ""
@@ -186,7 +187,7 @@ class Turn:
                     await self._compactor.overflowed(error)
                 elif not shown:
                     raise
-                if text.strip():  # reasoning alone cannot be continued: the model is asked again
+                if text.strip():  # without text there is nothing to continue, so the model is just asked again
                     before = text
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
@@ -205,7 +206,7 @@ class Turn:
             async with self._model.stream(request) as stream:
                 answer = await draft.follow(stream)
         finally:
-            if draft.is_muted:  # the cancellation is on its way, even if the stream has just ended
+            if draft.is_muted:  # the turn is being cancelled, even if the stream has just ended
                 await anyio.sleep_forever()
             self._is_listening = False
         self._answer = answer
@@ -220,13 +221,13 @@ class Turn:
         return entry.id, entry.body, plans
 
     async def _save_draft(self) -> None:
-        """Save what was shown of an answer that cannot be stored yet. After a failure the answer is stored anyway."""
+        """Save the shown text of an answer that cannot be stored yet. Ignore a failure: the answer is stored later."""
         if self._draft is not None:
             with suppress(errors.StoreError):
                 await self._draft.save()
 
     async def _store_answer(self, new: NewEntry) -> Entry:
-        """Store what was shown, then publish it: a cancellation while it is published must not store it twice."""
+        """Store the answer that was shown, then publish it. A cancellation while publishing must not store it again."""
         (entry,) = await self._branch.store_only([new])
         self._draft = self._answer = None
         await self._branch.publish(EntryStored(entry=entry))
@@ -256,7 +257,7 @@ class Turn:
         match answer.finish:
             case "length":
                 return "max_tokens"
-            case "refusal" if self._calls.ran:  # ACP drops the prompt of a refused turn, but this one had effects
+            case "refusal" if self._calls.ran:  # ACP drops the prompt of a refused turn, but this turn had effects
                 raise errors.TurnError(f"The model refused to continue: {answer.text or 'it gave no reason'}")
             case "refusal":
                 return "refusal"
@@ -268,11 +269,11 @@ Fingerprint: TypeAlias = tuple[str, str, bool, int, int]
 
 
 class Repetition:
-    """Notices a model that goes round in circles.
+    """Detects a model that makes the same calls again and again.
 
-    A call is repeated if it gives the same result as before while the turn brings nothing new. One new result starts
-    the count again, so repeating a command while files change is no circle. `count` is how often the most repeated call
-    of the last step was made, `name` its tool.
+    A call counts as repeated if it gives the same result as before and no other call gave a new result meanwhile. A new
+    result restarts the count, so repeating a command while files change does not count. `count` is how often the most
+    repeated call of the last step was made, and `name` is its tool.
     """
 
     def __init__(self) -> None:

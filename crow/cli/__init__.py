@@ -1,7 +1,7 @@
-"""The command line: parses it and runs the command.
+"""The command line: parses the arguments and runs the command.
 
-Each command imports what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, rich 20 ms. A failure
-is one sentence on stderr; exit code 2 if the user can correct it, else 1.
+Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, rich 20 ms. A
+failure prints one sentence on stderr. The exit code is 2 if the user can correct the failure, else 1.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["main"]
 
 
 _Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
-"""Runs a command; its exit code, None for 0."""
+"""Runs a command and returns its exit code; None means 0."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (None: the process's own) and return the exit code."""
+    """Run a command line and return the exit code. None as `arguments` stands for those of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CrowError as error:
         return _fail(error, 1)
     except BrokenPipeError:
-        # The reader of our output is gone (`crow sessions | head`); the interpreter must not complain at exit.
+        # The reader of our output has exited (`crow sessions | head`). The interpreter must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -85,7 +85,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         return added
 
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
-    # Editors append this to the command with which they start crow, wherever that ends.
+    # Editors append this option to the command that starts crow, which may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
@@ -131,7 +131,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", sessions.list_sessions, "list sessions, the newest first, as without a command")
     for each in (parser, listing):
-        # Options that are not given leave no trace, so that they may stand before or after `list`.
+        # Options that are not given set no value here, so that they may stand before or after `list`.
         add_cwd(each)
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
@@ -291,6 +291,6 @@ def _toml(value: object) -> str:
         return f"{{ {', '.join(pairs)} }}" if value else "{}"
     if hasattr(value, "get_secret_value"):
         secret = value.get_secret_value()
-        # Enough to tell two keys apart.
+        # This shows enough to tell two keys apart.
         value = f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
     return json.dumps(value, ensure_ascii=False)

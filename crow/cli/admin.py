@@ -23,7 +23,7 @@ _MEGABYTE = 1024 * 1024
 
 
 async def export(context: SessionsContext) -> None:
-    """`crow sessions export`: complete as JSONL, or Markdown to read."""
+    """`crow sessions export`: write sessions completely as JSONL, or as Markdown to read."""
     options = context.options
     if bool(options.ids) == options.all:
         raise ArgumentError("Name the sessions to export, or give --all.")
@@ -42,7 +42,7 @@ async def export(context: SessionsContext) -> None:
 
 
 async def import_file(context: SessionsContext) -> None:
-    """`crow sessions import`: sessions that exist already stay unchanged."""
+    """`crow sessions import`: sessions that already exist are not changed."""
     settings = context.loaded.settings
     defaults = ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
     for one in await context.admin.import_file(Path(context.options.file), defaults):
@@ -60,7 +60,7 @@ async def set_archived(context: SessionsContext, *, archived: bool) -> None:
 
 
 async def delete(context: SessionsContext) -> None:
-    """`crow sessions delete`: all of the named sessions, or none."""
+    """`crow sessions delete`: delete all of the named sessions, or none."""
     rows = [await context.store.session(name) for name in await context.find_ids()]
     await context.admin.remove([row.id for row in rows])
     for row in rows:
@@ -69,10 +69,10 @@ async def delete(context: SessionsContext) -> None:
 
 
 async def prune(context: SessionsContext) -> None:
-    """`crow sessions prune`: sessions that were not used for a long time."""
+    """`crow sessions prune`: delete sessions that were not used for a long time."""
     options, admin = context.options, context.admin
     before_ms = parse_age("--older-than", options.older_than, now=datetime.now().astimezone())
-    shorten = await context.id_shortener()  # before the sessions are gone
+    shorten = await context.id_shortener()  # needs the sessions, so it comes before their deletion
     old = await (admin.unused_since if options.dry_run else admin.prune)(before_ms, context.cwd)
     if options.json:
         return print_json(
@@ -90,7 +90,7 @@ async def prune(context: SessionsContext) -> None:
 
 
 async def vacuum(context: SessionsContext) -> None:
-    """`crow sessions vacuum`: other processes may use the database meanwhile."""
+    """`crow sessions vacuum`: other processes may use the database at the same time."""
     before = _database_size(context)
     await context.store.tidy()
     after = _database_size(context)
@@ -99,7 +99,7 @@ async def vacuum(context: SessionsContext) -> None:
 
 
 async def back_up(context: SessionsContext) -> None:
-    """`crow sessions backup`: into a new file, or a directory."""
+    """`crow sessions backup`: write into a new file, or into a directory."""
     done = await context.admin.back_up(_backup_path(Path(context.options.path)))
     size = f"{done.bytes / _MEGABYTE:.1f} MB, {count(done.sessions, 'session')}"
     _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
@@ -107,7 +107,7 @@ async def back_up(context: SessionsContext) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that only its owner can read, and that appears complete or not at all.
+    """Create a file that only its owner can read. The file appears when it is complete, or not at all.
 
     :raises ArgumentError: `path` exists, or cannot be written.
     """
@@ -141,7 +141,7 @@ async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> Asyn
 
 
 def _report(context: SessionsContext, values: Iterable[Mapping[str, object]], *lines: str) -> None:
-    """Print `values` with --json, else `lines`."""
+    """Print `values` with --json, otherwise `lines`."""
     if context.options.json:
         print_json(values)
     else:

@@ -1,4 +1,4 @@
-"""`crow doctor` and `crow models`: prints what the checks find and what endpoints offer."""
+"""`crow doctor` and `crow models`: print what the checks find and which models endpoints offer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim
 
 
 async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
-    """`crow doctor`: print each finding at once; 1 if a check failed."""
+    """`crow doctor`: print each finding as soon as it is known. Returns 1 if a check failed."""
     console = Console(highlight=False)
     states = set()
 

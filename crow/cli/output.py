@@ -1,6 +1,7 @@
 """Tables on a terminal, tab-separated lines in a pipe, JSON on request.
 
-Stored text may hold anything: control characters are printed as pictures, so that it cannot steer the terminal.
+Stored text may contain anything. Control characters are replaced by visible symbols, so that the text cannot control
+the terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SHORTEST_PREFIX = 8
 
 
 class Column(NamedTuple):
-    """A column of a table: `fixed` cells stay on one line, `text` is wrapped, `number` is aligned to the right."""
+    """A column of a table. `fixed` cells stay on one line, `text` is wrapped, `number` is aligned to the right."""
 
     name: str
     style: Literal["fixed", "text", "number"] = "text"
@@ -32,7 +33,8 @@ class Column(NamedTuple):
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, empty: str, total: Sequence[str] = ()
 ) -> None:
-    """Print a table on a terminal, with `total` at its foot, or `empty` without rows; elsewhere tab-separated lines."""
+    """On a terminal, print a table with `total` at its foot, or `empty` if there are no rows. Elsewhere print
+    tab-separated lines."""
     if not in_terminal():
         for row in rows:
             print(*(on_one_line(cell) for cell in row), sep="\t")
@@ -57,13 +59,13 @@ def print_table(
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object a line."""
+    """Print one JSON object per line."""
     for value in values:
         print(json.dumps(value, ensure_ascii=False))
 
 
 def print_markdown(text: str) -> None:
-    """Print Markdown: drawn on a terminal, unchanged elsewhere."""
+    """Print Markdown: formatted on a terminal, unchanged elsewhere."""
     if not text:
         return
     if not in_terminal():

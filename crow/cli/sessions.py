@@ -1,4 +1,4 @@
-"""`crow sessions`: the commands that only read (list, show, search, stats), and what all of them share."""
+"""`crow sessions`: the commands that only read (list, show, search, stats), and code shared by all its commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGE = 200
 
 
 class SessionsContext(NamedTuple):
-    """What a command works with. Whoever opened the store closes it."""
+    """What a command needs to run. The code that opened the store closes it."""
 
     options: argparse.Namespace
     loaded: Loaded
@@ -40,16 +40,17 @@ class SessionsContext(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """The directory of `--cwd`, absolute; None without it."""
+        """The directory of `--cwd` as an absolute path; None without that option."""
         given: str | None = getattr(self.options, "cwd", None)
         return str(Path(given).resolve()) if given else None
 
     async def find_ids(self) -> list[str]:
-        """The ids of the named sessions, each once. :raises ArgumentError: a name fits none, or several."""
+        """The ids of the named sessions, without duplicates. :raises ArgumentError: a name matches none, or several."""
         return list(dict.fromkeys([await self.admin.find(name) for name in self.options.ids]))
 
     async def id_shortener(self) -> Callable[[str], str]:
-        """Shortens an id for a person: to a prefix that no other session has. A program gets the whole id."""
+        """Returns a function that shortens an id. For a person, it gives a prefix that no other session has. For a
+        program, it gives the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
 
@@ -58,7 +59,7 @@ Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 
 def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
-    """Run `options.run` on the user's database. Without a database there is nothing to do."""
+    """Run `options.run` on the user's database. If there is no database, there is nothing to do."""
     if not loaded.paths.database.exists() and not getattr(options, "creates_database", False):
         if getattr(options, "ids", None) or options.newest or hasattr(options, "path"):
             raise ArgumentError(f"There are no sessions yet: {loaded.paths.database} does not exist.")
@@ -77,7 +78,7 @@ def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
 
 
 async def list_sessions(context: SessionsContext) -> None:
-    """`crow sessions`: the newest first."""
+    """`crow sessions`: list the sessions, newest first."""
     options, store, cwd = context.options, context.store, context.cwd
     if options.newest:
         return await _print_newest(context, cwd or str(Path.cwd()))
@@ -101,7 +102,7 @@ async def list_sessions(context: SessionsContext) -> None:
 
 
 async def show_session(context: SessionsContext) -> None:
-    """`crow sessions show`: a transcript."""
+    """`crow sessions show`: print a transcript."""
     (session_id,) = await context.find_ids()
     history = (entry async for batch in context.store.history(session_id) for entry in batch)
     if context.options.json:
@@ -170,7 +171,7 @@ async def stats(context: SessionsContext) -> None:
 async def all_sessions(
     store: SqliteStore, *, cwd: str | None = None, archived: bool = False
 ) -> AsyncIterator[SessionRow]:
-    """Every session that is listed, the newest first."""
+    """Every session that is listed, newest first."""
     cursor: str | None = None
     while True:
         page = await store.sessions(cwd=cwd, cursor=cursor, limit=_PAGE, archived=archived)
@@ -188,7 +189,7 @@ def print_sessions(
     *,
     empty: str,
 ) -> None:
-    """Print sessions as (id, Unix ms, number, directory, title); `names` are those of the time and the number."""
+    """Print sessions as (id, Unix ms, number, directory, title). `names` are the headings of the time and number."""
     home = os.path.expanduser("~")
     cells = []
     for session_id, unix_ms, number, cwd, title in rows:
@@ -201,7 +202,7 @@ def print_sessions(
 
 
 def show_time(unix_ms: int) -> str:
-    """Local time; with its offset where a program reads it."""
+    """Local time. Output for a program includes the UTC offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
 
 
@@ -235,7 +236,8 @@ def parse_age(option: str, text: str, *, now: datetime) -> int:
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """The same day of an earlier month, or that month's last day. :raises ValueError: it is before the first year."""
+    """The same day of an earlier month, or the last day of that month if it has no such day. :raises ValueError: the
+    result is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
     return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 

@@ -1,4 +1,4 @@
-"""Presets of well-known endpoints, and which endpoint a model name means."""
+"""Presets of well-known endpoints. Also finds the endpoint that a model name refers to."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 class Preset:
     """What an endpoint's public pages say about it.
 
-    `key_env`: the variable that holds the key. `thinking`: which request member sets the thought level.
-    `limit_field`: which one limits the output. `cache`: prompts are cached by a key, or where a marker asks for it.
+    `key_env` is the environment variable that holds the key. `thinking` is the request field that sets the thought
+    level. `limit_field` is the request field that limits the output. `cache` says whether prompts are cached by a key
+    or where a marker asks for it.
     """
 
     base_url: str = ""
@@ -32,8 +33,8 @@ class Preset:
     cache: Literal["key", "marker"] | None = None
 
 
-# Each value is stated by the page above or beside it; a value that no page states is left out. Windows and prices are
-# not here: they change, and endpoints list them.
+# The page linked above or beside each entry states its values. Values that no page states are left out. Context windows
+# and prices are not here: they change, and endpoints list them.
 PRESETS: Mapping[str, Preset] = {
     # https://github.com/openai/openai-python/blob/main/README.md and, for the limit and the cache,
     # https://github.com/openai/openai-python/blob/main/src/openai/types/chat/completion_create_params.py
@@ -84,20 +85,20 @@ PRESETS: Mapping[str, Preset] = {
     # https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/consuming_tgi
     "tgi": Preset(base_url="http://localhost:8080/v1"),
 }
-"""By the name that `[providers.NAME]` uses."""
+"""The presets by the NAME in `[providers.NAME]`."""
 
 
 def preset_at(base_url: str) -> Preset:
-    """The preset of the endpoint's host; for an unknown host, one that states nothing."""
+    """The preset for the endpoint's host. An unknown host gets an empty preset."""
     host = urlsplit(base_url).hostname
     return next((preset for preset in PRESETS.values() if urlsplit(preset.base_url).hostname == host), Preset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The endpoint and model that a model name means; `key_hint` begins the sentence that says how to set a key.
+    """The endpoint and the model that a model name refers to.
 
-    `endpoint` has its URL and its answer timeouts filled in.
+    `key_hint` begins the sentence that says how to set a key. `endpoint` has its URL and its answer timeouts filled in.
     """
 
     model: str
@@ -107,7 +108,7 @@ class Target:
 
     @property
     def base_url(self) -> str:
-        """URL of the endpoint."""
+        """The URL of the endpoint."""
         return self.endpoint.base_url or ""
 
 
@@ -120,12 +121,12 @@ def names_offered(settings: Settings) -> tuple[str, ...]:
 
 
 def target_of(name: str, settings: Settings) -> Target:
-    """What a model name means: `[models.NAME]`, else PROVIDER/MODEL, else a model of the endpoint in `[model]`."""
+    """Resolve a model name as `[models.NAME]`, else as PROVIDER/MODEL, else as a model of the endpoint in `[model]`."""
     table = settings.models.get(name) if isinstance(settings.models, Mapping) else None
     prefix, slash, rest = name.partition("/")
     names_provider = bool(slash) and prefix in settings.providers
     if table is None and name == settings.model.name and settings.model.base_url != _OPENAI:
-        names_provider = False  # `[model]` says where its own model is, even if the name begins like a provider's
+        names_provider = False  # the endpoint is that of `[model]`, even if the name begins like a provider's
     provider = (table.provider if table else None) or (prefix if names_provider else None)
     options: ModelOptions
     if provider is not None:

@@ -1,7 +1,7 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-Nothing in a workspace is read. Each table is validated by itself, and only if something in it was given: building the
-validator of all settings would take 20 ms of every start.
+No file of a workspace is read. Each table is validated separately, and only if it sets something: building the
+validator for all settings would add 20 ms to every start.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. `trace`: where to record the connection; None for nowhere."""
+    """Absolute paths, which need not exist. `trace` is the file that records the connection; None if there is none."""
 
     config_file: Path
     data_dir: Path
@@ -59,7 +59,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
-    """The environment variables that hold keys of endpoints, and all known keys, including those not in use."""
+    """The environment variables that hold keys of endpoints, and all known keys, including unused ones."""
 
     variables: frozenset[str] = frozenset()
     values: tuple[str, ...] = field(default=(), repr=False)
@@ -67,11 +67,11 @@ class EndpointKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The settings, and where each came from.
+    """The settings, and the source of each.
 
     `sources` maps each dotted key to `flag --model`, `environment CROW_MODEL`, the name of the user's file, or
-    `default`. `summary_prompt` is the text of `compaction.prompt_file`, or empty. With a `problem`, the settings are
-    the defaults and prompts fail with its message, so that an editor can still open sessions.
+    `default`. `summary_prompt` is the text of `compaction.prompt_file`, or empty. If there is a `problem`, the settings
+    are the defaults and every prompt fails with the problem's message, so that an editor can still open sessions.
     """
 
     settings: Settings
@@ -84,11 +84,11 @@ class Loaded:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the user's file has changed since."""
+        """Whether the user's file has changed since it was read."""
         return _stamp(self.paths.config_file) != self.stamp
 
     def advice_on_models(self) -> str:
-        """What to do when no model is set."""
+        """Advice for a user who has not set a model."""
         return (
             "Crow has no model to ask. Run `crow login`, or set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for "
             f"an endpoint other than OpenAI's), or [model] in {self.paths.config_file}. The built-in model "
@@ -96,7 +96,7 @@ class Loaded:
         )
 
     def values(self) -> dict[str, object]:
-        """Every value by its key in `sources`; values that may be secret are `SecretStr`."""
+        """All values by the keys of `sources`. Values that may be secret are `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
@@ -112,16 +112,17 @@ class Loaded:
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, size and time of change in ns; None without a file."""
+"""Inode, size and modification time in ns of a file; None if there is no file."""
 
 
 def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
-    """Read the settings. `flags` maps dotted keys (`model.name`) to texts; an empty text counts as not given.
+    """Read the settings. `flags` maps dotted keys (`model.name`) to texts. An empty text means that the flag is not
+    set.
 
     Mistakes in the settings are not raised: see `Loaded.problem`.
     """
     paths = find_paths(env)
-    stamp = _stamp(paths.config_file)  # before reading: a change in between is noticed later
+    stamp = _stamp(paths.config_file)  # taken before reading, so that a change during the reading is noticed later
     tree: Mapping[str, object] = {}
     try:
         tree = _read_file(paths.config_file, is_required=bool(env.get("CROW_CONFIG")))
@@ -135,7 +136,8 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
 
 
 def find_paths(env: Mapping[str, str]) -> Paths:
-    """The user's paths: below CROW_HOME, else the platform's directories, else a private temporary directory.
+    """Find the user's paths: in CROW_HOME if it is set, else in the platform's directories, else in a private temporary
+    directory.
 
     CROW_CONFIG names another configuration file. Relative paths start at the current directory.
     """
@@ -156,7 +158,7 @@ def find_paths(env: Mapping[str, str]) -> Paths:
 
 
 def setting_keys() -> tuple[str, ...]:
-    """The dotted keys of all settings outside of named tables."""
+    """The dotted keys of all settings, except those in named tables."""
     return tuple(_fields())
 
 
@@ -166,9 +168,10 @@ class _Given(NamedTuple):
 
 
 class _Reader:
-    """Merges and validates what was given. `_tables` holds it by table: `("model",)`, `("providers", "work")`.
+    """Merges and validates the values from all sources. `_tables` holds the values by table: `("model",)`,
+    `("providers", "work")`.
 
-    :raises ConfigError: something cannot be used; the message lists every mistake.
+    :raises ConfigError: some values cannot be used. The message lists every mistake.
     """
 
     def __init__(
@@ -187,7 +190,7 @@ class _Reader:
             raise ConfigError("\n".join(self._problems))
 
     def sources(self) -> dict[str, str]:
-        """The source of each key; a named table has one key for each value that it gives."""
+        """The source of each key. A named table has one key for each value that it sets."""
         sources = dict.fromkeys(setting_keys(), "default") | {"models": self._model_list.source}
         for place, table in self._tables.items():
             if place[0] == "mcp_servers":
@@ -199,7 +202,7 @@ class _Reader:
         return sources
 
     def read_summary_prompt(self) -> str:
-        """The text of `compaction.prompt_file`, or nothing."""
+        """The text of `compaction.prompt_file`; empty if it is not set."""
         path = self.settings.compaction.prompt_file
         if path is None:
             return ""
@@ -240,7 +243,10 @@ class _Reader:
             self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
-        """Put flags and variables over the file. Values of one endpoint or model are not used for another."""
+        """Replace values of the file by flags and environment variables.
+
+        If these choose another endpoint or model, the file's values for the former one are dropped.
+        """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
         }
@@ -257,7 +263,7 @@ class _Reader:
                 self._tables[section,][key] = each
 
     def _add_keys(self, env: Mapping[str, str]) -> None:
-        """Take keys from their variables, which are stronger than keys in the file."""
+        """Take keys from their environment variables, which take precedence over keys in the file."""
         usual = {"model": "OPENAI_API_KEY"} | {f"providers.{name}": each.key_env for name, each in PRESETS.items()}
         for place, table in self._tables.items():
             if place[0] not in ("model", "providers"):
@@ -296,7 +302,7 @@ class _Reader:
             return kind.model_construct()
         try:
             return kind.model_validate({key: given.value for key, given in table.items()})
-        except ValidationError as error:  # its own text shows values, including secrets
+        except ValidationError as error:  # the error's own text shows values, including secrets
             keys = dict.fromkeys(str(*detail["loc"][:1]) for detail in error.errors())
         prefix = f"{dotted_key(*place)}."
         for key in keys:
@@ -330,7 +336,7 @@ def _fields() -> dict[str, FieldInfo]:
 
 
 def _show_value(key: str, value: object) -> str:
-    """A value for an error message; `key` is the last part of the setting's name. Possible secrets are hidden."""
+    """Format a value for an error message. `key` ends the setting's name. Values that may be secret are hidden."""
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
@@ -354,7 +360,7 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """The keys that the file names or holds, and those of all presets, whether they are used or not."""
+    """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
     providers = tree.get("providers")
     found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
     tables = [table for table in found if isinstance(table, Mapping)]
@@ -378,7 +384,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """A directory of this user alone; the same for every process, unless someone else has taken its name."""
+    """A directory that only this user can access. It is the same for every process, unless someone else has created one
+    with its name."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,8 @@
 """Every setting: its type, bounds, default and meaning.
 
-Each field says in `Expected` how an error about it ends, and in its docstring what it does;
-`schemas/config.schema.json` is generated from both. No postponed annotations here: pydantic would evaluate them a
-second time at every start.
+The `Expected` of a field is the end of error messages about it, and its docstring says what the setting does.
+`schemas/config.schema.json` is generated from both. This module does not postpone annotations: pydantic would evaluate
+them a second time at every start.
 """
 
 import re
@@ -20,7 +20,7 @@ OFFLINE = "offline"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Ends the sentence `... is VALUE; expected ...`."""
+    """The end of the sentence `... is VALUE; expected ...`."""
 
     words: str
 
@@ -28,7 +28,7 @@ class Expected:
 def _plain_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
-        raise ValueError  # without words: the value may be secret
+        raise ValueError  # without a message: the value may be secret
     return url.rstrip("/")
 
 
@@ -71,7 +71,7 @@ Rules = Annotated[
 
 
 class Section(BaseModel):
-    """A table of `config.toml`. Strict: a number is not accepted for a text, nor a text for a number."""
+    """A table of `config.toml`. Types are strict: a text is not accepted for a number, nor a number for a text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -83,7 +83,7 @@ class Section(BaseModel):
 
 
 class ModelOptions(Section):
-    """What can be set about one model."""
+    """Settings of one model."""
 
     name: ModelName | None = None
     """The model's name at its endpoint."""
@@ -120,7 +120,7 @@ class ModelSettings(ModelOptions):
     """Extra HTTP headers for the endpoint; their values are treated as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """The same endpoint with another model. Options of the configured model are unset."""
+        """A copy with the same endpoint but another model. The options of the configured model are removed."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -129,7 +129,7 @@ class ModelSettings(ModelOptions):
 
 
 class ProviderSettings(Section):
-    """A further endpoint, under a name of the user's choice."""
+    """A further endpoint, under a name that the user chooses."""
 
     base_url: Url | None = None
     """URL of the endpoint, without `/chat/completions`; unset: that of the preset with this name."""
@@ -151,20 +151,20 @@ class ProviderSettings(Section):
     connect_timeout_s: Seconds | None = None
     """Seconds to wait for a connection; unset: 15."""
     first_byte_timeout_s: Seconds | None = None
-    """As in [limits], for this endpoint."""
+    """The same as first_byte_timeout_s in [limits], for this endpoint."""
     idle_timeout_s: Seconds | None = None
-    """As in [limits], for this endpoint."""
+    """The same as idle_timeout_s in [limits], for this endpoint."""
     proxy: Url | None = Field(default=None, repr=False)
     """The HTTP proxy to use."""
     ca_file: Annotated[NonEmpty, Expected("the path of a PEM file")] | None = None
-    """A file of further certificate authorities, such as a company's own."""
+    """A file with additional certificate authorities, such as a company's own."""
 
 
 class NamedModel(ModelOptions):
-    """A model under a name of the user's choice: NAME, or PROVIDER/NAME."""
+    """A model under a name that the user chooses: NAME, or PROVIDER/NAME."""
 
     provider: Annotated[NonEmpty, Expected("the name of a [providers.NAME]")] | None = None
-    """The provider that serves it; unset: the part of its name before the slash, else [model]."""
+    """The provider that serves the model; unset: the part of its name before the slash, else [model]."""
     name: ModelName | None = None
     """The model's name at its endpoint; unset: the table's name without the provider."""
 
@@ -173,11 +173,11 @@ class McpServerSettings(Section):
     """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
-    """The program to start, with args and env."""
+    """The program to start, with the arguments in args and the variables in env."""
     args: Annotated[Strings, Expected('a list of texts, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
-    """Environment variables added to a minimal environment."""
+    """Environment variables for the server, in addition to a minimal set."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The server's URL, instead of a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
@@ -189,7 +189,7 @@ class McpServerSettings(Section):
     deny_tools: ToolNames = ()
     """Tools not to offer."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
-    """Which of its tools change nothing and may be used in plan mode."""
+    """Which of the server's tools change nothing and may be used in plan mode."""
     start_timeout_s: Seconds | None = None
     """Seconds the server may take to start."""
     call_timeout_s: Seconds | None = None
@@ -204,7 +204,7 @@ class McpServerSettings(Section):
         return self
 
     def masked(self) -> dict[str, object]:
-        """The values that were set, for printing; those that may be secret are `SecretStr`."""
+        """The values that were set, for printing. Values that may be secret are `SecretStr`."""
         values = {key: value for key, value in self if key in self.model_fields_set}
         for key in {"env", "headers"} & values.keys():
             values[key] = {name: SecretStr(text) for name, text in values[key].items()}
@@ -223,9 +223,9 @@ class CompactionSettings(Section):
     ] = 0.85
     """The part of the context window at which compaction starts."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
-    """How many of the newest tokens are kept unchanged, at most."""
+    """How many tokens of the newest messages are kept unchanged, at most."""
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a part of the room from 0.1 to 0.9, such as 0.5")] = 0.5
-    """How full to leave the room: the threshold minus the system message and the tools."""
+    """How much of the room compaction leaves filled; the room is the threshold minus system message and tools."""
     compact_model: SummaryModel | None = None
     """The model that writes the summary if the session's model fails; unset: the session's model again."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
@@ -234,14 +234,14 @@ class CompactionSettings(Section):
 
 
 class PermissionSettings(Section):
-    """What runs without asking."""
+    """Which calls run without asking the user."""
 
     mode: StartMode = "ask"
     """The mode in which a session starts."""
     allow: Rules = ()
-    """What runs without asking: a tool, or a tool and an argument: "shell(git status)"."""
+    """Calls that run without asking: a tool, or a tool and an argument, such as "shell(git status)"."""
     deny: Rules = ()
-    """What never runs, in any mode; deny wins over allow."""
+    """Calls that never run, in any mode; deny takes precedence over allow."""
     fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
@@ -250,13 +250,13 @@ class LimitSettings(Section):
     """Limits on steps, tools and waiting."""
 
     steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = 500
-    """Model answers in one turn."""
+    """The most answers that the model may give in one turn."""
     mcp_start_timeout_s: Seconds = 10.0
     """Seconds an MCP server may take to start."""
     mcp_call_timeout_s: Seconds = 600.0
     """Seconds a call of an MCP tool may take."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100
-    """How many MCP tools are offered directly; the model finds the others by find_tools."""
+    """How many MCP tools the model is offered directly; it finds the others with find_tools."""
     first_byte_timeout_s: Seconds = 300.0
     """Seconds until an answer must begin."""
     idle_timeout_s: Seconds = 120.0
@@ -290,7 +290,7 @@ class Settings(Section):
         Strings | Mapping[str, NamedModel],
         Expected('a list of model names, such as ["small", "large"], or tables [models.NAME]'),
     ] = ()
-    """Further models to offer in the editor: names, or tables that say more of each."""
+    """Further models to offer in the editor: a list of names, or tables with the settings of each model."""
     providers: Annotated[Mapping[str, ProviderSettings], Expected("tables: [providers.NAME]")] = Field(
         default_factory=dict
     )
@@ -305,7 +305,7 @@ class Settings(Section):
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
         Expected("a table for each server: [mcp_servers.NAME] with command or url"),
     ] = Field(default_factory=dict)
-    """MCP servers of every session, by name."""
+    """MCP servers for every session, by name."""
 
     def secrets(self) -> tuple[str, ...]:
         """Values that must not appear in a log, an error or an export."""
@@ -314,7 +314,8 @@ class Settings(Section):
 
 
 def expand_variables(server: McpServerSettings, env: Mapping[str, str]) -> tuple[McpServerSettings, str]:
-    """The server with its variables replaced, and "" or a sentence that names the variables that are not set."""
+    """The server with its variables replaced, and a sentence that names the variables that are not set (empty if all
+    are set)."""
     texts = (server.command or "", *server.args, server.url or "", *server.env.values(), *server.headers.values())
     missing = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text) if name not in env)
     if missing:

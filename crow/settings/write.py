@@ -13,7 +13,8 @@ from crow.domain.errors import ConfigError
 
 
 def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
-    """Set keys of `[model]` in `file`; None removes a key. Comments and order stay. A new file has mode 0600.
+    """Set keys of `[model]` in `file`; None removes a key. Comments and the order of keys are preserved. A new file has
+    mode 0600.
 
     :raises ConfigError: the file cannot be read, changed or written.
     """
