@@ -1,7 +1,7 @@
-"""The store as the agent and the frontend see it.
+"""The interface of the store, as the agent and the frontend use it.
 
-A session is one mutable row that points into a log of entries, which are only ever added. Each method is one
-transaction. An append names the leaf it expects (compare-and-set), so two writers cannot interleave.
+A session is one mutable row that points into a log of entries. Entries are only ever added to the log. Each method is
+one transaction. An append names the leaf that it expects (compare-and-set), so two writers cannot interleave.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from crow.domain.messages import JsonObject, Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """A session to create. `id` is the client's and never changes. A fork sets `conversation` and `leaf`."""
+    """A session to create. Clients know the session by `id`, which never changes. A fork sets `conversation` and
+    `leaf`."""
 
     id: str
     cwd: str
@@ -36,8 +37,8 @@ class NewSession:
 class SessionRow:
     """A session's mutable row. Times are Unix milliseconds, `cost` is in US dollars.
 
-    `calibration` multiplies token estimates. `newest_entry` orders lists. `owner` names the process that runs a turn;
-    empty if none does. Only sessions with `has_prompt` are listed.
+    Token estimates are multiplied by `calibration`. Lists are ordered by `newest_entry`. `owner` names the process that
+    runs a turn; it is empty if none does. Only sessions with `has_prompt` are listed.
     """
 
     id: str
@@ -71,7 +72,7 @@ class SessionRow:
 
 
 class SessionChanges(TypedDict, total=False):
-    """Columns of a session's row to set. Columns that are left out stay as they are."""
+    """Columns to set in a session's row. Columns that are left out stay as they are."""
 
     title: str | None
     title_by_user: bool
@@ -89,7 +90,7 @@ class SessionChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage:
-    """Some sessions, newest first. `cursor` continues the list; None at its end."""
+    """One page of the list of sessions, newest first. `cursor` requests the next page; it is None on the last one."""
 
     rows: tuple[SessionRow, ...]
     cursor: str | None
@@ -99,8 +100,8 @@ class SessionPage:
 class Tail:
     """A session and the part of its path that `for_model` needs, oldest first.
 
-    That is everything from the first entry that the newest valid checkpoint keeps, with that checkpoint and the newest
-    prompt entry. Without a checkpoint it is the whole path.
+    That part is everything from the first entry that the newest valid checkpoint keeps, together with that checkpoint
+    and the newest prompt entry. Without a checkpoint it is the whole path.
     """
 
     row: SessionRow
@@ -117,9 +118,9 @@ class QueuedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn, with the entries that the claim appended: the user entry last.
+    """A claimed turn, with the entries that the claim appended. The user entry is the last of them.
 
-    `moved` means that the leaf was not the expected one, so the tail must be loaded again.
+    `moved` means that the session's leaf was not the expected one, so the caller must load the tail again.
     """
 
     turn: int
@@ -141,8 +142,8 @@ class Move:
 class BranchPoint:
     """A prompt, label or checkpoint in the outline.
 
-    `entry` is the leaf just after it, `before` the leaf just before it (None: the beginning). `previous` is the point
-    before it on the path. `text` is the label or the start of the prompt.
+    `entry` is the id of its entry: the session's leaf just after it. `before` is the leaf just before it (None: the
+    beginning). `previous` is the preceding point on the path. `text` is the label or the start of the prompt.
     """
 
     entry: int
@@ -154,7 +155,7 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchTip:
-    """The end of a branch; `point` is the last point on it."""
+    """The end of a branch. `point` is the last prompt, label or checkpoint on the branch."""
 
     entry: int | None
     point: int | None
@@ -163,10 +164,10 @@ class BranchTip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """All branches that a session ever stood on.
+    """All branches that a session was ever on.
 
-    `points` are ordered by id. `tips` begin with the current one; the others follow, the one left last first. Tips
-    between which nothing was said count as one.
+    `points` are ordered by id. `tips` begin with the end of the current branch. The others follow, with the most
+    recently left one first. Tips count as one if no message lies between them.
     """
 
     points: tuple[BranchPoint, ...]
@@ -177,8 +178,8 @@ class Outline:
 class Scope:
     """Where to search; None means everywhere.
 
-    `cwd` is a session's directory. `model` is a part of a model's name, in any case. Entries count from `since_ms` up
-    to but not including `before_ms` (Unix milliseconds).
+    `cwd` is a session's directory. `model` is a part of a model's name, in upper or lower case. The search covers
+    entries from `since_ms` up to but not including `before_ms` (Unix milliseconds).
     """
 
     cwd: str | None = None
@@ -200,7 +201,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What a scan found, newest first. It read no entries older than `stopped_at`; None: it read them all."""
+    """What a scan found, newest first. The scan read no entries older than `stopped_at`; None means that it read all of
+    them."""
 
     hits: tuple[Hit, ...]
     stopped_at: int | None
@@ -216,7 +218,7 @@ class Store(Protocol):
 
     @property
     def warning(self) -> str:
-        """What the user should know about the place of the database; empty if all is well."""
+        """A warning for the user about where the database is stored; empty if all is well."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session, and a conversation unless it is a fork.
@@ -227,32 +229,33 @@ class Store(Protocol):
     async def fork_session(
         self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
     ) -> SessionRow:
-        """Insert a session that stands on `entry` of the same conversation, by default on the session's leaf.
+        """Insert a session that points to `entry` of the same conversation, by default to the original session's leaf.
 
-        It copies no entries. It takes over model, mode and configuration but no permissions, and is titled
+        No entries are copied. The fork takes over the model, mode and configuration but no permissions. Its title is
         "... (fork N)".
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
 
     async def session_by_alias(self, alias: str) -> SessionRow | None:
-        """The session with this alias."""
+        """Return the session with this alias."""
 
     async def move_alias(self, session_id: str, to: str) -> None:
         """Take the alias from one session and give it to another.
 
-        :raises ~crow.domain.errors.ArgumentError: the session has no alias (any more).
+        :raises ~crow.domain.errors.ArgumentError: the session has no alias, or no longer has one.
         """
 
     async def session(self, session_id: str) -> SessionRow:
-        """The row as it is now."""
+        """Return the current row."""
 
     async def sessions(
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
     ) -> SessionPage:
-        """Sessions with a prompt, without sub-agents, newest entry first.
+        """Return sessions that have a prompt, without sub-agents, the one with the newest entry first.
 
-        :raises ~crow.domain.errors.ArgumentError: a cursor that no list gave, or a limit below 1.
+        :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
+            1.
         """
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
@@ -262,29 +265,31 @@ class Store(Protocol):
         """
 
     async def delete_session(self, session_id: str) -> None:
-        """Hide the session and its sub-agents at once; `tidy` removes their data. Unknown ids are fine."""
+        """Hide the session and its sub-agents at once; `tidy` removes their data later. An unknown id is no error."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """The row and the tail. Repairs a turn that a dead owner left running, exactly once; if nothing can be written,
-        the next `take_turn` repairs it."""
+        """Return the row and the tail. A turn that a dead owner left running is repaired, exactly once. If nothing can
+        be written, the next `take_turn` repairs it."""
 
     async def tail(self, session_id: str) -> Tail:
-        """The row and the tail, without repair."""
+        """Return the row and the tail, without repairing anything."""
 
     def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
-        """The whole path, oldest first, in batches of bounded size. No read transaction stays open between batches."""
+        """Return the whole path, oldest first, in batches of bounded size. No read transaction stays open between
+        batches."""
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        """One entry; with `session_id` only if it is on that session's path."""
+        """Return one entry. With `session_id`, return it only if it is on that session's path."""
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         """Put a prompt into the inbox under its message id."""
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
-        """The prompts in the inbox, in order."""
+        """Return the prompts in the inbox, in order."""
 
     async def drop_prompt(self, session_id: str, message_id: str) -> None:
-        """Remove a prompt from the inbox, after its sender was told that it cannot run. Unknown ones are fine."""
+        """Remove a prompt from the inbox, after its sender was told that it cannot run. An unknown message id is no
+        error."""
 
     async def take_turn(
         self,
@@ -298,7 +303,8 @@ class Store(Protocol):
         """Claim the turn for this store and append the prompt as a user entry, in one transaction.
 
         A command passes None as `message_id` and gets no user entry. Without `parts` the prompt is taken from the
-        inbox. `cut` goes into the user entry. A turn left running by a dead owner is repaired in the same transaction.
+        inbox. `cut` is stored in the user entry. If a dead owner left a turn running, the same transaction repairs that
+        turn.
 
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
@@ -313,23 +319,23 @@ class Store(Protocol):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        """Append a chain of entries under `leaf`; its last entry becomes the leaf.
+        """Append a chain of entries under `leaf`; the last of them becomes the leaf.
 
-        Adds their usage to the row, removes the draft once its answer is stored, and removes the prompt of a user entry
-        from the inbox. `release` ends the turn (state idle); then `entries` may be empty.
+        The entries' usage is added to the row. The draft is removed once its answer is stored. The prompt of a user
+        entry is removed from the inbox. `release` ends the turn (state idle); then `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
 
     async def renew_lease(self, session_id: str) -> None:
-        """Show other hosts that this store still runs the session's turn. Call it at least once a minute while nothing
-        is appended. No effect if this store runs no turn there."""
+        """Show other hosts that this store still runs the session's turn. Call this at least once a minute while
+        nothing is appended. It has no effect if this store does not run a turn of the session."""
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        """Give up a turn of this store whose `end`, which belongs under `leaf`, could not be stored.
+        """Give up a turn of this store because its last entries, `end`, could not be stored under `leaf`.
 
-        The next `open_session` or `take_turn` here stores it first. If that is impossible, the turn is repaired as if
-        its owner had died. Writes nothing and never fails.
+        The next `open_session` or `take_turn` of this store first tries to store `end`. If that is impossible, the turn
+        is repaired as if its owner had died. This method writes nothing and never fails.
         """
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
@@ -340,52 +346,57 @@ class Store(Protocol):
         """
 
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
-        """The number of prompts and answers on each session's path; 0 for an unknown id."""
+        """Return the number of prompts and answers on each session's path; 0 for an unknown id."""
 
     async def moves(self, session_id: str) -> tuple[Move, ...]:
-        """The session's moves, newest first; the newest ten thousand of very many."""
+        """Return the session's moves, newest first. If there are very many, only the newest ten thousand are
+        returned."""
 
     async def outline(self, session_id: str) -> Outline:
-        """Prompts, labels and checkpoints of all branches of the session, and where the branches end."""
+        """Return the prompts, labels and checkpoints of all branches of the session, and where the branches end."""
 
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
-        """Entries of these kinds (as in the table `entries`) on the path of `leaf` but not on that of `to`, oldest
-        first."""
+        """Return the entries of these kinds (as in the table `entries`) that are on the path of `leaf` but not on that
+        of `to`, oldest first."""
 
     async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
-        """File entries on the path of `leaf` but not on that of `to`, with the results of their calls, oldest first."""
+        """Return the file entries on the path of `leaf` but not on that of `to`, together with the results of their
+        calls, oldest first."""
 
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        """Add a piece of the running stream. Renews the lease."""
+        """Add a piece of the streamed answer to the session's draft. This also renews the lease."""
 
     async def search(
         self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
     ) -> tuple[Hit, ...]:
-        """Full-text search over titles, prompts and answers in any script; all words must match. With `session_id` only
-        its title and path."""
+        """Search titles, prompts and answers in any script with the full-text index; all words must match. With
+        `session_id`, search only that session's title and path."""
 
     async def scan(
         self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
     ) -> Scan:
-        """Read through what the full-text index leaves out on the session's path: calls, results, summaries, reminders.
+        """Search the texts on the session's path that are not in the full-text index: calls, results, summaries,
+        reminders.
 
-        Skips calls and results of the tools named in `without`. Reads at most the newest few megabytes.
+        Calls and results of the tools named in `without` are skipped. At most the newest few megabytes are read.
         """
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Facts about an endpoint; empty if none are known. Facts that other processes learned appear with the next
-        transaction."""
+        """Return the facts that are known about an endpoint; empty if there are none. Facts that another process learns
+        are included after this store's next write transaction."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge facts about an endpoint; top-level keys replace older ones."""
+        """Merge new facts about an endpoint into the stored ones. A top-level key replaces the stored key of the same
+        name."""
 
     async def tidy(self) -> None:
-        """On idle: remove the data of deleted sessions in small batches, and make a checkpoint."""
+        """Call this when idle: remove the data of deleted sessions in small batches, and make a checkpoint."""
 
     def hurry(self) -> None:
-        """The process is about to end: from now on a write waits for other programs only briefly. Never fails."""
+        """Announce that the process is about to end: from now on a write waits for other programs only briefly. Never
+        fails."""
 
     async def close(self) -> None:
         """Close the connections, within a few seconds. Safe to call twice."""

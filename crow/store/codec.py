@@ -1,9 +1,9 @@
-"""Values as JSON and back: bodies of entries, parts of prompts, records of an export.
+"""Converts values to JSON and back: bodies of entries, parts of prompts, records of an export.
 
-A dataclass is written as an object with all its fields. Reading takes a missing field from the dataclass's default (an
-older version wrote it), ignores an unknown one (a newer version), and raises `Unreadable` for one of the wrong type.
-Large and shared values are stored apart as blobs, named by their sha256. Building pydantic validators for all of them
-would cost 40 ms at start.
+A dataclass is written as an object with all its fields. When an object is read, a missing field gets the dataclass's
+default (an older version wrote the object), and an unknown field is ignored (a newer version wrote it). A field of the
+wrong type raises `Unreadable`. Large and shared values are stored separately as blobs, named by their sha256. Pydantic
+is not used: building validators for all these types would take 40 ms at start.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ SPILL_BYTES = 32 * 1024
 """A body whose JSON is longer than this becomes a blob."""
 
 Load: TypeAlias = Callable[[str], bytes | None]
-"""Returns the blob with a hash, None if there is none."""
+"""Returns the blob with the given hash, or None if there is none."""
 
 
 class Unreadable(ValueError):
-    """Stored data that this version would not have written."""
+    """The stored data is not what this version would have written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A body as it is stored. `text` is its JSON, or None if that is the blob `spilled`; `blobs` are by hash.
+    """A body in its stored form. `text` is its JSON; it is None if the JSON is stored as the blob with the hash
+    `spilled`. `blobs` maps hashes to contents.
 
-    `body` is what will be read back: the given body, unless it had to be mended.
+    `body` is what will be read back. It equals the given body, unless characters or numbers had to be replaced (see
+    `dump`).
     """
 
     kind: str
@@ -48,21 +50,21 @@ class Encoded:
 
 
 def encode(body: Body) -> Encoded:
-    """The stored form of `body`."""
+    """Return the stored form of `body`."""
     kind = KINDS[type(body)]
     blobs = Blobs()
     text, was_mended = dump(_BODIES[kind].encode(body, blobs))
     if was_mended or blobs.was_mended:
         body = decode(kind, text, blobs.data.get)
     spilled = None
-    # A character takes at most four bytes: short texts need no count.
+    # A character takes at most four bytes, so the bytes of a short text need not be counted.
     if len(text) * 4 > SPILL_BYTES and len(data := text.encode()) > SPILL_BYTES:
         spilled = blobs.add(data)
     return Encoded(kind=kind, text=None if spilled else text, spilled=spilled, blobs=blobs.data, body=body)
 
 
 def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
-    """The body that was stored as `text`.
+    """Return the body that was stored as `text`.
 
     :raises Unreadable: it is damaged, or of a kind that this version does not know.
     """
@@ -74,7 +76,7 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 
 
 def decode_value(kind: str, value: object, load: Load) -> Body:
-    """The same for JSON that is parsed already."""
+    """Do the same as `decode` for JSON that is already parsed."""
     if kind not in _BODIES:
         raise Unreadable(f"its kind {kind!r} is unknown to this version")
     try:
@@ -84,10 +86,11 @@ def decode_value(kind: str, value: object, load: Load) -> Body:
 
 
 def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequence[object]) -> Body:
-    """Words in place of a body that cannot be read.
+    """Return a body with the text `words`, to replace a body that cannot be read.
 
-    It has the same role if the entry was part of the conversation with the model, else it is a remark. `call` is the
-    assistant entry and the index of a tool result's call, `title` is shown with that result.
+    If the entry was part of the conversation with the model, the new body has the same role; otherwise it is a remark.
+    For a tool result, `call` is the id of the assistant entry and the index of the call in it. `title` is shown with
+    that result.
     """
     match kind, call:
         case "user", _:
@@ -106,13 +109,13 @@ def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequen
 
 
 def encode_parts(parts: Sequence[Part]) -> str:
-    """The parts of a prompt as JSON, pictures included."""
+    """Return the parts of a prompt as JSON, including pictures."""
     assert _PARTS.encode is not None
     return dump(_PARTS.encode(parts, Blobs(inline=True)))[0]
 
 
 def decode_parts(text: str | bytes) -> tuple[Part, ...]:
-    """The parts that were stored as `text`; a text that says so if they are damaged."""
+    """Return the parts that were stored as `text`. If they are damaged, return a text part that says so."""
     try:
         return cast("tuple[Part, ...]", _PARTS.decode(json.loads(text), lambda _: None))
     except (ValueError, TypeError, RecursionError) as error:
@@ -120,12 +123,13 @@ def decode_parts(text: str | bytes) -> tuple[Part, ...]:
 
 
 def to_json(value: object) -> str:
-    """The JSON of a column."""
+    """Return the JSON text for a column."""
     return dump(value)[0]
 
 
 def from_json(text: str | bytes | None, default: Any) -> Any:
-    """The value of a JSON column; `default` if it is damaged or of another type than `default`."""
+    """Return the value of a JSON column. Return `default` if the column is damaged or its type differs from that of
+    `default`."""
     try:
         value = json.loads(text or "")
     except (ValueError, RecursionError):
@@ -134,7 +138,8 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
 
 
 def dump(value: object) -> tuple[str, bool]:
-    """JSON of `value`, and whether it was mended: lone surrogates become U+FFFD, NaN and infinities null."""
+    """Return the JSON of `value`, and whether something was replaced: lone surrogates become U+FFFD, NaN and infinities
+    become null."""
     was_mended = False
     try:
         text = _ENCODER.encode(value)
@@ -149,17 +154,18 @@ def dump(value: object) -> tuple[str, bool]:
 
 
 def mend(text: str) -> str:
-    """`text` with U+FFFD in place of each lone surrogate."""
+    """Return `text` with U+FFFD in place of each lone surrogate."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def show(value: object) -> str:
-    """The beginning of a JSON value, for an error message."""
+    """Return the beginning of a JSON value, for an error message."""
     return mend(f"{json.dumps(value, ensure_ascii=False):.60}")
 
 
 class Blobs:
-    """The blobs of one value that is being written: `data` by hash. With `inline`, there are none."""
+    """Collects the blobs of one value that is being written: `data` maps hashes to contents. With `inline`, nothing is
+    collected: pictures are written into the JSON."""
 
     __slots__ = ("data", "inline", "was_mended")
 
@@ -169,13 +175,13 @@ class Blobs:
         self.was_mended = False
 
     def add(self, data: bytes) -> str:
-        """Store `data` as a blob; returns its hash."""
+        """Store `data` as a blob and return its hash."""
         name = hashlib.sha256(data).hexdigest()
         self.data[name] = data
         return name
 
     def add_text(self, text: str) -> str:
-        """Store `text` as UTF-8, mended if necessary; returns its hash."""
+        """Store `text` as a UTF-8 blob, with lone surrogates replaced, and return its hash."""
         try:
             return self.add(text.encode())
         except UnicodeEncodeError:
@@ -184,7 +190,7 @@ class Blobs:
 
 
 class Field(NamedTuple):
-    """How one value is written (None: as it is) and read."""
+    """How one value is written and read. If `encode` is None, the value is written unchanged."""
 
     encode: Callable[[Any, Blobs], object] | None
     decode: Callable[[Any, Load], Any]
@@ -199,10 +205,10 @@ class Record(NamedTuple):
 
 
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
-    """The dataclass `cls` as a JSON object.
+    """Return how to write and read the dataclass `cls` as a JSON object.
 
-    Its type hints say how its fields are written, but for `special` ones. A text there is what an unknown word of a
-    `Literal` reads as. `integer` is for all fields of type int.
+    Fields are written as their type hints say, except for those in `special`. If the value in `special` is a string, an
+    unknown word in a `Literal` field is read as that string. `integer` is used for all fields of type int.
     """
     chosen = {
         name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or INTEGER)
@@ -236,7 +242,8 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
 
 
 def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
-    """A JSON value, written as it is."""
+    """Return how to read a JSON value that is written unchanged. Reading fails unless `is_valid` accepts the value; the
+    error names `words` as what was expected."""
 
     def decode(value: Any, _load: Load) -> Any:
         if not is_valid(value):
@@ -247,7 +254,7 @@ def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
 
 
 def _field(hint: Any, unknown_word: str | None, integer: Field) -> Field | Record:
-    """How a value of this type is written."""
+    """Return how a value of this type is written and read."""
     if hint is int:
         return integer
     if hint in _PLAIN:
@@ -281,14 +288,14 @@ def _many(item: Field | Record) -> Field:
 
 
 def optional(field: Field | Record) -> Field:
-    """The field, or None, written as null."""
+    """Return the same field, but allow None, which is written as null."""
     inner_encode, inner_decode = field.encode, field.decode
     encode = inner_encode and (lambda value, blobs: None if value is None else inner_encode(value, blobs))
     return Field(encode, lambda value, load: None if value is None else inner_decode(value, load))
 
 
 def _tagged(**records: Record) -> Field:
-    """One of several dataclasses, told apart by the key `type`."""
+    """Return how to write one of several dataclasses, which the key `type` tells apart."""
     names = {one.cls: name for name, one in records.items()}
 
     def encode(value: Any, blobs: Blobs) -> object:
@@ -305,7 +312,7 @@ def _tagged(**records: Record) -> Field:
 
 
 def _as_blob(field: Field) -> Field:
-    """The field's JSON as a blob."""
+    """Return a field whose JSON is stored as a blob."""
     inner_encode, inner_decode = field
     assert inner_encode is not None
 
@@ -318,7 +325,7 @@ def _as_blob(field: Field) -> Field:
 
 
 def _load_blob(reference: Any, load: Load) -> bytes:
-    """The blob that `reference` names."""
+    """Return the content of the blob that `reference` names."""
     name = reference.get("blob") if type(reference) is dict else None
     data = load(name) if type(name) is str else None
     if data is None:
@@ -333,7 +340,8 @@ def _encode_base64(text: str, blobs: Blobs) -> object:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         data = b""
-    # base64 has several spellings of the same bytes; only the usual one can be made again from them.
+    # Several base64 strings decode to the same bytes. Only the canonical string is stored as bytes, since encoding the
+    # bytes again would not restore the others.
     if base64.b64encode(data).decode() != text:
         return {"blob": blobs.add_text(text)}
     return {"blob": blobs.add(data), "encoding": "base64"}
@@ -417,4 +425,4 @@ _BODIES: Mapping[str, Record] = {
 }
 
 KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}
-"""The kind, as stored, of each body."""
+"""Maps each type of body to its kind as stored."""

@@ -1,9 +1,10 @@
 """The export format: conversations as lines of JSON, for other machines and other programs.
 
-A file is a header, conversations one after another, and an end with the sha256 of everything before. A conversation is
-its sessions, its entries in order, each blob before the first entry that names it, and its moves. Entries are numbered
-from 1 in each conversation, so an imported conversation is exported again byte for byte. Mode, model, permissions,
-configuration and alias of a session are not exported. `schemas/export.schema.json` is generated from the records here.
+A file consists of a header, the conversations one after another, and a last line with the sha256 of everything before
+it. A conversation consists of its sessions, its entries in order, and its moves. Each blob comes before the first entry
+that names it. Entries are numbered from 1 in each conversation, so exporting an imported conversation gives the same
+bytes again. A session's mode, model, permissions, configuration and alias are not exported.
+`schemas/export.schema.json` is generated from the records here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from crow.store import codec
 from crow.store.codec import Blobs, Load, Unreadable, decode_value, dump, expect, show
 
 FORMAT = 1
-"""The version of the format; a reader refuses a greater one."""
+"""The version of the format. A reader refuses a file with a greater one."""
 
 _MAX_LINE_BYTES = 1024 * 1024 * 1024
 _MAX_HEADER_BYTES = 1024
@@ -41,7 +42,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRecord:
-    """A conversation begins: its sessions, entries and moves follow. Times are Unix milliseconds."""
+    """The beginning of a conversation: its sessions, entries and moves follow. Times are Unix milliseconds."""
 
     created_ms: int
 
@@ -50,8 +51,8 @@ class ConversationRecord:
 class SessionRecord:
     """A session: a pointer into its conversation.
 
-    `leaf` is the entry it stands on, `turn` the number of its newest turn. `parent_id` (of a sub-agent) and
-    `forked_from` name sessions of the same file. `listed` is false for one without a prompt.
+    `leaf` is the entry that the session points to, `turn` the number of its newest turn. `parent_id` (for a sub-agent)
+    and `forked_from` name sessions of the same file. `listed` is false for a session without a prompt.
     """
 
     id: str
@@ -70,7 +71,7 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """Bytes that bodies name by their sha256 (hex): as text where they are UTF-8, else as base64."""
+    """Bytes that bodies of entries refer to by their sha256 (hex): stored as text if they are UTF-8, else as base64."""
 
     sha256: str
     text: str | None
@@ -79,11 +80,11 @@ class BlobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRecord:
-    """A node of the conversation's tree. `id` counts from 1, `parent` is less than it, or null at a root.
+    """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
 
-    `session` wrote it; null if that one is not in the file. `model` is the model that answered or was asked, `cost` in
-    US dollars, `estimate` in tokens. `body` has the shape that `kind` says; entries are named by their `id`, 0 names
-    none.
+    `session` is the session that wrote the entry; null if that session is not in the file. `model` is the model that
+    answered or was asked. `cost` is in US dollars, `estimate` in tokens. The shape of `body` depends on `kind`. A body
+    refers to other entries by their `id`; 0 refers to none.
     """
 
     id: int
@@ -101,7 +102,7 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveRecord:
-    """A session was made to stand elsewhere: undo, rewind, refusal."""
+    """A session was pointed to another entry: undo, rewind, refusal."""
 
     session: str
     from_leaf: int | None
@@ -112,7 +113,8 @@ class MoveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last line: how many lines come before it, and the sha256 (hex) of their bytes; null is not checked."""
+    """The last line: the number of lines before it, and the sha256 (hex) of their bytes. A value of null is not
+    checked."""
 
     lines: int
     sha256: str | None
@@ -129,7 +131,7 @@ RECORDS: Mapping[str, type[Record]] = {
     "move": MoveRecord,
     "end": End,
 }
-"""The record of each `type`."""
+"""Maps each `type` to its record."""
 
 _COUNT = expect("a whole number from 0", lambda value: type(value) is int and 0 <= value <= 2**53)
 _TOKENS = expect("a number of tokens", lambda value: type(value) is int and -(2**63) < value < 2**63)
@@ -140,11 +142,11 @@ _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
 _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
     record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
 }
-"""The `type` of each record, and how it is written."""
+"""Maps each record to its `type`, and to how it is written."""
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
-    """The record as a line; `body` is the JSON of an entry's body, taken as it is."""
+    """Return the record as a line. If `body` is given, it is the JSON of an entry's body and is inserted unchanged."""
     name, shape = _SHAPES[type(record)]
     values = {"type": name, **shape.encode(record, Blobs())}
     if body is None:
@@ -154,9 +156,9 @@ def line_of(record: Record, *, body: str | None = None) -> bytes:
 
 
 def parse_line(line: bytes) -> Record:
-    """The record of a line.
+    """Return the record in a line.
 
-    :raises Unreadable: it is not a record of this format.
+    :raises Unreadable: the line is not a record of this format.
     """
     try:
         value = json.loads(line, parse_constant=_refuse_constant)
@@ -177,7 +179,7 @@ def parse_line(line: bytes) -> Record:
 
 
 def blob_record(name: str, data: bytes) -> BlobRecord:
-    """The record of the blob `data` with the hash `name`."""
+    """Return the record for the blob `data` with the hash `name`."""
     try:
         return BlobRecord(sha256=name, text=data.decode(), base64=None)
     except UnicodeDecodeError:
@@ -185,9 +187,9 @@ def blob_record(name: str, data: bytes) -> BlobRecord:
 
 
 def blob_data(record: BlobRecord) -> bytes:
-    """What a blob holds.
+    """Return the content of a blob.
 
-    :raises Unreadable: it is not what its hash says.
+    :raises Unreadable: the content does not match the hash.
     """
     if (record.text is None) == (record.base64 is None):
         raise Unreadable("blob: expected either text or base64")
@@ -201,9 +203,10 @@ def blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """`body` with other entry ids: `named` translates the id of an entry, `bound` an id that others are compared to.
+    """Return `body` with other entry ids: `named` translates the id of an entry, `bound` an id that others are compared
+    to.
 
-    What happened on this machine is not what happened on another: a file entry is `recorded_here` no longer.
+    In a file entry `recorded_here` becomes false: what happened on one machine did not happen on another.
     """
     match body:
         case Started() | File() | ToolResult():
@@ -225,7 +228,7 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """The line that stands for what was cut of a pin names the entry too."""
+    """Return the pin with another entry id. The line in its text that stands for the cut part names the entry too."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
@@ -235,16 +238,16 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class ExportFile:
-    """A file of exported conversations. Blobs are read again from their place in the file, not kept in memory.
+    """A file of exported conversations. Blobs are not kept in memory: they are read from the file again when needed.
 
-    Closed by whoever opened it.
+    Whoever opens it must close it.
     """
 
     def __init__(self, path: Path) -> None:
-        """:raises ArgumentError: it cannot be read."""
+        """:raises ArgumentError: the file cannot be read."""
         self.path = path
         self._blobs: dict[str, int] = {}
-        """Where the line of each blob of the current conversation begins."""
+        """Maps the hash of each blob of the current conversation to the offset of its line."""
         try:
             self._file: BinaryIO = path.open("rb")
             self._blob_file: BinaryIO = path.open("rb")
@@ -257,9 +260,10 @@ class ExportFile:
         self._blob_file.close()
 
     def check(self) -> tuple[Block, ...]:
-        """Read all of it, and check that every record is valid and in its place.
+        """Read the whole file, and check that every record is valid and in a permitted position.
 
-        :raises ArgumentError: a record is not; the message names the line and the reason.
+        :raises ArgumentError: a record is not valid or not in a permitted position; the message names the line and the
+            reason.
         """
         number = 1
         blocks: list[Block] = []
@@ -297,9 +301,9 @@ class ExportFile:
         return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """The records of a checked block, an entry with its body (numbered as in the file).
+        """Return the records of a checked block. An entry comes with its body, whose ids are numbered as in the file.
 
-        :raises ArgumentError: the file has changed since.
+        :raises ArgumentError: the file was changed after the check.
         """
         self._blobs.clear()
         self._file.seek(block.offset)
@@ -337,7 +341,7 @@ class ExportFile:
 
 
 class _MisplacedError(Unreadable):
-    """A fault of an earlier line, found later."""
+    """An error in an earlier line that is only detected later."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -345,9 +349,11 @@ class _MisplacedError(Unreadable):
 
 
 class Block:
-    """A conversation in a file. Its lines begin at `offset` (bytes); `lines` and `entries` are numbers of them.
+    """A conversation in a file. Its lines begin at `offset` (bytes). `lines` and `entries` are the numbers of its lines
+    and entries.
 
-    Each record is added when it is read, and checked for being in its place. `sessions_of_file` are those so far.
+    Each record is added when it is read, and its position is checked. `sessions_of_file` holds the ids of all sessions
+    read so far.
     """
 
     def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
@@ -362,16 +368,16 @@ class Block:
 
     @property
     def hash(self) -> str:
-        """The sha256 (hex) of its lines."""
+        """The sha256 (hex) of the conversation's lines."""
         return self._hash.hexdigest()
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """The ids of its sessions."""
+        """The ids of the conversation's sessions."""
         return tuple(self._sessions)
 
     def add(self, line: bytes, number: int, record: Record, load: Load) -> None:
-        """:raises Unreadable: the record is not valid, or not in its place."""
+        """:raises Unreadable: the record is not valid, or not in a permitted position."""
         self._hash.update(line)
         self.lines += 1
         match record:
@@ -409,7 +415,8 @@ class Block:
                 raise _MisplacedError(line, f'session "{session.id}": {words}')
 
     def check_relatives(self) -> None:
-        """:raises Unreadable: a session names one that is not in the file, so it could be one of the reader's own."""
+        """:raises Unreadable: a session's `parent_id` or `forked_from` names a session that is not in the file. Such an
+        id could belong to one of the importing user's own sessions."""
         for line, session in self._sessions.values():
             for relative in (session.parent_id, session.forked_from):
                 if relative is not None and relative not in self._sessions_of_file:
@@ -461,7 +468,7 @@ def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
 
 
 def _body(record: EntryRecord, load: Load) -> Body:
-    """:raises Unreadable: it is damaged, or from a newer version."""
+    """:raises Unreadable: the body is damaged, or a newer version wrote it."""
     try:
         body = decode_value(record.kind, dict(record.body), load)
     except Unreadable as error:

@@ -1,7 +1,7 @@
-"""A session as Markdown: for a file, a pipe, or drawn on a terminal.
+"""A session as Markdown: for a file, a pipe, or to be rendered on a terminal.
 
-Entries are fed one at a time, oldest first, so that long sessions need no memory. The system message and reminders are
-left out: a person does not need them.
+Entries are passed one at a time, oldest first, so that a long session does not fill the memory. The system message and
+reminders are left out: a person does not need them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Transcript:
         self._is_full = is_full
 
     def head(self, row: SessionRow) -> str:
-        """The title, and a list of facts."""
+        """Return the title and a list of facts about the session."""
         title, directory = on_one_line(row.title or "Untitled session"), on_one_line(row.cwd)
         created, changed = time_text(row.created_ms), time_text(row.updated_ms)
         facts = (
@@ -36,7 +36,7 @@ class Transcript:
         return f"# {title}\n\n{facts}\n\n"
 
     def feed(self, entry: Entry) -> str:
-        """The Markdown of one entry; empty if a person does not need it."""
+        """Return the Markdown of one entry; empty if a person does not need the entry."""
         body = entry.body
         match body:
             case entries.User(parts=parts):
@@ -86,7 +86,7 @@ class Transcript:
 
 
 def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes") -> str:
-    """Local time with its offset: `2026-11-01 09:30+01:00`."""
+    """Return the local time with its UTC offset: `2026-11-01 09:30+01:00`."""
     return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=precision)
 
 
@@ -99,14 +99,14 @@ def _quoted(text: str) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A fenced block that nothing in `text` can close."""
+    """Return `text` in a fenced block that nothing in `text` can close."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}\n\n"
 
 
 def _bounded(text: str) -> str:
-    """The first lines, and the size of the rest."""
+    """Return the first lines of the text, and the size of the rest."""
     lines = text[:_RESULT_CHARS].splitlines()[:_RESULT_LINES]
     head = "\n".join(lines)
     rest = len(text.rstrip()) - len(head)

@@ -1,6 +1,7 @@
 """What the command line does with stored sessions: find, remove, export, import, back up.
 
-Apart from the store since `crow acp` needs none of it, nor the modules that it imports.
+This module is separate from the store because `crow acp` needs neither these functions nor the modules that they
+import.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _LAST_USED = """
 class UnusedSession:
     """A session that was not used for a while.
 
-    `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is later. A new title or
-    archiving is no use. `title` is None if it has none.
+    `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is later. Changing the
+    title or archiving the session does not count as use. `title` is None if the session has none.
     """
 
     id: str
@@ -55,7 +56,7 @@ class UnusedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if it was here before and stayed as it was."""
+    """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged."""
 
     sessions: tuple[str, ...]
     entries: int
@@ -81,7 +82,8 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def find(self, sql: Connection, name: str) -> str:
-        """The id of the session with this id or alias, else of the only one whose id begins with `name`.
+        """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
+        id begins with `name`.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """
@@ -107,12 +109,13 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def ids(self, sql: Connection) -> tuple[str, ...]:
-        """The ids of all sessions and sub-agents, in order."""
+        """Return the ids of all sessions and sub-agents, in order."""
         return tuple(row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
 
     @snapshot()
     def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        """Sessions (of one directory) last used before that time, oldest first. Running ones are left out."""
+        """Return the sessions (of one directory) that were last used before that time, oldest first. Sessions with a
+        running turn are left out."""
         return _unused_since(sql, before_ms, cwd)
 
     async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
@@ -129,9 +132,9 @@ class SessionAdmin(UsageMethods):
         return old
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Remove sessions with everything that no other session needs.
+        """Remove sessions, with all their data that no other session needs.
 
-        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one; none is removed.
+        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of them; no session was removed.
         """
         await self._hide(ids)
         await self._store.tidy()
@@ -145,7 +148,8 @@ class SessionAdmin(UsageMethods):
             hide_session(sql, session_id)
 
     async def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        """The lines of a file with these sessions and their sub-agents; None means every listed session."""
+        """Return the lines of an export file with these sessions and their sub-agents. None means every listed
+        session."""
         lines, database = Lines(), self.database
         chosen = await database.read(lambda sql: family(sql, ids))
         ids = [session_id for sessions in chosen.values() for session_id in sessions]
@@ -167,12 +171,13 @@ class SessionAdmin(UsageMethods):
         yield lines.end()
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
-        """Check the whole file, then import the conversations that are not here yet.
+        """Check the whole file, then import the conversations that are not in the database yet.
 
-        They are written in small transactions, since others write too, and stay hidden until all are here.
+        They are written in small transactions, since other processes write too. They stay hidden until all of them are
+        complete.
 
-        :raises ~crow.domain.errors.ArgumentError: the file is damaged or foreign, or another process is importing or
-            removing one of its sessions; nothing was imported.
+        :raises ~crow.domain.errors.ArgumentError: the file is damaged or not a crow export, or another process is
+            importing or removing one of its sessions; nothing was imported.
         """
         await self._store.tidy()  # frees the ids of deleted sessions
         database, owner = self.database, self._store.owner
@@ -183,7 +188,8 @@ class SessionAdmin(UsageMethods):
             new = [importer for importer in importers if await self._write_hidden(importer)]
             await database.write(lambda sql: show(sql, new))
         except BaseException:
-            with anyio.CancelScope(shield=True), suppress(StoreUnavailable):  # else removed once this process is dead
+            # if this fails, the data is removed once this process is dead
+            with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
                 await database.write(lambda sql: abandon(sql, owner))
             raise
         finally:
@@ -194,7 +200,7 @@ class SessionAdmin(UsageMethods):
         )
 
     async def _write_hidden(self, importer: Importer) -> bool:
-        """Write a whole conversation, hidden. False if it is here already."""
+        """Write a whole conversation, hidden. Return false if the database has it already."""
         owner = self._store.owner
         if not await self.database.write(lambda sql: importer.begin(sql, owner, now_ms=now_ms())):
             return False
@@ -206,10 +212,10 @@ class SessionAdmin(UsageMethods):
     def back_up(self, sql: Connection, path: Path) -> Backup:
         """Copy the database to a new file while it is in use, and verify the copy.
 
-        The copy is one snapshot and needs no WAL. It gets its name once SQLite's integrity check passes.
+        The copy is one snapshot and needs no WAL. The file gets its final name once SQLite's integrity check passes.
 
-        :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be made.
-        :raises ~crow.domain.errors.StoreUnavailable: the copy is damaged, so the database is.
+        :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created.
+        :raises ~crow.domain.errors.StoreUnavailable: the copy is damaged, so the database is damaged too.
         """
         if path.exists() or path.is_symlink():
             raise ArgumentError(f"{path} exists already. Name a new file, so that no backup is overwritten.")
@@ -244,7 +250,7 @@ def _is_running(state: str, owner: str, lease_ms: int) -> bool:
 
 
 def _copy_and_count(sql: Connection, part: Path, path: Path) -> tuple[int, int]:
-    """Copy the database to `part`; the number of sessions and entries in it."""
+    """Copy the database to `part`. Return the number of sessions and entries in it."""
     with closing(sqlite3.connect(part, isolation_level=None)) as copy:
         try:
             sql.backup(copy)

@@ -1,8 +1,9 @@
 """Turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-A session runs one turn at a time, for the store named in its row. A claim takes an idle session, or one whose owner is
-dead. Then it first closes the dead owner's turn by appending: the draft as an interrupted answer, the turn's end, and
-the prompts that were queued with the dead process as messages that never ran. Nothing is rewritten.
+A session runs one turn at a time, for the store named in its row. A store can claim a session that is idle or whose
+owner is dead. If the owner is dead, the claim first closes the owner's turn. It appends the draft as an interrupted
+answer, and the turn's end. Prompts that the dead process had queued are appended as messages that never ran. Nothing is
+rewritten.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _SAVE = (
 
 
 class TurnMethods(PathMethods):
-    """Methods of the store that run turns. `owner` is this store in rows and leases."""
+    """Methods of the store that run turns. `owner` names this store in rows and leases."""
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database)
@@ -57,7 +58,7 @@ class TurnMethods(PathMethods):
             try:
                 await self._repair(session_id)
                 self._unstored_ends.pop(session_id, None)
-            except StoreUnavailable as error:  # a full disk, for example: the session can be read
+            except StoreUnavailable as error:  # a full disk, for example: the session can still be read
                 logger.warning("Session %s is opened without repair: %s", session_id, error)
         return tail or await self.tail(session_id)
 
@@ -132,7 +133,8 @@ class TurnMethods(PathMethods):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        encoded = [(entry, encode(entry.body)) for entry in entries]  # before the transaction keeps others waiting
+        # encoded before the transaction begins, so that other writers wait less
+        encoded = [(entry, encode(entry.body)) for entry in entries]
 
         def append(sql: Connection) -> tuple[Entry, ...]:
             stored = self._append(sql, session_id, leaf=leaf, turn=turn, entries=encoded, release=release)
@@ -153,7 +155,7 @@ class TurnMethods(PathMethods):
                 _drop_prompt(sql, session_id, entry.body.message_id)
         if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
             state.drop_draft()
-        else:  # the stream goes on after these entries
+        else:  # the answer is still streaming: its draft now follows these entries
             sql.execute(
                 "UPDATE drafts SET after_leaf = ? WHERE session = ? AND after_leaf IS ?", (state.leaf, session_id, leaf)
             )
@@ -169,7 +171,8 @@ class TurnMethods(PathMethods):
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
-        """Store the end of a disowned turn; if that is impossible, make it look like the turn of a dead owner."""
+        """Store the last entries of a disowned turn. If that is impossible, make the turn look like that of a dead
+        owner."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
             return
@@ -218,14 +221,14 @@ class TurnMethods(PathMethods):
 
 
 class SessionState:
-    """A session's row inside a write transaction, read once. `add` grows its path, `save` writes the row back.
+    """A session's row inside a write transaction, read once. `add` appends to its path, `save` writes the row back.
 
-    All entries are inserted here, so blobs, full text and counters cannot be forgotten. `leaf`, `turn`, `state` and
-    `owner` may be set.
+    Every entry is inserted through this class, so blobs, full text and counters cannot be forgotten. Callers may set
+    `leaf`, `turn`, `state` and `owner`.
     """
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
-        """:raises NoSuchSession: there is none, or it is deleted."""
+        """:raises NoSuchSession: the session does not exist, or is deleted."""
         row = session_values(sql, session_id, "conversation, leaf, turn, state, owner, lease_ms, model")
         self.sql = sql
         self.session_id = session_id
@@ -244,13 +247,13 @@ class SessionState:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the store that owns the turn can still go on with it."""
+        """Whether the store that owns the turn can still continue it."""
         return is_alive(self.owner, lease_age_ms=self.now_ms - self.lease_ms)
 
     def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
         """Insert an entry under the leaf and make it the leaf.
 
-        `encoded` is the body if it was encoded before; `entry_id` is an id that was reserved for the entry.
+        Pass `encoded` if the body is already encoded, and `entry_id` if an id was reserved for the entry.
         """
         stored = encoded or encode(new.body)
         usage = _storable_usage(new.usage)
@@ -288,7 +291,7 @@ class SessionState:
         )
 
     def drop_draft(self) -> None:
-        """Delete the saved stream: its answer is stored, or it was given up."""
+        """Delete the saved part of the streamed answer: the answer is stored, or it was given up."""
         self.sql.execute("DELETE FROM drafts WHERE session = ?", (self.session_id,))
 
     def save(self) -> None:
@@ -308,7 +311,7 @@ class SessionState:
         self.sql.execute(_SAVE, values | {name: _storable(count) for name, count in self._added.items()})
 
     def _index(self, entry_id: int, body: Body) -> None:
-        """Add the entry to the full-text index, with the same text that the view `searchable` gives for it."""
+        """Add the entry to the full-text index, with the same text that the view `searchable` returns for it."""
         match body:
             case Assistant(text=text):
                 pass
@@ -316,7 +319,7 @@ class SessionState:
                 text = "\n".join(part.text for part in parts if isinstance(part, Text))
             case _:
                 return
-        if "\0" in text:  # SQLite's JSON functions take NUL for the end of the text
+        if "\0" in text:  # SQLite's JSON functions treat NUL as the end of the text
             self.sql.execute(
                 "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
                 (entry_id,),
@@ -338,7 +341,7 @@ class SessionState:
             case File():
                 added["files_changed"] += 1
             case ToolResult(is_error=False, announcement=announcement):
-                for diff in announcement.diffs:  # a line that only moved counts as neither
+                for diff in announcement.diffs:  # a line that only moved counts neither as added nor as removed
                     before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
                     added["lines_added"] += (after - before).total()
                     added["lines_removed"] += (before - after).total()
@@ -349,7 +352,7 @@ def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
 
 
 def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, ...]:
-    """Take a prompt out of the inbox."""
+    """Take a prompt out of the inbox and return its parts."""
     query = "SELECT parts FROM inbox WHERE session = ? AND message_id = ?"
     row = sql.execute(query, (session_id, message_id)).fetchone()
     if row is None:
@@ -376,14 +379,15 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:
-    """Whether a dead owner left a turn or a prompt behind, and no living one runs a turn."""
+    """Whether a dead owner left a turn or a prompt behind, and no living owner runs a turn."""
     if state.state == "running":
         return state.owner != owner and not state.is_owner_alive
     return bool(_orphans(state, owner))
 
 
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
-    """Close the turn and the prompts that dead owners left and make the session idle. Returns the appended entries."""
+    """Close the turn and the queued prompts that dead owners left, and make the session idle. Return the appended
+    entries."""
     entries: list[Entry] = []
     if state.state == "running":
         detail = f"{readable(state.owner)} ended in the middle of this turn"
@@ -405,7 +409,7 @@ def _close_turn(state: SessionState, owner: str) -> list[Entry]:
 
 
 def _saved_draft(state: SessionState) -> Assistant | None:
-    """The running answer as far as it was saved; None without text."""
+    """Return the unfinished answer as far as it was saved; None if nothing of it was."""
     pieces = state.sql.execute(
         "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
         (state.session_id, state.leaf),
@@ -418,13 +422,13 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is stored: its owner died before it could release the turn."""
+    """Whether the turn's end is already stored. That is so if its owner died before it could release the turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))
 
 
 def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]:
-    """Queued prompts of dead owners: seq, owner, parts, message id."""
+    """Return the queued prompts of dead owners: seq, owner, parts, message id."""
     rows = state.sql.execute(
         "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
         (state.session_id,),
@@ -437,7 +441,7 @@ def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]
 
 
 def _storable_usage(usage: Usage | None) -> Usage | None:
-    """The usage as columns can hold it; None if nothing is known."""
+    """Return the usage with numbers that the columns can hold; None if nothing is known."""
     if usage is None:
         return None
     counts = {name: count for name in USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
@@ -445,10 +449,10 @@ def _storable_usage(usage: Usage | None) -> Usage | None:
 
 
 def _storable_cost(cost: float | None) -> float | None:
-    """The cost as SQLite returns it: a float, no NaN, no negative zero."""
+    """Return the cost as SQLite would return it: a float, no NaN, no negative zero."""
     return None if cost is None or cost != cost else float(cost) + 0.0
 
 
 def _storable(count: int) -> int:
-    """The nearest number that SQLite can hold."""
+    """Return the nearest number that SQLite can hold."""
     return max(-_LARGEST, min(count, _LARGEST))

@@ -1,4 +1,4 @@
-"""A SQLite connection in its own thread, file locks, and groups of writes."""
+"""A SQLite connection that runs in its own thread, file locks, and groups of writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""What SQLite's functions raise. The last two come from damaged files with odd names or sizes."""
+"""What SQLite's functions raise. Damaged files with odd names or sizes cause the last two."""
 
 REPAIR = "Close every crow, then run crow doctor --repair: it keeps a copy and rebuilds what can be rebuilt."
 """Advice for a damaged database."""
@@ -38,10 +38,11 @@ REPAIR = "Close every crow, then run crow doctor --repair: it keeps a copy and r
 _ATTEMPTS = 5
 
 _CLOSING_TIMEOUT_S = 0.4
-"""Longer than two processes that take turns keep each other waiting, shorter than editors wait for an exit."""
+"""How long to wait for a lock when the process ends. Two processes that take turns keep each other waiting for less
+than this; editors wait for an exit for longer than this."""
 
 fcntl: Any = None
-with suppress(ImportError):  # Windows
+with suppress(ImportError):  # not available on Windows
     fcntl = importlib.import_module("fcntl")
 
 FileId: TypeAlias = tuple[int, int]
@@ -58,7 +59,10 @@ def file_id(path: Path | str) -> FileId | None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents for their owner alone; existing ones stay as they are. :raises OSError:"""
+    """Make a directory and its parents, accessible only to their owner. Existing ones stay as they are.
+
+    :raises OSError: the directory cannot be made.
+    """
     if not path.is_dir():
         make_directory(path.parent)
         with suppress(FileExistsError):
@@ -80,7 +84,7 @@ def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "
 
 
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:
-    """The first value that a pragma gives."""
+    """Return the first value that a pragma returns."""
     return connection.execute(f"PRAGMA {statement}").fetchone()[0]
 
 
@@ -97,10 +101,10 @@ class FileGone(Exception):
 
 
 class SqliteConnection:
-    """A connection in autocommit mode that runs whole functions in its thread. The opener closes it.
+    """A connection in autocommit mode that runs whole functions in its thread. Whoever opens it must close it.
 
-    aiosqlite takes one statement at a time. Between two statements another task may use the connection, and a
-    cancelled task leaves its transaction open. Here a function runs all its statements in one go: once started it
+    aiosqlite runs one statement at a time. Between two statements another task may use the connection, and a cancelled
+    task leaves its transaction open. Here a function runs all its statements without interruption. Once started it
     always finishes, and the queue of the thread serves as the lock.
 
     `file` identifies the file that is open; None if unknown.
@@ -116,7 +120,7 @@ class SqliteConnection:
     async def open(
         cls, path: Path, *, busy_timeout_s: float, prepare: Callable[[], None] = lambda: None, mode: str = "mode=rw"
     ) -> SqliteConnection:
-        """Open an existing file. Calls `prepare` in the new thread first; `mode` is the query of SQLite's URI.
+        """Open an existing file. `prepare` is called in the new thread first. `mode` is the query of SQLite's URI.
 
         :raises StoreUnavailable: the file cannot be opened.
         :raises Exception: whatever `prepare` raises.
@@ -130,7 +134,8 @@ class SqliteConnection:
                 prepare()
                 connection, file = _connect(path, busy_timeout_s, mode)
             except Exception as error:  # noqa: BLE001  raised below
-                # aiosqlite does not wait for the thread of a connection that fails to open, so pretend it opened.
+                # If a connection fails to open, aiosqlite does not wait for its thread. So let aiosqlite believe that
+                # the connection opened, and report the failure later.
                 failures.append(error)
                 return sqlite3.connect(":memory:")
             return connection
@@ -144,15 +149,16 @@ class SqliteConnection:
         return cls(path, connection, file)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call `function` with the connection in its thread and return the result. Errors are passed on.
+        """Call `function` with the connection in its thread and return the result. Errors of `function` are raised
+        here.
 
-        A cancelled caller does not stop a function that is queued or running.
+        Cancelling the caller does not stop a function that is queued or running.
 
         :raises StoreUnavailable: the connection is closed.
         """
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")
-        (result,) = await self._connection.execute_fetchall(function)  # see _FunctionConnection
+        (result,) = await self._connection.execute_fetchall(function)  # see `_FunctionConnection`
         return result  # type: ignore[return-value]  # the only "row" is the result
 
     async def close(self) -> None:
@@ -163,11 +169,11 @@ class SqliteConnection:
 
 
 class _FunctionConnection(sqlite3.Connection):
-    """A connection whose `execute` also accepts a function, which it calls with itself.
+    """A connection whose `execute` also accepts a function and calls it with the connection.
 
     `execute_fetchall` of aiosqlite passes its argument to `execute` in the connection's thread, then calls `fetchall`
-    on the cursor. So a function given in place of a statement runs there as a whole, and its result comes back as the
-    only row.
+    on the cursor. So a function passed in place of a statement runs completely in that thread, and its result is
+    returned as the only row.
     """
 
     def execute(self, statement: Any, parameters: Any = (), /) -> sqlite3.Cursor:
@@ -177,12 +183,12 @@ class _FunctionConnection(sqlite3.Connection):
             return cursor
         try:
             return super().execute(statement, parameters)
-        except UnicodeEncodeError:  # a lone surrogate in a value or in an id
+        except UnicodeEncodeError:  # a value or an id has a lone surrogate
             return super().execute(statement, _mend_parameters(parameters))
 
 
 class _ResultCursor(sqlite3.Cursor):
-    """The result of a function, as the only row."""
+    """A cursor that returns the result of a function as its only row."""
 
     result: Any = None
 
@@ -205,7 +211,7 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Conn
         )
         if file_id(path) == before:
             return connection, before
-        connection.close()  # replaced while opening: unclear which of the two files is open
+        connection.close()  # the file was replaced while it was opened: it is unclear which of the two is open
     raise sqlite3.OperationalError(f"{path} is replaced again and again")
 
 
@@ -215,7 +221,7 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
     A thread inherits the daemon flag from the thread that creates it; aiosqlite does not set it.
     """
     created: Future[aiosqlite.Connection] = Future()
-    created.set_running_or_notify_cancel()  # `set_result` would fail if a cancelled caller could cancel it
+    created.set_running_or_notify_cancel()  # so that nobody can cancel the future: `set_result` would fail then
 
     def create() -> None:
         created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
@@ -225,8 +231,8 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
 
 def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Turn one of `FAILURES` into a `StoreUnavailable` that tells what to do; an error that only a bug of ours explains
-    stays as it is."""
+    """Turn one of `FAILURES` into a `StoreUnavailable` that tells the user what to do. Return the error itself if only
+    a bug in crow can explain it."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
@@ -261,14 +267,15 @@ def _locked(path: Path, waited_s: float) -> StoreUnavailable:
 
 
 class LockTimeout:
-    """How long to wait for other processes: `timeout_s` each time, but only briefly once the process ends."""
+    """How long to wait for other processes: up to `timeout_s` each time, but only briefly once the process is
+    ending."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._ends_at = math.inf
 
     def end(self) -> None:
-        """Cut all waits short: the process ends or the store closes. Only the first call counts."""
+        """Shorten all waits, because the process ends or the store closes. Only the first call has an effect."""
         self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
@@ -277,10 +284,11 @@ class LockTimeout:
 
 
 class FileLock:
-    """An advisory lock on a file beside the database, for one writer at a time. Blocks; use it in one thread.
+    """An advisory lock on a file beside the database, for one writer at a time. It blocks and must be used in one
+    thread only.
 
-    It polls, since a blocking `flock` could not be ended by a deadline or by closing the store. Where the system has
-    no such locks, SQLite's own locks must do.
+    It polls: a deadline or closing the store could not end a blocking `flock`. Where the system does not support such
+    locks, only SQLite's own locks protect the file.
     """
 
     def __init__(self, path: Path, timeout: LockTimeout) -> None:
@@ -293,9 +301,10 @@ class FileLock:
     def held(self) -> Iterator[None]:
         """Acquire the lock and hold it for the block.
 
-        :raises StoreUnavailable: it cannot be made, or another process held it for too long.
+        :raises StoreUnavailable: the lock file cannot be made, or another process held the lock for too long.
         """
-        while not self._is_there(file := self._acquired()):  # deleted meanwhile: other processes lock a newer one
+        # the file was deleted meanwhile: other processes lock a newer one
+        while not self._is_there(file := self._acquired()):
             os.close(file)
         try:
             yield
@@ -303,12 +312,12 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open file, or its directory is gone."""
+        """Whether the path still names the open file. Also true if the directory of the file is gone."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
     def _acquired(self) -> int:
-        """The lock file, opened and locked."""
+        """Open and lock the lock file."""
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -352,7 +361,7 @@ class WriteJob(Generic[T]):
 
 
 def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> None:
-    """Run all jobs inside the open transaction. A job that fails is rolled back alone.
+    """Run all jobs inside the open transaction. If a job fails, only its own changes are rolled back.
 
     :raises Exception: SQLite itself ended the transaction.
     """
@@ -371,8 +380,8 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
 class FairWakeup:
     """Resumes one waiting task in each pass of the event loop, in order of arrival.
 
-    Sixty sessions whose writes share a commit wake together. Each then computes for a millisecond; without this, every
-    other task would wait for sixty. A task that comes alone does not wait.
+    If sixty sessions share a commit, their tasks would all resume at once. Each then computes for a millisecond, so
+    every other task would have to wait for sixty of them. A task that waits alone is not delayed.
     """
 
     def __init__(self) -> None:

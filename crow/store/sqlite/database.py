@@ -1,9 +1,9 @@
 """The database file: opened, migrated, locked, read and written in transactions.
 
-One connection writes and another only reads, so lists and replays never wait for a step. SQLite before 3.51.3 can
+One connection writes and another only reads, so lists and replays never wait for a write. SQLite before 3.51.3 can
 corrupt a WAL when one connection resets it while another commits. So only this module makes checkpoints, and with such
-a SQLite every write holds a file lock. Nothing but SQLite opens the file: closing another handle would drop SQLite's
-own locks.
+a version of SQLite every write holds a file lock. The file is opened only through SQLite: closing any other handle to
+it would drop SQLite's own locks.
 """
 
 from __future__ import annotations
@@ -61,31 +61,32 @@ _JOURNAL_LIMIT_BYTES = 64 * 1024 * 1024
 _CLOSE_S = 5.0
 _BUSY_STEP_S = 0.05
 _VACUUM_PAGES = 500
-_OLDEST_SQLITE = (3, 34, 0)  # the trigram tokenizer
+_OLDEST_SQLITE = (3, 34, 0)  # the first version with the trigram tokenizer
 _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 
 
 def now_ms() -> int:
-    """Unix time in milliseconds."""
+    """Return the Unix time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class UsesDatabase:
-    """Base of the classes whose methods run in the database."""
+    """Base of the classes whose methods run inside the database's transactions."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
 
 def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Make a method that takes a connection into an async one that runs in a write transaction (`Database.write`).
+    """Turn a method that takes a connection into an async one that runs in a write transaction (`Database.write`).
 
-    Callers leave the connection out and await the call."""
+    Callers await the call and do not pass the connection.
+    """
     return _runs_in(Database.write, raise_if_moved)
 
 
 def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """The same for a method that only reads, from one snapshot (`Database.read`)."""
+    """Do the same as `transaction` for a method that only reads, from one snapshot (`Database.read`)."""
     return _runs_in(Database.read, raise_if_moved)
 
 
@@ -108,11 +109,11 @@ def _runs_in(
 class Database:
     """The file at `path` and the connections to it.
 
-    When that file is deleted or replaced, its content is copied to a new file and work goes on there. The next call
-    with `raise_if_moved` tells the user so; calls without it carry on.
+    If that file is deleted or replaced, its content is copied to a new file, which is used from then on. The next call
+    with `raise_if_moved` raises an error that tells the user so; calls without it continue.
 
-    `foreign_version` changes whenever another process has written, as of the last transaction. `warning` is for the
-    user; empty if all is well.
+    `foreign_version` changes whenever another process has written; it is updated by each write transaction. `warning`
+    is for the user; empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -133,19 +134,20 @@ class Database:
         self._jobs: deque[WriteJob[Any]] = deque()
         self._wakeup = FairWakeup()
         self._is_closed = False
-        # Held while the connections are exchanged for others; `_exchanges` counts how often that happened.
+        # This lock is held while the connections are exchanged for others. `_exchanges` counts how often that happened.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # what happened to the file, until the user was told
-        self._replaced = ""  # the same, if another file has its place
+        self._notice = ""  # what happened to the file; empty once the user was told
+        self._replaced = ""  # what happened, if another file is at the path now
         self._read_only = ""  # why nothing can be stored
         self._read_only_copy: Path | None = None
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
-        """Open the file, made if there is none, and migrate it. A file that cannot be written is opened for reading.
+        """Open the file and migrate it. The file is created if there is none. A file that cannot be written is opened
+        for reading.
 
-        :raises StoreUnavailable: it cannot be made or read, or belongs to another program.
+        :raises StoreUnavailable: the file cannot be made or read, or belongs to another program.
         :raises StoreTooNew: a newer crow wrote it.
         """
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
@@ -170,12 +172,13 @@ class Database:
         return bool(self._read_only)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
-        """Call `work` in a transaction; the result is on disk when this returns. Concurrent calls may share a commit.
+        """Call `work` in a transaction. The result is on disk when this returns. Concurrent calls may share a commit.
 
-        An error in `work` rolls it back. A call cancelled before it began writes nothing. Cancelled later, it finishes
-        and returns its result; only a task cancelled natively (`asyncio.Task.cancel`) does not learn the result.
+        An error in `work` rolls back its changes. A call that is cancelled before it begins writes nothing. A call that
+        is cancelled later still finishes and returns its result. Only a task cancelled natively (`asyncio.Task.cancel`)
+        does not receive the result.
 
-        With `raise_if_moved` it is refused once after the file was deleted, and always after it was replaced.
+        With `raise_if_moved` the call is refused once after the file was deleted, and always after it was replaced.
         """
         await checkpoint_if_cancelled()
         self._check_open()
@@ -195,12 +198,13 @@ class Database:
                 except FileGone:
                     await self._move(exchanges)
             await self._wakeup.wait()
-        return result  # outside of the scope: type checkers think that a scope may swallow errors
+        return result  # outside the scope, because type checkers assume that a scope may swallow errors
 
     async def read(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
         """Call `work` on one snapshot of the database.
 
-        With `raise_if_moved` it is refused when it finds the file deleted, and always after the file was replaced.
+        With `raise_if_moved` the call is refused if it finds that the file was deleted, and always after the file was
+        replaced.
         """
         while True:
             await self._exchange_done()
@@ -217,7 +221,7 @@ class Database:
                     raise StoreUnavailable(self._notice) from None
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function that would block the event loop in the writer's thread."""
+        """Call a function in the writer's thread, because it would block the event loop."""
         return await self._run(self._writer, lambda _: function())
 
     async def compact(self) -> None:
@@ -227,7 +231,7 @@ class Database:
         await self._run(self._writer, self._checkpoint)
 
     async def close(self) -> None:
-        """Finish queued work and close both connections, in a few seconds at most. Safe to call twice."""
+        """Finish queued work and close both connections. This takes a few seconds at most. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -248,13 +252,14 @@ class Database:
             await self._remove_copy()
 
     async def _open_to_write(self) -> None:
-        """:raises StoreUnavailable: it cannot be made, opened or written."""
+        """:raises StoreUnavailable: the file cannot be made, opened or written."""
         await self._set_up_writer(self._connect(self.path, prepare=lambda: _prepare(self.path)), self._set_up)
 
     async def _open_to_read(self) -> None:
-        """Open a file that cannot be written: as it is, or else a copy of it among the temporary files.
+        """Open a file that cannot be written. If it cannot be opened where it is, open a copy of it among the temporary
+        files.
 
-        :raises StoreUnavailable: it cannot be read either.
+        :raises StoreUnavailable: the file cannot be read either.
         """
         for mode in await anyio.to_thread.run_sync(_read_modes, self.path):
             try:
@@ -275,7 +280,7 @@ class Database:
     async def _set_up_writer(
         self, connecting: Awaitable[SqliteConnection], set_up: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """Connect the writer, then call `set_up`. Nothing stays open if one fails."""
+        """Connect the writer, then call `set_up`. If either fails, no connection stays open."""
         writer = await connecting
         try:
             await self._run(writer, set_up)
@@ -286,9 +291,9 @@ class Database:
         self._writer = writer
 
     async def _retry_to_write(self) -> None:
-        """Open the file for writing if that works by now.
+        """Open the file for writing if that has become possible.
 
-        :raises StoreUnavailable: it does not.
+        :raises StoreUnavailable: the file still cannot be written.
         """
         async with self._exchange:
             if not self._read_only:
@@ -309,10 +314,10 @@ class Database:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
     async def _open_reader(self) -> SqliteConnection:
-        """The reader, opened when first needed: a new session does not read.
+        """Return the reader. It is opened when first needed, since a new session does not read.
 
-        Without a WAL the writer reads too: two connections would keep each other waiting. And where file locks do not
-        work either, one would take the other's journal for the leftover of a dead process and roll it back.
+        Without a WAL, return the writer: two connections would keep each other waiting. Where file locks do not work
+        either, one connection would also mistake the other's journal for that of a dead process and roll it back.
         """
         if self.journal_mode != "wal":
             return self._writer
@@ -334,7 +339,7 @@ class Database:
             raise StoreUnavailable(f"{self.path} is closed.")
 
     async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Call `work` on the connection and put SQLite's errors into words."""
+        """Call `work` on the connection and turn SQLite's errors into messages for the user."""
         self._check_open()
         try:
             return await connection.run(work)
@@ -352,7 +357,7 @@ class Database:
                 pass
 
     async def _move(self, exchanges: int) -> None:
-        """Go on in a copy of the open file, unless connections were exchanged since `exchanges` was read.
+        """Copy the open file and continue with the copy, unless connections were exchanged since `exchanges` was read.
 
         :raises StoreUnavailable: no copy can be made.
         """
@@ -370,7 +375,7 @@ class Database:
             writer = await self._connect(path)
             for connection in (self._writer, self._reader):
                 if connection is not None:
-                    await connection.close()  # queued work raises FileGone and is repeated on the new file
+                    await connection.close()  # queued work raises FileGone and is then repeated on the new file
             self._lock = FileLock(path, self.lock_timeout)
             self._replaced = "" if path == self.path else words
             self.path, self._writer, self._reader = path, writer, None
@@ -378,7 +383,7 @@ class Database:
             self._checkpoint_at_bytes = _CHECKPOINT_BYTES
             await self._run(writer, self._set_up)
 
-    # The rest runs in the connections' threads.
+    # The methods below run in the connections' threads.
 
     def _check_in_place(self) -> None:
         """:raises FileGone: the path no longer names the open file."""
@@ -386,7 +391,7 @@ class Database:
             raise FileGone
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        """Check what must be checked before the file is touched, then migrate and configure it."""
+        """Check the file before anything in it is changed, then migrate and configure it."""
         wanted = self._wanted_journal_mode
         _set_busy_timeout(connection, self.lock_timeout.timeout_s)
         version = _schema_version(connection, self.path)
@@ -395,7 +400,7 @@ class Database:
             with self._lock.held():
                 if _schema_version(connection, self.path) == 0:
                     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                    connection.execute("PRAGMA synchronous = NORMAL")  # there is nothing to lose yet
+                    connection.execute("PRAGMA synchronous = NORMAL")  # an empty database has nothing to lose yet
                 journal_mode = str(pragma(connection, f"journal_mode = {wanted}"))
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
@@ -412,9 +417,11 @@ class Database:
         self._wal_index = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
 
     def _commit(self, connection: sqlite3.Connection, job: WriteJob[T]) -> T:
-        """Run all waiting jobs in one transaction, unless another call has done so already; the result of `job`.
+        """Run all waiting jobs in one transaction, unless another call has already run them. Return the result of
+        `job`.
 
-        A flush costs the same for one change as for a hundred, and sessions that stream would queue for it.
+        A flush to disk costs as much for one change as for a hundred. Without this, streaming sessions would queue for
+        it.
         """
         if not job.is_done:
             jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
@@ -430,7 +437,7 @@ class Database:
         return job.result  # type: ignore[return-value]  # done without an error, so it is a T
 
     def _run_together(self, connection: sqlite3.Connection, jobs: list[WriteJob[Any]]) -> None:
-        self._check_in_place()  # else the directory of the lock file may be gone
+        self._check_in_place()  # if the file is gone, the directory of the lock file may be gone too
         with self._writing():
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
             try:
@@ -446,7 +453,8 @@ class Database:
                 self._empty_wal(connection)
 
     def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
-        """Execute a statement that other programs may block. SQLite's own wait would go on while the store closes."""
+        """Execute a statement that other programs may block. The wait is repeated in short steps, since SQLite's own
+        wait could not be cut short when the store closes."""
         since = time.monotonic()
         while True:
             try:
@@ -460,7 +468,7 @@ class Database:
     def _read(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_in_place()
         with _one_snapshot(connection):
-            if self.journal_mode != "wal":  # there a writer blocks readers
+            if self.journal_mode != "wal":  # without a WAL a writer blocks readers
                 self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
             return work(connection)
 
@@ -473,14 +481,15 @@ class Database:
                 self._empty_wal(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
-        """Return some free pages to the file system. True if there may be more."""
+        """Return some free pages to the file system. The result is true if there may be more."""
         with self._writing():
             before: int = pragma(connection, "freelist_count")
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        """Close the connection here: the last one to close makes a checkpoint, which belongs under the lock too."""
+        """Make a checkpoint and close the connection while the lock is held. The last connection to close makes a
+        checkpoint too, which also needs the lock."""
         try:
             if self.journal_mode == "wal":
                 with self._writing():
@@ -489,11 +498,11 @@ class Database:
         except StoreUnavailable as error:
             logger.info("closing without a checkpoint: %s", error)
         finally:
-            if self._replaced:  # leave only the copy beside the other file
+            if self._replaced:  # leave only the copy beside the file that replaced the database
                 Path(f"{self.path}.lock").unlink(missing_ok=True)
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint. Never fails: the transaction before it is on disk already."""
+        """Make a checkpoint. Never fails: the preceding transaction is already on disk."""
         try:
             _set_busy_timeout(connection, 0)
             is_busy = bool(pragma(connection, "wal_checkpoint(TRUNCATE)"))
@@ -502,7 +511,8 @@ class Database:
             is_busy = True
         finally:
             _set_busy_timeout(connection, _BUSY_STEP_S)
-        # While somebody reads, the file cannot shrink: try again when it has grown by as much again.
+        # While another connection reads, the WAL cannot shrink. Try again when it has grown by the same amount once
+        # more.
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES + (self._wal_bytes() if is_busy else 0)
 
     def _wal_bytes(self) -> int:
@@ -518,7 +528,7 @@ def _one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        if connection.in_transaction:  # SQLite itself ends it after some errors
+        if connection.in_transaction:  # after some errors SQLite has ended the transaction itself
             connection.execute("ROLLBACK")
 
 
@@ -534,7 +544,7 @@ def _has_damaged_schema(connection: sqlite3.Connection) -> bool:
 
 
 def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The schema's version, 0 for an empty file.
+    """Return the schema's version, 0 for an empty file.
 
     :raises StoreTooNew: a newer crow wrote it.
     :raises StoreUnavailable: it belongs to another program.
@@ -562,7 +572,7 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _prepare(path: Path) -> None:
-    """Make the directory (0700) and an empty file (0600): SQLite itself would make it readable by all.
+    """Make the directory (0700) and an empty file (0600). SQLite itself would create a file that everybody can read.
 
     :raises StoreUnavailable: they cannot be made, or the file cannot be written.
     """
@@ -586,7 +596,7 @@ def _prepare(path: Path) -> None:
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the file could not be opened because it, its directory or its disk cannot be written."""
+    """Whether the file could not be opened because the file, its directory or its disk cannot be written."""
     code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
     return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,
@@ -598,12 +608,12 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
 
 
 def _read_modes(path: Path) -> tuple[str, ...]:
-    """URI queries with which SQLite may be able to open a file that cannot be written, best first."""
+    """Return the URI queries with which SQLite may be able to open a file that cannot be written, best first."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")
     if not wal.exists():
-        return ("mode=ro&immutable=1",)  # nobody has it open
+        return ("mode=ro&immutable=1",)  # no other process has the file open
     return ("mode=ro", "mode=ro&immutable=1") if not wal.stat().st_size else ("mode=ro",)
 
 

@@ -1,9 +1,9 @@
-"""Identifies the store that runs a turn, and whether it still lives.
+"""Identifies the store that runs a turn, and tells whether that store is still alive.
 
-An owner is a store opened by a process. On the same boot, host and pid namespace its process can be looked up: it lives
-as long as a process with this pid and start time does. In this very process it lives as long as the store is open.
-Elsewhere only the lease tells: an owner without a sign of life for a minute is dead. Without /proc, start times are
-unknown, and any living process with the pid counts as the owner.
+An owner is a store opened by a process. If the owner has the same boot, host and pid namespace, its process can be
+looked up: the owner is alive as long as a process with this pid and start time exists. An owner in this very process is
+alive as long as its store is open. For any other owner only the lease tells: it is dead after a minute without a sign
+of life. Without /proc, start times are unknown, and any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 LEASE_MS = 60_000
-"""How long an owner whose process cannot be looked up counts as alive after its last sign of life."""
+"""How long an owner counts as alive after its last sign of life, if its process cannot be looked up."""
 
 open_stores: set[str] = set()
 """The owners whose stores are open in this process."""
@@ -25,7 +25,8 @@ open_stores: set[str] = set()
 class Owner:
     """A store opened by a process. `start` is in kernel ticks since boot; unknown parts are empty.
 
-    `str` turns it into the text that is stored."""
+    `str` returns the text that is stored.
+    """
 
     pid: int
     start: str
@@ -36,7 +37,7 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
-        """This process, with a new token."""
+        """Return an owner for this process, with a new token."""
         pid = os.getpid()
         return cls(
             pid=pid,
@@ -49,7 +50,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The owner with this text; None if it is not the text of an owner."""
+        """Return the owner that was stored as this text; None if the text is not that of an owner."""
         try:
             values = json.loads(text)
             owner = cls(**{field.name: values[field.name] for field in fields(cls)})
@@ -62,19 +63,19 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """An owner of the same process whose store is closed, for a turn that nobody runs any more."""
+    """Return an owner of the same process whose store is closed. It marks a turn that nobody runs any more."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 
 
 def readable(owner: str) -> str:
-    """`owner` for a person: `process 1234 on HOST`."""
+    """Return `owner` as text for a person: `process 1234 on HOST`."""
     parsed = Owner.parse(owner)
     return f"process {parsed.pid} on {parsed.host}" if parsed else owner
 
 
 def is_alive(owner: str, *, lease_age_ms: int) -> bool:
-    """Whether the owner can still go on with its turn. `lease_age_ms` is the time since its last sign of life."""
+    """Whether the owner can still continue its turn. `lease_age_ms` is the time since its last sign of life."""
     if owner in open_stores:
         return True
     other = Owner.parse(owner)
@@ -84,22 +85,22 @@ def is_alive(owner: str, *, lease_age_ms: int) -> bool:
     if (other.boot, other.namespace, other.host) != (here.boot, here.namespace, here.host):
         return lease_age_ms < LEASE_MS
     if (other.pid, other.start) == (here.pid, here.start):
-        return False  # a closed store of this process
+        return False  # the owner is a store of this process that is closed
     if here.start:
         return _start_of(other.pid) == other.start
     return _exists(other.pid)
 
 
 def _start_of(pid: int) -> str | None:
-    """When the process started; None if there is none, or no /proc."""
+    """Return when the process started; None if there is no such process or no /proc."""
     stat = _read(f"/proc/{pid}/stat")
-    # The name, in parentheses, may hold anything; the 20th field after it is the start time.
+    # The process's name, in parentheses, may contain any character. The 20th field after it is the start time.
     rest = stat.rpartition(")")[2].split()
     return rest[19] if len(rest) > 19 and rest[0] not in "ZX" else None
 
 
 def _exists(pid: int) -> bool:
-    if os.name == "nt":  # there, signal 0 would act like Ctrl-C
+    if os.name == "nt":  # on Windows, signal 0 would act like Ctrl-C
         return True
     try:
         os.kill(pid, 0)

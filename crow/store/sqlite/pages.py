@@ -1,8 +1,8 @@
 """Reads rows straight from the pages of a damaged SQLite file.
 
-SQLite finds a row through the header, the schema and the pages above the row's own page. If one of those is damaged, it
-cannot read anything below, and Python's `sqlite3` has no `.recover`. Reading each page on its own loses only the rows
-that are on the damaged page. The layout is the one documented as SQLite's database file format.
+SQLite finds a row through the header, the schema and the pages above the row's own page. If one of those is damaged,
+SQLite cannot read anything below it, and Python's `sqlite3` has no `.recover`. Reading each page on its own loses only
+the rows that are on the damaged page. The page layout is documented as SQLite's database file format.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Pages:
     file: bytes | memoryview
 
     def rows(self) -> Iterator[PageRow]:
-        """Every row of every table and index, from all pages that are in use."""
+        """Return every row of every table and index, from all pages that are in use."""
         for number in range(1, self.count + 1):
             if number not in self.free:
                 yield from self._rows_on(number)
 
     def tree(self, root: int) -> Iterator[PageRow]:
-        """The rows of the table or index with this root page, as far as its pages can be reached."""
+        """Return the rows of the table or index with this root page, as far as its pages can be reached."""
         waiting, visited = [root], {0}
         while waiting:
             number = waiting.pop()
@@ -97,7 +97,7 @@ class Pages:
 
     @cached_property
     def _usable(self) -> int:
-        """Bytes of a page that hold data."""
+        """The number of bytes in a page that can hold data."""
         return self.page_bytes - (self._header[20] if self._header and self._header[20] < 32 else 0)
 
     def _page(self, number: int) -> bytes:
@@ -122,14 +122,14 @@ class Pages:
         return frozenset(found) if len(found) == expected and max(found, default=0) <= self.count else None
 
     def _is_marked_free(self, number: int) -> bool:
-        """Whether the map of page types (a database with auto_vacuum has one) calls the page free."""
+        """Whether the page is marked as free in the map of page types. A database with auto_vacuum has such a map."""
         entries = self._usable // 5
         map_page = (number - 2) // (entries + 1) * (entries + 1) + 2
         at = (number - map_page - 1) * 5
         return number > 2 and at >= 0 and self._page(map_page)[at : at + 1] == b"\x02"
 
     def _cells(self, number: int) -> tuple[int, bytes, tuple[int, ...]]:
-        """The type of a page, its bytes, and where its cells begin."""
+        """Return the type of a page, its bytes, and the offsets of its cells."""
         page, start = self._page(number), 100 if number == 1 else 0
         if len(page) < start + 12:
             return 0, page, ()
@@ -157,7 +157,7 @@ class Pages:
                     continue
 
     def _row(self, kind: int, page: bytes, at: int) -> PageRow:
-        """:raises ValueError, IndexError, struct.error: there is no row."""
+        """:raises ValueError, IndexError, struct.error: there is no row at this offset."""
         if kind == _INDEX_INTERIOR:
             at += 4
         size, at = _varint(page, at)
@@ -172,7 +172,8 @@ class Pages:
         return PageRow(rowid, _values(payload, is_whole=is_whole), is_whole)
 
     def _payload(self, page: bytes, at: int, size: int, *, is_table: bool) -> bytes:
-        """The bytes of a row: those on its page and those on its overflow pages, as far as they can be reached."""
+        """Return the bytes of a row: those on its page and those on its overflow pages, as far as they can be
+        reached."""
         most = self._usable - 35 if is_table else (self._usable - 12) * 64 // 255 - 23
         least = (self._usable - 12) * 32 // 255 - 23
         local = size if size <= most else least + (size - least) % (self._usable - 4)
@@ -194,7 +195,10 @@ class Pages:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An integer of one to nine bytes, and where it ends. :raises IndexError: the data ends before it."""
+    """Return an integer of one to nine bytes, and the offset where it ends.
+
+    :raises IndexError: the data ends before the integer does.
+    """
     value = 0
     for _ in range(8):
         byte = data[at]
@@ -206,11 +210,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
-"""Bytes of a value by its type; larger types are texts and blobs, and 10 and 11 are unused."""
+"""The number of bytes of a value, by its type. Larger types are texts and blobs; 10 and 11 are unused."""
 
 
 def _values(payload: bytes, *, is_whole: bool) -> tuple[Value, ...]:
-    """The values of a record. :raises ValueError, IndexError: this is not a record."""
+    """Return the values of a record.
+
+    :raises ValueError, IndexError: this is not a record.
+    """
     head, at = _varint(payload, 0)
     kinds = []
     while at < head:

@@ -1,10 +1,10 @@
 """Reads entries, paths through the tree of entries, and branches.
 
-A path is walked from its leaf to the root in batches, and only as far as needed: loading a session costs as much as the
-distance to its newest checkpoint. Ids increase along a path, so ordering by id is enough.
+A path is read from its leaf towards the root in batches, and only as far as needed. So the cost of loading a session
+depends on the distance to its newest checkpoint. Ids increase along a path, so ordering by id is enough.
 
-A damaged byte costs one entry, never a session. Text that says what happened takes the place of an entry that cannot be
-read, for the user and for the model; the stored bytes stay as they are.
+A damaged byte costs one entry, never a session. If an entry cannot be read, the user and the model get a text that says
+what happened. The stored bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from crow.store.sqlite.lease import readable
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-"""Columns of `entries` with the counts of a `Usage`, in the order of the checksum."""
+"""Columns of `entries` that hold the counts of a `Usage`, in the order that the checksum uses."""
 
 _ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
 
 SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
-"""Columns of `sessions` that `session_of` takes."""
+"""Columns of `sessions` that `session_of` expects."""
 
 _ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
     " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
     " e.body_blob, e.call_entry, e.call_index, e.checksum"
 )
-"""Columns of `_ENTRY_SOURCE`. The body comes as bytes: damaged text would fail the whole query."""
+"""Columns of `_ENTRY_SOURCE`. The body is read as bytes, because damaged text would make the whole query fail."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -59,11 +59,11 @@ _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 _PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
 _POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
-"""What an outline calls entries of these kinds; not every note is a label."""
+"""Maps kinds of entries to their names in an outline. Not every note is a label."""
 
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
-# A damaged parent may name anything: only an older entry of the same conversation is followed.
+# A damaged parent may be any value, so a parent is followed only if it is an older entry of the same conversation.
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, conversation, steps) AS (
         SELECT id, parent, kind, conversation, 1 FROM entries
@@ -89,7 +89,7 @@ class PathMethods(UsesDatabase):
 
     async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first = array("q")  # eight bytes an entry: a path may have a hundred thousand
+        newest_first = array("q")  # takes eight bytes per entry: a path may have a hundred thousand entries
         start, missing = row.leaf, None
         while start is not None:
             read = partial(_path_rows, start=start, conversation=row.conversation, limit=_HISTORY_BATCH)
@@ -115,13 +115,13 @@ class PathMethods(UsesDatabase):
 
     @snapshot()
     def count_messages(self, sql: Connection, session_ids: Sequence[str]) -> dict[str, int]:
-        # About 2 µs an entry.
+        # This takes about 2 µs per entry.
         rows = sql.execute(
             "WITH RECURSIVE path (session, id, parent, kind) AS ("
             " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
             " WHERE s.id IN (SELECT value FROM json_each(?))"
             " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
-            " WHERE e.id < path.id)"  # a damaged parent may name anything
+            " WHERE e.id < path.id)"  # a damaged parent may be any value
             " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
             (json.dumps(list(session_ids)),),
         )
@@ -154,7 +154,8 @@ class PathMethods(UsesDatabase):
         imported = "SELECT 1 FROM imports WHERE conversation = (SELECT conversation FROM entries WHERE id = ?)"
         if sql.execute(imported, (leaf,)).fetchone():
             return found
-        # Older versions did not store whether a file was recorded here; unless imported, it was.
+        # Older versions did not store whether a file was recorded on this machine. If the conversation was not
+        # imported, it was.
         return tuple(
             replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
             for entry in found
@@ -162,7 +163,7 @@ class PathMethods(UsesDatabase):
 
     @snapshot()
     def outline(self, sql: Connection, session_id: str) -> Outline:
-        # Every branch that a session left was left by a move, so branches end where moves began and at the leaf.
+        # A session leaves a branch only by a move. So the branches end at the leaf and where the moves began.
         leaf = session_row(sql, session_id).leaf
         left = sql.execute(
             "SELECT from_leaf, max(id) FROM moves WHERE session = ? AND from_leaf IS NOT NULL GROUP BY from_leaf"
@@ -179,7 +180,7 @@ class PathMethods(UsesDatabase):
         ).fetchall()
         labels = _labels(sql, [entry_id for entry_id, _, kind in tree if kind == "note"])
         prompts = _prompts(sql, [entry_id for entry_id, _, kind in tree if kind == "user"])
-        # For each entry: the newest point, and the newest message, on the path that ends with it.
+        # Map each entry to the newest point, and to the newest message, on the path that ends with that entry.
         point_at: dict[int | None, int | None] = {None: None}
         message_at: dict[int | None, int | None] = {None: None}
         with_successors: set[int | None] = set()
@@ -205,12 +206,15 @@ class PathMethods(UsesDatabase):
 
 
 def session_row(sql: Connection, session_id: str) -> SessionRow:
-    """:raises NoSuchSession: there is none, or it is deleted."""
+    """:raises NoSuchSession: the session does not exist, or is deleted."""
     return session_of(session_values(sql, session_id, SESSION_COLUMNS))
 
 
 def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[Any]:
-    """Columns of a session's row. :raises NoSuchSession: there is none, or it is deleted."""
+    """Return columns of a session's row.
+
+    :raises NoSuchSession: the session does not exist, or is deleted.
+    """
     query = f"SELECT {columns} FROM sessions WHERE id = ? AND deleted_ms IS NULL"
     row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
     if row is None:
@@ -219,7 +223,7 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
 
 
 def session_of(row: Sequence[Any]) -> SessionRow:
-    """The session of a row of `SESSION_COLUMNS`; damaged JSON columns read as empty."""
+    """Return the session in a row of `SESSION_COLUMNS`. A damaged JSON column is read as empty."""
     values = dict(zip(_SESSION_FIELDS, row, strict=True))
     for name in ("title_by_user", "has_prompt", "archived"):
         values[name] = bool(values[name])
@@ -232,7 +236,7 @@ def session_of(row: Sequence[Any]) -> SessionRow:
 
 
 def load_tail(sql: Connection, session_id: str) -> Tail:
-    """The row, and the path from the first entry that the newest valid checkpoint keeps."""
+    """Return the row, and the path from the first entry that the newest valid checkpoint keeps."""
     row = session_row(sql, session_id)
     newest_first: list[Entry] = []
     restored: set[int] = set()
@@ -248,7 +252,8 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
             case Restore(entry=checkpoint):
                 restored.add(checkpoint)
             case Checkpoint(first_kept=kept) if first_kept is None and entry.id not in restored:
-                # A checkpoint keeps nothing newer than itself: a larger id can only be damage.
+                # The first entry that a checkpoint keeps is never newer than the checkpoint: a larger id can only come
+                # from damage.
                 first_kept = entry.id if kept is None else min(kept, entry.id)
     if newest_first and not has_prompt:
         newest_prompt = _newest_of_kind(sql, newest_first[-1].parent, "prompt")
@@ -258,12 +263,12 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
 
 
 def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
-    """The ids of the path that ends at `leaf`, newest first."""
+    """Return the ids of the path that ends at `leaf`, newest first."""
     return (entry_id for rows, _ in _path_batches(sql, leaf) for entry_id, _, _ in rows)
 
 
 def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
-    """The ids that two falling sequences share."""
+    """Return the ids that occur in both of two descending sequences."""
     other = next(right, None)
     for entry_id in left:
         while other is not None and other > entry_id:
@@ -275,17 +280,18 @@ def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
 
 
 def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
-    """Whether the path that ends at `leaf` holds the entry."""
+    """Whether the entry is on the path that ends at `leaf`."""
     return next((found for found in path_ids(sql, leaf) if found <= entry_id), None) == entry_id
 
 
 def has_user(sql: Connection, leaf: int) -> bool:
-    """Whether the path that ends at `leaf` holds a user's message."""
+    """Whether a user's message is on the path that ends at `leaf`."""
     return _newest_of_kind(sql, leaf, "user") is not None
 
 
 def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-    """Entries with the first of these ascending ids, bounded in number and bytes, and how many ids were used up."""
+    """Return the entries with the first of these ascending ids, and how many of the ids were used. The number of
+    entries and their bytes are limited."""
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
     found: list[Entry] = []
@@ -313,7 +319,7 @@ def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], 
 def unreadable_entries(
     sql: Connection, where: str = "true", values: Sequence[object] = ()
 ) -> Iterator[tuple[Sequence[Any], Unreadable]]:
-    """Rows of `_ENTRY_COLUMNS` whose body cannot be read, each with the reason."""
+    """Return the rows of `_ENTRY_COLUMNS` whose body cannot be read, each with the reason."""
     load = loader(sql)
     for row in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
         try:
@@ -323,7 +329,7 @@ def unreadable_entries(
 
 
 def _body_of(row: Sequence[Any], load: Load) -> Body:
-    """The body of a row of `_ENTRY_COLUMNS`.
+    """Return the body in a row of `_ENTRY_COLUMNS`.
 
     :raises Unreadable: it is damaged, or of a kind that this version does not know.
     """
@@ -340,16 +346,17 @@ def _body_of(row: Sequence[Any], load: Load) -> Body:
 
 
 def checksum(body: bytes, columns: Sequence[object]) -> int:
-    """The checksum of an entry.
+    """Return the checksum of an entry.
 
-    `body` is its JSON, or the hash of the blob that holds it. `columns` are conversation, session, parent, turn, kind,
-    model, call_entry, call_index, the four token counts, cost, estimate and created_ms.
+    `body` is its JSON, or the hash of the blob that holds the JSON. `columns` are conversation, session, parent, turn,
+    kind, model, call_entry, call_index, the four token counts, cost, estimate and created_ms.
     """
     return zlib.crc32(body, zlib.crc32(ascii(tuple(columns)).encode()))
 
 
 def loader(sql: Connection) -> Load:
-    """A function that reads a blob by its hash. It raises `Unreadable` if the content does not match."""
+    """Return a function that reads a blob by its hash. That function raises `Unreadable` if the content does not
+    match."""
 
     def load(name: str) -> bytes | None:
         row = sql.execute("SELECT data FROM blobs WHERE hash = ?", (name,)).fetchone()
@@ -363,7 +370,8 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
-    """A remark in place of an entry that another one, or a session, refers to but that does not exist."""
+    """Return a remark to use in place of an entry that does not exist although another entry or a session refers to
+    it."""
     words = f"Entry {entry_id} is missing from the database, and with it all before it. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
@@ -373,9 +381,10 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 
 
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
-    """Id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
+    """Return id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    Also the id to go on from, None at the end; and the id of the entry that should follow but does not exist.
+    Also return the id from which to continue (None at the end), and the id of the entry that should come next but does
+    not exist.
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:
@@ -391,14 +400,14 @@ def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, 
 def _path_batches(
     sql: Connection, start: int | None, conversation: int | None = None
 ) -> Iterator[tuple[list[tuple[int, int | None, str]], int | None]]:
-    """Batches of a path, newest first; the last one comes with the id of the missing entry, if one is missing."""
+    """Return batches of a path, newest first. If an entry is missing, the last batch comes with its id."""
     while start is not None:
         rows, start, missing = _path_rows(sql, start, conversation)
         yield rows, missing
 
 
 def _path_entries(sql: Connection, row: SessionRow) -> Iterator[Entry]:
-    """The session's path, newest first."""
+    """Return the entries of the session's path, newest first."""
     for rows, missing in _path_batches(sql, row.leaf, row.conversation):
         ids = json.dumps([entry_id for entry_id, _, _ in rows])
         yield from _select_entries(sql, "e.id IN (SELECT value FROM json_each(?))", (ids,), order="DESC")
@@ -407,30 +416,31 @@ def _path_entries(sql: Connection, row: SessionRow) -> Iterator[Entry]:
 
 
 def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None:
-    """The id of the newest entry of this kind on the path that ends at `start`."""
+    """Return the id of the newest entry of this kind on the path that ends at `start`."""
     rows = (row for rows, _ in _path_batches(sql, start) for row in rows)
     return next((entry_id for entry_id, _, found in rows if found == kind), None)
 
 
 def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
-    """Ids that only the path of `leaf` has, newest first. Both paths are read only up to where they meet."""
+    """Return the ids that are only on the path of `leaf`, newest first. Both paths are read only up to where they
+    meet."""
     meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)
     return list(takewhile(lambda entry_id: entry_id != meeting, path_ids(sql, leaf)))
 
 
 def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
-    """The beginnings of prompts."""
+    """Return the beginnings of prompts, by entry id."""
     prompts: dict[int, str] = {}
     for start in range(0, len(ids), _PROMPTS_PER_QUERY):
         some = ids[start : start + _PROMPTS_PER_QUERY]
-        # Each id is listed: with ids from a subquery, the view would read all entries.
+        # List each id in the query: with ids from a subquery, the view would read all entries.
         query = f"SELECT id, substr(text, 1, {_PROMPT_CHARACTERS}) FROM searchable WHERE id IN ({marks(some)})"
         prompts.update((entry_id, text or "") for entry_id, text in sql.execute(query, some))
     return prompts
 
 
 def marks(values: Sequence[object]) -> str:
-    """One placeholder for each value."""
+    """Return one placeholder for each value."""
     return ", ".join("?" * len(values))
 
 
@@ -451,7 +461,8 @@ def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "A
 
 
 def _entry_of(row: Sequence[Any], load: Load) -> Entry:
-    """The entry of a row of `_ENTRY_COLUMNS`; text stands in for a body that is damaged or unknown."""
+    """Return the entry in a row of `_ENTRY_COLUMNS`. If its body is damaged or of an unknown kind, a text replaces
+    it."""
     try:
         body = _body_of(row, load)
     except Unreadable as error:

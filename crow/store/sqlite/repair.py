@@ -1,8 +1,8 @@
 """Checks a database and repairs a damaged one.
 
-All work is done on copies. The damaged file is kept beside the one that replaces it. If rebuilding the indexes does not
-help, the readable rows are copied into a new database. They are read from the pages themselves, whatever table they
-belong to, and the indexes tell which rows are lost.
+All work is done on copies. The damaged file is kept beside the file that replaces it. If rebuilding the indexes does
+not help, the readable rows are copied into a new database. These rows are read from the pages themselves, whatever
+table they belong to. The indexes tell which rows are lost.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ from crow.store.sqlite.paths import checksum, unreadable_entries
 _MAX_PROBLEMS = 20
 _CHUNK_BYTES = 1024 * 1024
 _SHARED_LOCK = (0x40000002, 510)
-"""The bytes of a file that every SQLite connection to it locks: first byte, number of bytes."""
+"""The range of bytes that every SQLite connection locks in a database file: first byte, number of bytes."""
 
 _FULL_TEXT = "the full-text index"
 
 _INDEX_PROBLEM = re.compile(
     rf"row \d+ missing from index|wrong # of entries in index|non-unique entry in index|{_FULL_TEXT}"
 )
-"""Problems that rebuilding the indexes solves."""
+"""Matches problems that rebuilding the indexes solves."""
 
 _TITLE_CHARS = 80
 _LARGEST_ID = 2**48
-"""Larger ids can only be damage."""
+"""A larger id can only come from damage."""
 
 _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _ENTRY_COLUMNS_OF_VERSION_1 = 18
-"""Rows of older versions have fewer columns."""
+"""The number of columns of an entry in version 1. Rows that older versions wrote have fewer columns than rows of
+today."""
 
 _PLACE_COLUMNS = 5
-"""The first columns of an entry say where it belongs: id, conversation, session, parent, turn."""
+"""The number of columns that say where an entry belongs. They come first: id, conversation, session, parent, turn."""
 
 _CHECKED_COLUMNS = (
     *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
 )
-"""Columns that the checksum of an entry covers, in its order."""
+"""Columns that the checksum of an entry covers, in the order that it uses."""
 
 _SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
 """Columns of a session that can be computed from its entries."""
@@ -72,7 +73,8 @@ _SMALL_TABLES = (
     ("moves", "moves_by_session", "id", "a move in the history of session"),
     ("imports", "imports_by_hash", "conversation", "the origin of an import with the sha256"),
 )
-"""Table, an index on it, its key, and words for a lost row, which the first column of the index completes."""
+"""Each item is a table, an index on it, its key, and the beginning of the message about a lost row. The value in the
+first column of the index completes that message."""
 
 _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "REAL": (float, int), "BLOB": (bytes,)}
 
@@ -81,8 +83,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "RE
 class Repaired:
     """What `repair` found and did.
 
-    `outcome`: the file was "whole", its indexes were "rebuilt", or its rows were "recovered" into a new file. `copy` is
-    the damaged file, None if the file was whole. `problems` are SQLite's words, `lost` what could not be recovered.
+    `outcome` is "whole" if the file was undamaged, "rebuilt" if its indexes were rebuilt, or "recovered" if its rows
+    were copied into a new file. `copy` is the damaged file; None if the file was whole. `problems` are SQLite's
+    messages, `lost` lists what could not be recovered.
     """
 
     outcome: Literal["whole", "rebuilt", "recovered"]
@@ -98,7 +101,7 @@ def repair(path: Path) -> Repaired:
 
     :raises ArgumentError: the file does not exist, or is open elsewhere.
     :raises StoreTooNew: a newer crow wrote it.
-    :raises StoreUnavailable: there is no room for copies, or nothing of crow in the file.
+    :raises StoreUnavailable: there is no room for copies, or the file has no data of crow.
     """
     stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (path.with_name(f"{stem}{number}{path.suffix}") for number in ("", *range(-2, -100, -1)))
@@ -110,7 +113,7 @@ def repair(path: Path) -> Repaired:
                 _copy(file, path, kept)
                 return _repair(path, kept, work)
             except BaseException:
-                remove_files(kept)  # the file is unchanged
+                remove_files(kept)  # the file is unchanged, so no copy of it is needed
                 raise
             finally:
                 remove_files(work)
@@ -119,7 +122,7 @@ def repair(path: Path) -> Repaired:
 
 
 def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """What is wrong with the file, apart from the content of entries; empty if nothing."""
+    """Return what is wrong with the file, apart from the content of entries; empty if nothing is wrong."""
     try:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
     except FAILURES as error:
@@ -129,7 +132,7 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
     if is_schema_damaged(connection):
         return ("the schema is not crow's",)
     query_only = pragma(connection, "query_only")
-    connection.execute("PRAGMA query_only = OFF")  # to make a temporary table
+    connection.execute("PRAGMA query_only = OFF")  # the check makes a temporary table
     try:
         connection.execute("CREATE VIRTUAL TABLE temp.words USING fts5vocab(main, entries_fts, row)")
         connection.execute("SELECT count(*) FROM temp.words").fetchone()
@@ -149,7 +152,7 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """The entries that cannot be read, each with the reason."""
+    """Return the entries that cannot be read, each with the reason."""
     return tuple(
         f"entry {row[0]} ({row[5]}) of session {row[2] or 'unknown'}: {error}"
         for row, error in unreadable_entries(connection)
@@ -190,7 +193,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
 
 
 def _check(path: Path) -> tuple[str, ...]:
-    """As `problems`, for a copy that may be changed.
+    """Do the same as `problems` for a copy that may be changed.
 
     :raises StoreTooNew: a newer crow wrote it.
     """
@@ -213,12 +216,12 @@ def _check(path: Path) -> tuple[str, ...]:
 
 
 def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
-    """Rebuild the indexes if only they are damaged; returns whether the database is whole now."""
+    """Rebuild the indexes if only they are damaged. Return whether the database is whole now."""
     if not all(map(_INDEX_PROBLEM.match, found)):
         return False
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            if damaged_entries(connection):  # where an index and a row differ, the row may be the damaged one
+            if damaged_entries(connection):  # if an index and a row differ, the row may be the damaged one
                 return False
             connection.execute("REINDEX")
             _index_words(connection)
@@ -231,7 +234,8 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 def _exclusive(path: Path) -> Iterator[int]:
     """Open the file while no other process has it open in SQLite.
 
-    Nothing else in this process may open it meanwhile: the system would drop the lock when that is closed.
+    Nothing else in this process may open the file meanwhile: closing that second handle would make the system drop the
+    lock.
     """
     try:
         file = os.open(path, os.O_RDWR)
@@ -252,7 +256,7 @@ def _exclusive(path: Path) -> Iterator[int]:
 
 
 def _copy(file: int, path: Path, target: Path) -> None:
-    """Copy the database, which is open as `file`, with its write-ahead log or journal."""
+    """Copy the database, which is open as the descriptor `file`, with its write-ahead log or journal."""
     created = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(created, "wb") as copy, open(file, "rb", closefd=False) as source:
         shutil.copyfileobj(source, copy, _CHUNK_BYTES)
@@ -264,13 +268,13 @@ def _copy(file: int, path: Path, target: Path) -> None:
 def _recover(source: Path, target: Path) -> tuple[str, ...]:
     """Make a database at `target` from the rows of `source`, and return what was lost.
 
-    Moves the content of `source`'s write-ahead log into `source`.
+    The content of `source`'s write-ahead log is moved into `source`.
 
     :raises StoreUnavailable: `source` has no rows of crow.
     """
     if not source.stat().st_size:
         raise StoreUnavailable("The database file is empty, so it was left as it is.")
-    # On close, SQLite copies the log into the file, even if it cannot read the file.
+    # When the connection closes, SQLite copies the log into the file, even if it cannot read the file.
     with suppress(*FAILURES), closing(sqlite3.connect(source)) as connection:
         connection.execute("SELECT * FROM sqlite_master").fetchall()
     lost = ["everything in the write-ahead log"] if Path(f"{source}-wal").exists() else []
@@ -289,7 +293,7 @@ def _recover(source: Path, target: Path) -> tuple[str, ...]:
 
 
 def _index_words(connection: sqlite3.Connection) -> None:
-    """Rebuild the full-text index. FTS5's own `rebuild` cannot read from a view of this kind."""
+    """Rebuild the full-text index. FTS5's own `rebuild` cannot read from a view like this one."""
     connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('delete-all')")
     connection.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
 
@@ -302,11 +306,11 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Rows of entries that are damaged but tell where the entry belongs, by id."""
+        """Damaged rows of entries that still tell where the entry belongs, by id."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
-        """Copy all rows; returns what was lost."""
+        """Copy all rows and return what was lost."""
         for row in self._pages.rows():
             self._copy(row)
         self._list_lost_rows()
@@ -317,7 +321,7 @@ class _Recovery:
         return self._lost
 
     def _copy(self, row: PageRow) -> None:
-        """Insert a row into the table that it fits, if there is one."""
+        """Insert a row into the table whose columns it fits, if there is one."""
         match row.values:
             case (str() as table, int() as number) if table in _TABLES and 0 < number < _LARGEST_ID:
                 self._reserve_ids(table, number)
@@ -343,26 +347,27 @@ class _Recovery:
                 self._damaged[row.rowid] = row.values
 
     def _insert(self, table: str, values: Mapping[str, Any]) -> None:
-        with suppress(sqlite3.IntegrityError):  # a row that breaks the rules of its table was damaged
+        with suppress(sqlite3.IntegrityError):  # a row that violates the constraints of its table was damaged
             self._new.execute(
                 f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})", values
             )
 
     def _reserve_ids(self, table: str, number: int) -> None:
-        """Never give an id up to this number to a new row: an id is never used twice."""
+        """Make sure that new rows get larger ids than this number: an id is never used twice."""
         query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?"
         if not self._new.execute(query, (number, table)).rowcount:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _index(self, name: str, columns: int) -> Iterator[tuple[Any, ...]]:
-        """The rows of an index, as far as its pages can be reached; the last of the columns is the key of a row."""
+        """Return the rows of an index, as far as its pages can be reached. The last column of an index row is the key
+        of the table's row."""
         root = self._pages.roots.get(name)
         for row in self._pages.tree(root) if root else ():
             if len(row.values) == columns and isinstance(row.values[-1], int):
                 yield row.values
 
     def _list_lost_rows(self) -> None:
-        """Note the lost rows of small tables: those that only the index has."""
+        """Record the lost rows of small tables: the index has them but the table does not."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._index(index, 2):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
@@ -372,7 +377,7 @@ class _Recovery:
         """Insert a message in place of each lost entry, so that paths stay connected."""
         writers = {entry: session for session, entry in self._index("entries_by_session", 2)}
         calls = {entry: (assistant, index) for assistant, index, entry in self._index("entries_results", 3)}
-        # A damaged index page may name entries that never existed: two indexes have to agree.
+        # A damaged index page may name entries that never existed, so two indexes have to name an entry.
         places: dict[int, tuple[int, int | None]] = {
             entry: (conversation, parent)
             for conversation, parent, entry in self._index("entries_by_conversation", 3)
@@ -398,7 +403,7 @@ class _Recovery:
     def _replace_entry(
         self, entry: int, conversation: int, parent: int | None, *, session: object, call: tuple[object, object] | None
     ) -> None:
-        """Insert the message for one entry; what is unknown about it is taken from the entries beside it."""
+        """Insert the message for one lost entry. Facts that are unknown about it are taken from its parent or child."""
         beside = self._new.execute(
             "SELECT session, turn, model, created_ms FROM entries WHERE id = ? OR parent = ? ORDER BY id DESC LIMIT 1",
             (parent, entry),
@@ -420,7 +425,7 @@ class _Recovery:
         self._lost.append(f"entry {entry} of session {columns['session'] or 'unknown'}")
 
     def _restore_sessions(self) -> None:
-        """Make lost rows of sessions again, from indexes and entries."""
+        """Create lost rows of sessions again, from indexes and entries."""
         existing = {number for (number,) in self._new.execute("SELECT number FROM sessions")}
         deleted = {number for _, number in self._index("sessions_deleted", 2)}
         conversations = {number: conversation for conversation, number in self._index("sessions_by_conversation", 2)}
@@ -490,7 +495,7 @@ class _Recovery:
             )
 
     def _make_consistent(self) -> None:
-        """Remove what belongs to nothing, add missing conversations, rebuild the full-text index."""
+        """Remove rows that belong to nothing, add missing conversations, and rebuild the full-text index."""
         self._new.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)")
         for table in ("inbox", "drafts", "moves"):
             self._new.execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions)")
@@ -503,25 +508,25 @@ class _Recovery:
 
 
 def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple[type, ...]]:
-    """The columns of a table, with the types that a stored value may have."""
+    """Return the columns of a table, with the types that a stored value may have."""
     types: dict[str, tuple[type, ...]] = {}
     for _, name, kind, not_null, _, is_key in connection.execute(f"PRAGMA table_info({table})"):
         if is_key and kind == "INTEGER":
-            types[name] = (NoneType,)  # it is the rowid, and stored as that alone
+            types[name] = (NoneType,)  # SQLite stores this column only as the rowid
         else:
             types[name] = _TYPES[kind] if not_null or is_key else (*_TYPES[kind], NoneType)
     return types
 
 
 def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
-    """Whether the row may be one of a table with these columns, as far as the row was read."""
+    """Whether the row may belong to a table with these columns, as far as the row could be read."""
     if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(types):
         return False
     return all(isinstance(value, allowed) for value, allowed in zip(row.values, types.values(), strict=False))
 
 
 def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
-    """Whether the checksum of an entry is right. Versions before the fifth stored none."""
+    """Whether the checksum of an entry is right. Schema versions before 5 stored no checksum."""
     body = values["body"] if values["body_blob"] is None else values["body_blob"]
     columns = [values[name] for name in _CHECKED_COLUMNS]
     if values["cost"] is not None:  # SQLite stores 1.0 as 1

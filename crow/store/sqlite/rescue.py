@@ -27,13 +27,13 @@ def rescue(
     shared: FileId | None,
     writing: Callable[[], AbstractContextManager[None]],
 ) -> tuple[Path, str]:
-    """Copy the open database to a new file: to `path` if no file is there, else to one beside it.
+    """Copy the open database to a new file: to `path` if no file is there, else to a file beside it.
 
-    Returns where the stored data is now, and words for the user; empty if nothing was lost or moved.
-    `opened` is the file that is open, `shared` the index of its write-ahead log (`-shm`; None without one). Writes
-    happen inside `writing`.
+    Return the path where the stored data is now, and a message for the user. The message is empty if nothing was lost
+    or moved. `opened` identifies the file that is open. `shared` identifies the index of its write-ahead log (`-shm`);
+    it is None without a log. All writes happen inside `writing`.
 
-    :raises StoreUnavailable: no copy could be made; `connection` still holds everything.
+    :raises StoreUnavailable: no copy could be made; `connection` still has all the data.
     """
     what = "deleted" if file_id(path) is None else "replaced by another file"
     try:
@@ -70,16 +70,18 @@ def rescue(
 
 
 def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | None) -> None:
-    """Remove the name of the write-ahead log: SQLite would apply it to the next file at this path."""
+    """Remove the files of the write-ahead log, because SQLite would apply the log to the next file at this path. The
+    open connection can still read the log."""
     if shared is None or file_id(f"{path}-shm") != shared:
         return
-    with suppress(sqlite3.Error):  # somebody reads; the log stays open here without its name
+    with suppress(sqlite3.Error):  # another connection reads; the log stays open here without a name
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     remove_files(path, suffixes=("-wal", "-shm"))
 
 
 def _copy(connection: sqlite3.Connection, target: Path) -> bool:
-    """Copy the database to `target`. Returns false, and does nothing, if that exists or somebody wrote meanwhile."""
+    """Copy the database to `target`. If `target` exists or another process wrote meanwhile, return false and leave
+    everything unchanged."""
     make_directory(target.parent)
     part = target.with_name(f"{target.name}.part-{os.getpid()}")
     part.unlink(missing_ok=True)
@@ -88,7 +90,7 @@ def _copy(connection: sqlite3.Connection, target: Path) -> bool:
         version = _data_version(connection)
         with closing(sqlite3.connect(part, isolation_level=None)) as copy:
             connection.backup(copy)
-        connection.execute("BEGIN IMMEDIATE")  # from here on, nobody writes to the open file
+        connection.execute("BEGIN IMMEDIATE")  # from here on, no other process writes to the open file
         try:
             return _data_version(connection) == version and _move(part, target)
         finally:
@@ -98,12 +100,12 @@ def _copy(connection: sqlite3.Connection, target: Path) -> bool:
 
 
 def _move(part: Path, target: Path) -> bool:
-    """Give a file a name, unless another file has it."""
+    """Rename `part` to `target`, unless `target` exists. Return whether it was renamed."""
     try:
         os.link(part, target)
     except FileExistsError:
         return False
-    except OSError:  # a disk without hard links
+    except OSError:  # the disk does not support hard links
         try:
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
@@ -113,9 +115,9 @@ def _move(part: Path, target: Path) -> bool:
 
 
 def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the database at `path` has every session of `connection` with its leaf.
+    """Whether the database at `path` has every session of `connection`, each with its leaf.
 
-    It does if another crow has put it back already.
+    This is so if another crow has already put the database back.
     """
     query = (
         "SELECT s.id, s.conversation, e.id, e.parent, e.kind, e.created_ms, e.body, e.body_blob"
@@ -139,7 +141,7 @@ def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
 
 
 def _data_version(connection: sqlite3.Connection) -> int:
-    """A number that changes whenever another connection writes."""
+    """Return a number that changes whenever another connection writes."""
     return int(pragma(connection, "data_version"))
 
 

@@ -1,9 +1,9 @@
 """Searches and sums over all sessions.
 
-The full-text index holds titles, prompts and answers as trigrams, so it finds words of three characters and more in any
-script. Shorter words are looked up in the text itself: of what the index found, of all messages, or of the newest few
-thousand entries of a path. Titles come first, then entries, newest first. The index and a path both give falling ids,
-so their intersection is read only as far as needed.
+The full-text index holds titles, prompts and answers as trigrams, so it finds words of at least three characters in any
+script. Shorter words are searched for in the texts themselves: in the index's matches, in all messages, or in the
+newest few thousand entries of a path. Titles come first, then entries, newest first. The index and a path both return
+ids in descending order, so their intersection is read only as far as needed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ _Found = tuple[int, str, str, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """A sum of usage. `session` (its id), `title`, `model` and `day` (`2026-11-20`) are None unless grouped by.
+    """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
+    by them.
 
-    `session` is empty for what deleted sessions left in forks. `cost` is in US dollars; None if no price was known.
+    `session` is empty for entries that deleted sessions wrote and that forks still contain. `cost` is in US dollars;
+    None if no price was known.
     """
 
     session: str | None = None
@@ -72,10 +74,11 @@ class SearchMethods(UsesDatabase):
         words = query.replace("\0", " ").split()
         if not words:
             return ()
-        # Words are quoted, so no character is an operator.
+        # Each word is quoted, so that no character acts as an operator.
         match = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _INDEXED_CHARACTERS)
         patterns = _patterns_of(words)
-        # The index and `re` may fold a rare letter differently: what the index found is not checked again.
+        # The index and `re` may treat upper and lower case of a rare letter differently. So words that the index
+        # matched are not checked again with `re`.
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
         if session_id is None:
             ids = _indexed(sql, match) if match else _all_messages(sql)
@@ -113,11 +116,12 @@ class UsageMethods(UsesDatabase):
 
     @snapshot()
     def totals(self, sql: Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Tokens and cost, summed by the groups in `by`; without any, one sum of all. By day ascending, else the
-        largest first.
+        """Return tokens and cost, summed by the groups in `by`. Without groups, return one sum of everything. If
+        grouped by day, sums are in ascending order of days; otherwise the largest sum is first.
 
-        Each entry counts once, however many forks share it; so does a sub-agent's usage, which counts for its parent
-        and is left out of the task's result. Days are local. What only deleted sessions used is not counted.
+        Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to its
+        parent, and the copy in the task's result is ignored. Days are in local time. Usage in conversations whose
+        sessions are all deleted is not counted.
         """
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
@@ -168,7 +172,7 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
         row = sql.execute(
             "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
             " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session"
-            # an imported session may have the id of a deleted one whose entries live on in a fork
+            # An imported session may have the same id as a deleted one whose entries are still used by a fork.
             " AND s.conversation = e.conversation AND s.deleted_ms IS NULL"
             " WHERE t.id = :id AND t.text <> '' AND (:cwd IS NULL OR coalesce(s.cwd, :cwd) = :cwd)"
             f" AND {_IN_SCOPE}",
@@ -186,7 +190,7 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
 
 
 def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object) -> str | None:
-    """The oldest session (in the directory) whose path holds an entry of a deleted session."""
+    """Return the oldest session (in the directory) whose path contains this entry of a deleted session."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL AND coalesce(?, cwd) = cwd"
         " ORDER BY number",
@@ -196,7 +200,7 @@ def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object
 
 
 def _indexed(sql: Connection, match: str) -> Iterator[int]:
-    """Entries that match in the index, newest first."""
+    """Return the entries that match in the index, newest first."""
     query = "SELECT rowid FROM entries_fts WHERE entries_fts MATCH ? AND rowid > 0 ORDER BY rowid DESC"
     return (row[0] for row in sql.execute(query, (match,)))
 
@@ -207,7 +211,7 @@ def _all_messages(sql: Connection) -> Iterator[int]:
 
 
 def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
-    """A hit with a snippet around the first pattern that matches."""
+    """Return a hit with a snippet around the first pattern that matches."""
     place = next((found for pattern in patterns if (found := pattern.search(text))), None)
     start = max(0, place.start() - _SNIPPET_MARGIN) if place else 0
     end = min(len(text), (place.end() if place else 0) + _SNIPPET_MARGIN)
@@ -216,7 +220,7 @@ def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patter
 
 
 def _unindexed(sql: Connection, path: Iterator[int]) -> Iterator[tuple[Entry, str]]:
-    """Entries with text that is not in the index, newest first, with their kinds."""
+    """Return the entries with text that is not in the index, newest first, each with its kind."""
     kinds = "('assistant', 'tool', 'checkpoint', 'skill', 'reminder', 'command')"
     while batch := tuple(islice(path, _SCAN_BATCH)):
         query = f"SELECT id, kind FROM entries WHERE id IN ({marks(batch)}) AND kind IN {kinds} ORDER BY id DESC"

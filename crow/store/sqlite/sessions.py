@@ -1,10 +1,11 @@
 """Creates, lists, changes, forks, hides and removes sessions.
 
 Deleting hides a session; `tidy` removes its data later. An entry stays while a living session needs it: because it is
-on the session's path, because the session wrote it, or because it lies on a path where the session once stood. Finding
-the others may take a while, so it only reads. Then they are removed newest first, a few at a time, and only while no
-living session has moved. A process killed in between leaves the rest to the next one. An interrupted import counts as
-deleted; a running one does not, since its hidden sessions have a living owner.
+on the session's path, because the session wrote it, or because it is on a path that the session once had. Finding the
+entries that nobody needs may take a while, so that step only reads. Then those entries are removed newest first, a few
+at a time, and only while no living session has moved. If a process is killed before it is done, the next one removes
+the rest. An interrupted import counts as deleted; a running one does not, since its hidden sessions have a living
+owner.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "m
 class Removal:
     """What to remove from a conversation: `entries`, newest first.
 
-    `living` describes where its living sessions stand. If that changes, the removal is out of date.
+    `living` describes the conversation's sessions and their leaves. If that changes, the removal is out of date.
     """
 
     conversation: int
@@ -136,7 +137,7 @@ class SessionMethods(UsesDatabase):
         while (removal := await self.next_removal()) is not None:
             has_removed = True
             if not await self._remove(removal):
-                break  # somebody moved in between: the next `tidy` goes on
+                break  # another process changed the data meanwhile; the next `tidy` continues
         is_first = True
         while has_removed:
             has_removed = await self._merge_index(is_first)
@@ -151,7 +152,7 @@ class SessionMethods(UsesDatabase):
 
     @snapshot()
     def next_removal(self, sql: Connection) -> Removal | None:
-        """What to remove next; None if no deleted session is left."""
+        """Return what to remove next; None if no deleted session is left."""
         now = now_ms()
         hidden = sql.execute(
             "SELECT conversation, owner, lease_ms FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation"
@@ -164,7 +165,7 @@ class SessionMethods(UsesDatabase):
             ),
             None,
         )
-        hidden.close()  # there may be thousands, and mostly the first one is taken
+        hidden.close()  # there may be thousands of rows, and usually the first one is taken
         if pending is None:
             return None
         entries = tuple(row[0] for row in sql.execute(_UNNEEDED, {"conversation": pending}))
@@ -172,11 +173,12 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_entries(self, sql: Connection, removal: Removal, ids: Sequence[int]) -> bool:
-        """Remove some of the entries, with their blobs and words. False if `removal` is out of date."""
+        """Remove some of the entries, with their blobs and their text in the index. Return false if `removal` is out of
+        date."""
         if _living(sql, removal.conversation) != removal.living:
             return False
-        # The index stores no text: it must be told the text while that is still there. Each id is listed: with ids
-        # from a subquery, the view would read all entries.
+        # The index stores no text, so it needs the text of the entries to remove them; the entries must still exist.
+        # Each id is listed: with ids from a subquery, the view would read all entries.
         sql.execute(
             "INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM searchable"
             f" WHERE id IN ({marks(ids)}) AND text <> ''",
@@ -195,8 +197,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_sessions(self, sql: Connection, removal: Removal) -> bool:
-        """Once all entries are gone: remove the deleted sessions, and the conversation if no session is left in it.
-        False if `removal` is out of date."""
+        """Remove the deleted sessions once all their entries are gone. Also remove the conversation if it has no
+        session left. Return false if `removal` is out of date."""
         conversation = removal.conversation
         if _living(sql, conversation) != removal.living:
             return False
@@ -214,9 +216,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
-        """Rewrite a part of the full-text index: until then the words of removed entries are only marked.
+        """Rewrite a part of the full-text index. Until then, the words of removed entries are only marked as deleted.
 
-        `is_first` begins with all of it. True if there may be more to do.
+        `is_first` starts a merge of the whole index. Return true if there may be more to do.
         """
         pages = -_INDEX_PAGES if is_first else _INDEX_PAGES
         before = sql.total_changes
@@ -243,8 +245,8 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
 
 
 def set_title(sql: Connection, session_id: str, title: str | None) -> None:
-    """Set the title, in the full-text index too. The index stores no text, so it must be told the old title."""
-    # The view is asked for one known id: with an id from a subquery it would read all entries.
+    """Set the title, also in the full-text index. The index stores no text, so it needs the old title to remove it."""
+    # Query the view for one known id: with an id from a subquery it would read all entries.
     row = sql.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
     indexed = "SELECT id, text FROM searchable WHERE id = ? AND text <> ''"
     sql.execute(f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", row)
@@ -299,7 +301,7 @@ def _check_alias(sql: Connection, alias: str, session_id: str) -> None:
 
 
 def _fork_title(sql: Connection, row: SessionRow) -> str | None:
-    """The title with the next free number; None for a session without a title."""
+    """Return the title with the next free number; None for a session without a title."""
     if row.title is None:
         return None
     base = _FORK_TITLE.sub("", row.title)
@@ -326,7 +328,8 @@ def _parse_cursor(cursor: str) -> tuple[int, str]:
 
 
 def _living(sql: Connection, conversation: int) -> str:
-    """The living sessions of the conversation, where they stand, and how often any session moved or was deleted."""
+    """Return a text that changes whenever a session of the conversation is added, moved or deleted, or gets another
+    leaf."""
     rows = sql.execute(
         "SELECT s.id, s.leaf, s.deleted_ms, (SELECT max(m.id) FROM moves m WHERE m.session = s.id) FROM sessions s"
         " WHERE s.conversation = ? ORDER BY s.number",

@@ -1,4 +1,4 @@
-"""The store on SQLite, put together from the methods in the modules beside this one."""
+"""The store on SQLite. It combines the methods from the other modules of this package."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from crow.store.sqlite.sessions import SessionMethods
 
 
 class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
-    """A :class:`~crow.store.Store` in one file. The opener closes it."""
+    """A :class:`~crow.store.Store` in one file. Whoever opens it must close it."""
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database, owner)
-        # Facts by base URL and model, with the versions at which they were read: of other processes' writes, of ours.
+        # Cached facts by base URL and model. Each comes with two versions that were current when it was read: one
+        # counts writes of other processes, the other counts writes of this store.
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
         self._times_learned = 0
 
@@ -28,7 +29,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
     async def open(
         cls, path: Path, *, owner: str | None = None, journal_mode: JournalMode = "wal", busy_timeout_s: float = 10.0
     ) -> SqliteStore:
-        """Open the database, made if there is none.
+        """Open the database. It is created if there is none.
 
         `owner` is an :class:`~crow.store.sqlite.lease.Owner` as text, by default this process. A write waits for other
         programs for at most `busy_timeout_s`.

@@ -1,4 +1,4 @@
-"""Sessions from the database into an export file, and from such a file into the database."""
+"""Copies sessions from the database into an export file, and from such a file into the database."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from crow.store.sqlite.sessions import set_title
 
 
 _COPIED = ("turn", "model", "usage", "cost", "estimate")
-"""Fields of an entry that are the same in the file."""
+"""Fields of an entry that have the same value in the file and in the database."""
 
 _WRITTEN_LATER = ("title", "leaf", "listed")
-"""Fields of a session that are not columns of its new row, or not yet."""
+"""Fields of a session that are not columns of its row, or that are set later than the others."""
 
 _PIECE_RECORDS = 200
 _PIECE_CHARACTERS = 1024 * 1024
@@ -49,15 +49,18 @@ _NEEDED = """
     WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id
 """
-# The `+` keeps SQLite from using the index by conversation: if that is damaged, entries would be left out silently.
+# The `+` keeps SQLite from using the index by conversation. If that index were damaged, entries would be left out
+# without notice.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSelection:
-    """What is exported of a conversation: the paths of the chosen sessions, what they wrote, and where they stood.
+    """What is exported from a conversation: the paths of the chosen sessions, the entries that they wrote, and the
+    paths that they once had.
 
-    `head` and `moves` are ready; `ids` are the entries, ascending. Those in `missing` are named by others but are not
-    in the database, which is damaged. `written_blobs` are already in the file.
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. The ids in `missing` are
+    referred to by others but are not in the database, which is damaged. The hashes in `written_blobs` are those of
+    blobs that are already in the file.
     """
 
     conversation: int
@@ -70,18 +73,20 @@ class ExportSelection:
 
 
 class Lines:
-    """Writes the lines of one export file: a header, then the head, entries and moves of each conversation; `end`."""
+    """Produces the lines of one export file: a header, then the head, entries and moves of each conversation, and
+    finally `end`."""
 
     def __init__(self) -> None:
         self._count = 0
         self._hash = hashlib.sha256()
 
     def records(self, *records: Record) -> bytes:
-        """The lines of records that are not entries."""
+        """Return the lines of records that are not entries."""
         return b"".join(self._counted(portable.line_of(record)) for record in records)
 
     def entries(self, chosen: ExportSelection, entries: Sequence[Entry]) -> Iterator[bytes]:
-        """Some of its entries, each after the blobs that it is the first to name."""
+        """Return the lines of some entries of the selection. Each blob comes just before the first entry that refers to
+        it."""
         for entry in entries:
             numbered = portable.renumbered(
                 entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one)
@@ -104,7 +109,7 @@ class Lines:
             yield self._counted(portable.line_of(record, body=text))
 
     def end(self) -> bytes:
-        """The last line."""
+        """Return the last line."""
         return portable.line_of(portable.End(lines=self._count, sha256=self._hash.hexdigest()))
 
     def _counted(self, line: bytes) -> bytes:
@@ -114,7 +119,7 @@ class Lines:
 
 
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """The chosen sessions and their sub-agents, by conversation; None chooses every listed one."""
+    """Return the chosen sessions and their sub-agents, by conversation. None chooses every listed session."""
     start = "SELECT value FROM json_each(:ids)"
     if ids is None:
         start = "SELECT id FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"
@@ -131,7 +136,7 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
 def choose(
     connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]
 ) -> ExportSelection:
-    """What is exported for `sessions` of `conversation`; `known` are the sessions of the whole file."""
+    """Return what is exported for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
     ids, missing = _entry_ids(connection, chosen)
     query = "SELECT created_ms FROM conversations WHERE id = ?"
@@ -165,7 +170,8 @@ def choose(
 
 
 def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Each row as the fields of a record, in their order."""
+    """Return each row as a mapping from the record's field names to values. The columns must be in the order of the
+    fields."""
     names = [field.name for field in fields(record)]
     return (dict(zip(names, row, strict=True)) for row in rows)
 
@@ -173,7 +179,7 @@ def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequenc
 def next_entries(
     connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
 ) -> tuple[list[Entry], int]:
-    """Some of the entries from `chosen.ids[start]` on, and how many of the ids that took.
+    """Return some of the entries from `chosen.ids[start]` on, and how many of the ids were used.
 
     A missing entry is replaced by a message that says so.
 
@@ -182,7 +188,7 @@ def next_entries(
     ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
     absent = set(ids[:taken]).difference(entry.id for entry in found)
-    if not absent <= chosen.missing:  # deleted, or on a damaged page that only an index led to
+    if not absent <= chosen.missing:  # they were deleted, or are on a damaged page that only an index led to
         (living,) = connection.execute(
             "SELECT count(*) FROM sessions WHERE id IN (SELECT value FROM json_each(?)) AND deleted_ms IS NULL",
             (json.dumps(sorted(chosen.sessions)),),
@@ -194,7 +200,8 @@ def next_entries(
 
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
-    """The ids of the exported entries, ascending, and which of them are named by others but missing."""
+    """Return the ids of the exported entries, ascending, and those of them that others refer to but that do not
+    exist."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
     found = array("q")
@@ -211,34 +218,34 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 def _number(ids: array[int], entry: int) -> int:
-    """The number of an entry in the file; 0 if it is not exported."""
+    """Return the number that an entry has in the file; 0 if the entry is not exported."""
     at = _bound(ids, entry)
     return at if at <= len(ids) and ids[at - 1] == entry else 0
 
 
 def _bound(ids: array[int], entry: int) -> int:
-    """The number of the first exported entry with at least this id."""
+    """Return the number of the first exported entry whose id is at least this id."""
     return bisect_left(ids, entry) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
-    """The model and mode of an imported session, as of a new one."""
+    """The model and mode that an imported session gets, as a new session would."""
 
     model: str
     mode: str
 
 
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
-"""Some records of a conversation, ready to be written; entries come with their bodies as stored."""
+"""Some records of a conversation, ready to be written. An entry comes with its body in the stored form."""
 
 
 class Importer:
-    """Imports one conversation of a checked file: `begin`, each `next_piece` through `add`, then `show`.
+    """Imports one conversation of a checked file: call `begin`, pass each `next_piece` to `add`, then call `show`.
 
-    Each call is a small transaction, so that others can write in between. Until `show`, the sessions are hidden as
-    deleted ones are, and owned by this process as a turn is: if it dies, they are removed like deleted sessions.
-    Entry n of the file gets the id `_base` + n; these ids are reserved.
+    Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
+    hidden like deleted ones, and this process owns them like a running turn. If the process dies, they are removed like
+    deleted sessions. Entry n of the file gets the id `_base` + n; these ids are reserved.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
@@ -251,9 +258,9 @@ class Importer:
         self._states: dict[str | None, SessionState] = {}
 
     def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
-        """Insert the conversation and its hidden sessions. Returns false, and does nothing, if they exist already.
+        """Insert the conversation and its hidden sessions. If they exist already, return false and write nothing.
 
-        :raises ArgumentError: another process imports or removes one of them now.
+        :raises ArgumentError: another process is importing or removing one of them now.
         """
         if _exists(connection, self._block):
             return False
@@ -267,7 +274,7 @@ class Importer:
                 case EntryRecord() | MoveRecord():
                     self._records = chain([(record, body)], self._records)
                     break
-        # For entries of sessions that are not in the file: they count for no session.
+        # Used for entries whose session is not in the file: no session's counters include them.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._states[None].session_id = ""
         connection.execute(
@@ -277,9 +284,9 @@ class Importer:
         return True
 
     def next_piece(self) -> Piece | None:
-        """The next records of the file; None at its end. Does not use the database.
+        """Return the next records of the file; None at its end. This does not use the database.
 
-        :raises ArgumentError: the file was changed since it was checked.
+        :raises ArgumentError: the file was changed after it was checked.
         """
         piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
         characters = 0
@@ -295,7 +302,10 @@ class Importer:
         return piece or None
 
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
-        """Write a piece. :raises StoreUnavailable: others took this process for dead and removed what it wrote."""
+        """Write a piece.
+
+        :raises StoreUnavailable: other processes took this one for dead and removed what it had written.
+        """
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
         )
@@ -317,7 +327,7 @@ class Importer:
             state.add(new, turn=record.turn, encoded=stored, entry_id=self._base + record.id)
 
     def show(self, connection: sqlite3.Connection) -> None:
-        """Make the sessions visible: all of the file is imported."""
+        """Make the sessions visible, since the whole file is imported."""
         for record in self._rows:
             self._states[record.id].save()
             leaf = self._id(record.leaf)
@@ -349,7 +359,7 @@ class Importer:
         self._states[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
 
     def _id(self, number: int | None) -> int | None:
-        """The id of an entry of the file; None if the file has no entry with this number."""
+        """Return the database id of an entry of the file; None if the file has no entry with this number."""
         return self._base + number if number is not None and 1 <= number <= self._block.entries else None
 
     def _bound(self, number: int) -> int:
@@ -363,7 +373,7 @@ def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
 
 
 def abandon(connection: sqlite3.Connection, here: str) -> None:
-    """Give up the imports of the process `here`, so that what they wrote is removed."""
+    """Give up the imports of the process `here`, so that the data they wrote is removed."""
     connection.execute(
         "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
     )
@@ -372,7 +382,8 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 def _exists(connection: sqlite3.Connection, block: Block) -> bool:
     """Whether the conversation was imported before, or one of its sessions exists.
 
-    A fork of an import whose own sessions are deleted does not count: it belongs to another conversation.
+    A fork of an imported session does not count if the imported sessions themselves are deleted: the fork belongs to
+    another conversation.
     """
     same = connection.execute(
         "SELECT 1 FROM imports i JOIN sessions s ON s.conversation = i.conversation AND s.deleted_ms IS NULL"
@@ -392,7 +403,7 @@ def _exists(connection: sqlite3.Connection, block: Block) -> bool:
 
 
 def _reserve_ids(connection: sqlite3.Connection, entries: int) -> int:
-    """Reserve so many ids for entries; returns the id before the first of them."""
+    """Reserve this many ids for entries. Return the id before the first reserved one."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
     if row is None:
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', ?)", (entries,))
