@@ -203,7 +203,7 @@ async def check_phases(
             asked, text = len(endpoint.sizes), "q" * chance.choice([20, 400, 4_000, 20_000])
             error = await talk.prompt(text)
             assert len(endpoint.sizes) > asked, "the endpoint was not asked"
-            # An endpoint that names a useless limit while one tool result alone exceeds its window can exhaust the passes.
+            # A useless limit, and one tool result that alone exceeds the window, can exhaust the passes.
             is_hopeless = habit == "names too little" and ratio * talk.output / 4 > window
             if error is not None and not (burped or is_hopeless or talk.is_tiny()) and talk.least(text) <= window:
                 assert may_fail, f"{error} with {window}"
