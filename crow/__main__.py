@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        del sys.path[0]  # `-m` added the current directory: a workspace must not replace a package
+        del sys.path[0]  # `-m` put the current directory on sys.path. Files of a workspace must not replace packages.
 
     from crow.cli import main
 

@@ -1,8 +1,8 @@
 """Estimates tokens, and cuts texts to a size.
 
-There is no tokenizer, because every endpoint has a different one. Instead, the characters of each kind are counted, at
-the speed of the interpreter's codecs, and weighted. The estimate should be right within a factor of two for any script
-and for base64. Callers calibrate it with the counts that the provider reports.
+There is no tokenizer, because every endpoint has a different one. Instead, characters are counted by kind (Python's
+codecs do that fast) and weighted. The estimate should be right within a factor of two for any script and for base64.
+Callers calibrate it with the counts that the provider reports.
 """
 
 from __future__ import annotations

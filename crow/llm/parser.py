@@ -124,7 +124,7 @@ class StreamParser:
         )
 
     def partial(self) -> Answer:
-        """Return what was shown so far, without calls."""
+        """Return the part of the answer that was shown so far, without its tool calls."""
         return Answer(
             text=self._text.getvalue(),
             thought=self._thought.getvalue(),

@@ -273,7 +273,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
-    """Write a new file and flush it to disk; it gets the mode and if possible the owner of the file `model`."""
+    """Write a new file and flush it to disk. Copy the mode and, if possible, the owner of the file `model`."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -123,7 +123,7 @@ class OrderChecker:
     def _on_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
         kind = update["sessionUpdate"]
         if kind in TURN_UPDATES and not (session.prompts or session.loading):
-            raise violation(message, "a part of a turn outside any turn")
+            raise violation(message, "this message belongs to a turn, but no turn is running")
         if kind == "user_message_chunk" and not session.loading:
             raise violation(message, "the user's own message sent back outside a load")
         if kind not in ("tool_call", "tool_call_update"):

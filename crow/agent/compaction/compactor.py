@@ -238,7 +238,7 @@ class Compactor:
         newer = next((entry.id for entry in self._branch.entries if entry.id > leaf), None)
         for draft in drafts:
             text = summary.text
-            if draft is not drafts[0]:  # the messages that only this draft covers were not summarised
+            if draft is not drafts[0]:  # the summary does not cover the messages that only this draft would remove
                 more = context.messages[drafts[0].start : draft.start]
                 text = notes(text, more, int(draft.summary_tokens / measured.scale))
             body = replace(

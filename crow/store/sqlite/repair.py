@@ -248,7 +248,7 @@ def _exclusive(path: Path) -> Iterator[int]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, first)
             except (BlockingIOError, PermissionError):
                 raise ArgumentError(
-                    f"{path} is open in another process. Close every crow (your editors), then run this again."
+                    f"{path} is open in another process. Quit every editor that runs crow, then run this again."
                 ) from None
         yield file
     finally:

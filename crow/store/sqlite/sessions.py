@@ -216,9 +216,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
-        """Rewrite a part of the full-text index. Until then, the words of removed entries are only marked as deleted.
+        """Rewrite a part of the full-text index, so that the words of removed entries leave the file.
 
-        `is_first` starts a merge of the whole index. Return true if there may be more to do.
+        With `is_first`, start to merge the whole index; later calls continue. Return true if there may be more to do.
         """
         pages = -_INDEX_PAGES if is_first else _INDEX_PAGES
         before = sql.total_changes
