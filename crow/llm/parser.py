@@ -36,7 +36,7 @@ _MAX_BLANKS = 1000
 class StreamParser:
     """Call `feed` with the data of events as they arrive, then `flush`, then `finish`.
 
-    The joined texts of all `TextDelta` are the text of the answer and of `partial()`. The same holds for thoughts.
+    Joining the text of all `TextDelta`s gives the text of the answer and of `partial()`; likewise for thoughts.
     `error_body` is what the endpoint said, if an event carried an error. `is_done` means that `[DONE]` arrived;
     everything after that is ignored.
     """

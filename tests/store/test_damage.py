@@ -523,7 +523,7 @@ async def test_an_open_database_is_not_repaired(tmp_path: Path, whole: Whole) ->
     async with await anyio.open_process([sys.executable, "-c", OPEN, str(path)], stderr=None) as other:
         assert other.stdout is not None
         assert (await other.stdout.receive()).startswith(b"open")
-        with pytest.raises(ArgumentError, match=r"is open in another process\. Close every crow"):
+        with pytest.raises(ArgumentError, match=r"is open in another process\. Quit every editor"):
             repair(path)
         assert path.read_bytes() == whole.content
         assert files_in(tmp_path) == {"crow.db", "crow.db-wal", "crow.db-shm"}

@@ -88,7 +88,7 @@ def test_prompts_may_overlap_with_a_failed_load_and_loads_with_each_other() -> N
         *replayed,
         ("agent", answered(9)),
     )
-    with pytest.raises(Violation, match="outside any turn"):
+    with pytest.raises(Violation, match="no turn is running"):
         checked(*OPEN, load(8), load(9), ("agent", answered(8)), ("agent", answered(9)), *replayed)
 
 
