@@ -64,8 +64,10 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint. `template` is a request without a body: building each request from it avoids merging all
-    headers again, which would take 0.1 ms."""
+    """The client of an endpoint.
+
+    `template` is a request without a body. Building each request from it avoids merging all headers again (0.1 ms).
+    """
 
     api: openai.AsyncOpenAI
     http: httpx2.AsyncClient
