@@ -173,7 +173,7 @@ class Branch:
         try:
             await self.settle()
         except StoreError as error:
-            logger.warning("Session %s: the end of a turn could not be stored yet: %s", self.row.id, error)
+            logger.warning("Session %s: could not store the end of the turn; it is tried again: %s", self.row.id, error)
 
     async def close(self) -> None:
         """Try once more to settle. If the end of the turn is still pending, the next `Session` that opens this stored

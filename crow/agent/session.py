@@ -165,7 +165,7 @@ class Session:
         return prompt.stop
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
-        """The prompt's parts, with one of the user's own commands replaced by its text."""
+        """The prompt's parts. If the prompt calls a user-defined command, that is replaced by the command's text."""
         if not prompt.text.startswith("/"):
             return prompt.parts
         name, *rest = prompt.text[1:].split(maxsplit=1)
@@ -378,7 +378,7 @@ class Session:
         except StoreError as error:
             if end.stop not in ("error", "cancelled"):  # for those the request already has its answer
                 raise
-            logger.warning("The end of a turn could not be stored yet: %s", error)
+            logger.warning("Could not store the end of the turn; it is tried again: %s", error)
         if end.stop == "refusal":  # ACP drops a refused prompt; the turn stays in the log as a branch
             first = next((entry for entry in self.branch.entries if entry.turn == self.branch.turn), None)
             if first is not None:

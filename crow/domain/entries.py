@@ -289,7 +289,7 @@ Body: TypeAlias = TurnBody | ContextBody | SessionBody
 class NewEntry:
     """An entry that is about to be stored.
 
-    `model` is the model that answered or was asked. `estimate` is the estimated size of the request, in tokens.
+    `model` is the model that the request went to. `estimate` is the estimated size of the request, in tokens.
     """
 
     body: Body

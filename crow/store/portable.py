@@ -328,7 +328,9 @@ class ExportFile:
         if len(line) > most_bytes:
             raise Unreadable(f"it is {words}")
         if not line.endswith(b"\n"):
-            raise Unreadable("the file ends here, before its last line" if line or self._file.tell() else "it is empty")
+            raise Unreadable(
+                "the file is truncated: its last line is missing" if line or self._file.tell() else "it is empty"
+            )
         return line
 
     def _load(self, name: str) -> bytes | None:

@@ -342,7 +342,7 @@ FOREIGN = [
     (b"# Notes\n", 'line 1: it is not a crow export; expected {"type":"crow","format":1}'),
     (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is not a crow export"),
     (b'{"type":"crow","format":2}\n', "line 1: format is 2; this crow knows 1: upgrade it"),
-    (b'{"type":"crow","format":1}\n', "line 2: the file ends here, before its last line"),
+    (b'{"type":"crow","format":1}\n', "line 2: the file is truncated: its last line is missing"),
 ]
 
 
@@ -363,8 +363,8 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
     lines = data.splitlines(keepends=True)[:-1]
     blob = next(index for index, line in enumerate(lines) if b'"type":"blob"' in line)
     cases = [
-        (b"".join(lines), f"line {len(lines) + 1}: the file ends here, before its last line"),
-        (data[:-20], f"line {len(lines) + 1}: the file ends here"),
+        (b"".join(lines), f"line {len(lines) + 1}: the file is truncated: its last line is missing"),
+        (data[:-20], f"line {len(lines) + 1}: the file is truncated"),
         (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
         (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 is not that of the lines"),
         (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),

@@ -334,7 +334,7 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
-    """Reports of the requests since the last break, newest first. Each of these requests extends the earlier ones."""
+    """Token counts of requests, newest first, back to the first of those that only appended to the one before."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
