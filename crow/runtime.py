@@ -29,8 +29,8 @@ def importing() -> Iterator[None]:
 def keep_little() -> None:
     """Make glibc return each large block to the system when it is freed.
 
-    By default, freeing the first large block raises the size limit, and later blocks come from a heap that never
-    shrinks: 100 MB stayed allocated after an answer of 12 MB.
+    By default, freeing the first large block raises glibc's mmap threshold, so later blocks come from the heap, which
+    never shrinks: 100 MB stayed allocated after an answer of 12 MB.
     """
     _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 

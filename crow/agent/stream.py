@@ -121,7 +121,7 @@ class AnswerDraft:
             await self._has_room.wait()
 
     async def _show_gathered(self) -> None:
-        """Show the gathered pieces and save the shown text, each when it is due, until the stream has ended."""
+        """Until the stream ends, show the gathered pieces and save the text shown so far, each on its own schedule."""
         while self._pending or not self._has_ended:
             now = time.monotonic()
             show_at = self._shown_at + PIECE_WAIT_S if self._pending and not self._is_showing else math.inf

@@ -13,9 +13,9 @@ Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a request contains, and in which form. A dialect starts as configured and changes when the endpoint refuses
-    a part of a request by name. `refused` lists the names of these parts, oldest first, and is remembered across
-    processes.
+    """What a request contains, and in which form. A dialect starts as configured and changes when an error of the
+    endpoint names a part of the request that it rejects. `refused` lists the names of these parts, oldest
+    first, and is remembered across processes.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make

@@ -237,7 +237,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     # does not help.
     is_throttled = status != 413 and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
-        return errors.RateLimited(f"{who} asks to slow down: {words}.", retry_after_s=wait_s)
+        return errors.RateLimited(f"{who} is rate-limiting requests: {words}.", retry_after_s=wait_s)
     if not is_throttled and (status == 413 or _is_overflow(body.searched)):
         limit, size = _overflow_numbers(body.searched, body.message)
         model = f'the model "{origin.model}"' if origin.model else "the model"

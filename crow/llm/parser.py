@@ -376,9 +376,7 @@ class StreamParser:
         if finish == "length":
             if has_thought or self._usage is None or self._usage.output_tokens != 0:
                 return
-            problem = (
-                "The request leaves the model no room for an answer: it stopped at its length limit without a word."
-            )
+            problem = "The request left the model no room for an answer: it reached its length limit before any text."
             raise ContextOverflow(problem, size=self._usage.input_tokens)
         if has_thought:
             raise ProtocolError(f"{who} sent reasoning but no answer. Ask again, or try another model.")

@@ -53,7 +53,7 @@ async def test_tool_calls_streamed_through_the_gateway_run_and_their_results_go_
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("limited", "asks to slow down: litellm.RateLimitError"),
+        ("limited", "is rate-limiting requests: litellm.RateLimitError"),
         ("broken", "has trouble: litellm.InternalServerError"),
         ("overflowing", 'too long for the model "overflowing"'),
         ("filtered", "content filter"),

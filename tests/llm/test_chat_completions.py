@@ -216,7 +216,7 @@ async def test_a_rate_limit_waits_as_long_as_asked_and_tells_the_user() -> None:
         deltas, answer = await ask(model)
     assert waits.seconds == [3.125]
     assert isinstance(deltas[0], Retrying)
-    assert "asks to slow down: Rate limit reached (HTTP 429)" in deltas[0].reason
+    assert "is rate-limiting requests: Rate limit reached (HTTP 429)" in deltas[0].reason
     assert (text_of(deltas), answer.text) == ("ok", "ok")
 
 

@@ -255,7 +255,7 @@ class ContextWindow:
 
 
 def confirmed(learned: LearnedWindow) -> LearnedWindow:
-    """The window after a test confirmed it: the next test comes after twice as many compactions."""
+    """Return the window, confirmed by a test. The next test waits for twice as many compactions."""
     return replace(learned, compactions=0, patience=min(MAX_PATIENCE, learned.patience * 2))
 
 

@@ -121,7 +121,7 @@ class PathMethods(UsesDatabase):
             " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
             " WHERE s.id IN (SELECT value FROM json_each(?))"
             " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
-            " WHERE e.id < path.id)"  # a damaged parent may be any value
+            " WHERE e.id < path.id)"  # in a damaged row, the parent can have any value
             " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
             (json.dumps(list(session_ids)),),
         )
