@@ -19,7 +19,7 @@ from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, pl
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
-    Target,
+    PathTarget,
     ToolContext,
     ToolInvocation,
     argument,
@@ -52,7 +52,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return await apply_change(invocation, target, before, edit.text, f"Edit {target.name}", done, edit.line)
 
 
-async def prepare_edit(context: ToolContext, target: Target, args: Arguments) -> tuple[str, Replacement]:
+async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:
     """The file's text and what replaces it.
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or not in this way.

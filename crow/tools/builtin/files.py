@@ -27,7 +27,7 @@ from crow.tools import FileStat, Outcome, PlannedCall, Workspace
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
-    Target,
+    PathTarget,
     ToolContext,
     ToolInvocation,
     argument,
@@ -110,7 +110,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return Outcome(text=format_window(window, target.name, size))
 
 
-async def read_image(workspace: Workspace, target: Target, stat: FileStat, media: str) -> Outcome:
+async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
     if stat.size > IMAGE_BYTES:
         raise ArgumentError(
             f"{target.name} is an image of {stat.size:,} bytes; the largest that can be shown has {IMAGE_BYTES:,}"
@@ -242,7 +242,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return await apply_change(invocation, target, before, content, f"Write {target.name}", done, None)
 
 
-async def read_replaced(context: ToolContext, target: Target) -> tuple[str | None, str | None]:
+async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
     """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if it
     can)."""
     stat = await context.workspace.stat(target.path)
@@ -259,7 +259,13 @@ async def read_replaced(context: ToolContext, target: Target) -> tuple[str | Non
 
 
 def plan_change(
-    context: ToolContext, target: Target, title: str, *, diff: Diff | None, fault: str | None, line: int | None = None
+    context: ToolContext,
+    target: PathTarget,
+    title: str,
+    *,
+    diff: Diff | None,
+    fault: str | None,
+    line: int | None = None,
 ) -> PlannedCall:
     """Plan a call that writes to `target`. If the file is outside the workspace, `fault` is dropped, because it could
     reveal what the file contains."""
@@ -277,7 +283,13 @@ def plan_change(
 
 
 async def apply_change(
-    invocation: ToolInvocation, target: Target, before: str | None, after: str, title: str, done: str, line: int | None
+    invocation: ToolInvocation,
+    target: PathTarget,
+    before: str | None,
+    after: str,
+    title: str,
+    done: str,
+    line: int | None,
 ) -> Outcome:
     """Log the old content, write `after`, and report what the file holds afterwards. `before` is the text that was read
     to make the change."""
@@ -299,7 +311,7 @@ async def apply_change(
 
 
 async def stat_kind(
-    workspace: Workspace, target: Target, kinds: Sequence[str], expected: str, *, head: int = 0
+    workspace: Workspace, target: PathTarget, kinds: Sequence[str], expected: str, *, head: int = 0
 ) -> FileStat:
     """What exists at the target, with its first `head` bytes. `expected` describes the allowed `kinds` in the error
     message.
@@ -314,7 +326,7 @@ async def stat_kind(
     return stat
 
 
-async def missing_error(workspace: Workspace, target: Target) -> ArgumentError:
+async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentError:
     """The error for a file that does not exist, with similar names from its directory."""
     directory = target.path.parent
     try:

@@ -24,7 +24,7 @@ from crow.domain.rendering import code, in_title
 from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.process import found_program
 
 MAX_LISTED = 500
@@ -86,7 +86,7 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
         "ignore_case": args.get("ignore_case", False),
         "limit": MAX_MATCHES,
     }
-    top = Target.at(workspace, target.path.parent) if is_file else target
+    top = PathTarget.at(workspace, target.path.parent) if is_file else target
     answer = await scan_directory(workspace, top.path, request)
     check_pattern(args["pattern"], answer.get("fault", ""))
     prefix = "" if top.name == "." else top.name + os.sep

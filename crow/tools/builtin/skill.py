@@ -13,7 +13,7 @@ import anyio.to_thread
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
 from crow.tools import Outcome, PlannedCall, SkillInfo
-from crow.tools.builtin.tool import Arguments, Builtin, Target, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.skills import read_skill
 
 
@@ -27,7 +27,7 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
         announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
         access="read",
         argument=permission_argument(skill, digest),
-        paths=Target.at(context.workspace, Path(skill.source)).rule_names,
+        paths=PathTarget.at(context.workspace, Path(skill.source)).rule_names,
         asks_once=True,
         shown=text,
     )

@@ -61,9 +61,9 @@ class ToolContext:
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
 
-    def target(self, path: str) -> Target:
+    def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to. :raises ~crow.domain.errors.ArgumentError: not a path."""
-        return Target.at(self.workspace, self.workspace.resolve(path))
+        return PathTarget.at(self.workspace, self.workspace.resolve(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class ToolInvocation:
     allowed_path: str | None = None
     allowed_argument: str | None = None
 
-    def target(self, path: str) -> Target:
+    def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: a link has changed, so `path` no longer leads to the file or
@@ -91,7 +91,7 @@ class ToolInvocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class PathTarget:
     """A file or directory that a call names, with links resolved.
 
     `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path as the
@@ -106,7 +106,7 @@ class Target:
     is_outside: bool
 
     @classmethod
-    def at(cls, workspace: Workspace, path: Path) -> Target:
+    def at(cls, workspace: Workspace, path: Path) -> PathTarget:
         """The target at a resolved path."""
         name, whole = display_name(workspace, path), str(path)
         is_below = name != whole
