@@ -1,7 +1,7 @@
 """Opens the models, tools, workspaces and databases that the settings describe.
 
-No other module chooses an adapter. openai and mcp take 700 ms to import, and `initialize` and `session/new` do not need
-them. So the functions that need them import them when they are called.
+No other module chooses an adapter. openai and mcp take 700 ms to import, and `initialize` and `session/new` need no
+model. So the functions that open models and tools import what they need when they are called.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import anyio.to_thread
 
 from crow.llm import EndpointMemory, Model
-from crow.llm.dialect import Dialect
-from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.llm.offline import OfflineModel
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.values import McpServerSettings, expand_variables
@@ -26,7 +23,9 @@ from crow.tools.process import HiddenKeys
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:
+    from crow.llm.endpoint import Endpoint
     from crow.llm.models import Offered
+    from crow.llm.offline import OfflineModel
     from crow.tools.mcp.client import McpToolbox
 
 
@@ -62,11 +61,16 @@ async def open_model(target: Target, memory: EndpointMemory | None) -> EndpointM
 
 def offline_model(settings: Settings) -> OfflineModel:
     """The built-in model."""
+    from crow.llm.offline import OfflineModel
+
     return OfflineModel(context_window=settings.model.with_name(OFFLINE).context_window)
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
     """The endpoint of a target. `key` is the output of its key command, or "pending" until the command has run."""
+    from crow.llm.dialect import Dialect
+    from crow.llm.endpoint import Endpoint, EndpointTimeouts
+
     settings, options, preset = target.endpoint, target.options, preset_at(target.base_url)
     if key is None and settings.api_key is not None:
         key = settings.api_key.get_secret_value()

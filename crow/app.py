@@ -251,7 +251,10 @@ class BackgroundImport:
             self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
             # A daemon thread: if the editor closes at once, the exit must not wait for half a second of imports.
             threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
-        await asyncio.wrap_future(self._done)
+        if self._done.done():  # every prompt comes here: `wrap_future` would cost it two passes of the event loop
+            self._done.result()
+        else:
+            await asyncio.wrap_future(self._done)
 
     def _run(self, done: Future[None]) -> None:
         try:

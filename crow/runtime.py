@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +40,8 @@ def trim() -> None:
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
+    import ctypes
+
     try:
         function: Any = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):  # another C library; on Windows CDLL needs a name

@@ -193,8 +193,14 @@ def _load(options: argparse.Namespace) -> Loaded:
     with importing():
         from crow.settings import load_settings
 
-    flags = {"model.name": "model", "model.base_url": "base_url", "permissions.mode": "mode", "log.level": "log_level"}
-    return load_settings({key: getattr(options, name, None) or "" for key, name in flags.items()}, os.environ)
+        flags = {
+            "model.name": "model",
+            "model.base_url": "base_url",
+            "permissions.mode": "mode",
+            "log.level": "log_level",
+        }
+        given = {key: getattr(options, name, None) or "" for key, name in flags.items()}
+        return load_settings(given, os.environ)
 
 
 def _load_and_log(options: argparse.Namespace) -> Loaded:

@@ -1,22 +1,20 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-No file of a workspace is read. Each table is validated separately, and only if it sets something: building the
-validator for all settings would add 20 ms to every start.
+No file of a workspace is read. To keep the start short, each table is validated separately, and only if it sets
+something: building the validator for all settings takes 20 ms. For the same reason, functions import what most starts
+do not need.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from platformdirs import PlatformDirs
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -144,6 +142,8 @@ def find_paths(env: Mapping[str, str]) -> Paths:
     if env.get("CROW_HOME"):
         config_dir = data_dir = log_dir = _absolute(env["CROW_HOME"])
     else:
+        from platformdirs import PlatformDirs
+
         dirs = PlatformDirs("crow", appauthor=False)
         config_dir, data_dir, log_dir = dirs.user_config_path, dirs.user_data_path, dirs.user_log_path
         if env.get("HOME") == "" or not all(path.is_absolute() for path in (config_dir, data_dir, log_dir)):
@@ -320,6 +320,8 @@ class _Reader:
         self._problems.append(f"{self._origin(given)}: {dotted} is {shown}; expected {expectation(setting)}")
 
     def _refuse_unknown(self, prefix: str, key: str, known: Sequence[str]) -> None:
+        import difflib
+
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are {', '.join(known)}"
         self._problems.append(f"{self._file}: there is no setting {prefix}{key}; {hint}")
@@ -346,7 +348,7 @@ def _show_value(key: str, value: object) -> str:
 
 def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if is_required:
             raise ConfigError(f"environment CROW_CONFIG: {file} does not exist; name a file, or unset it") from None
@@ -355,6 +357,11 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
 
