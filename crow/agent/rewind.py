@@ -121,9 +121,9 @@ async def restore_files(
         await branch.publish(CallAnnounced(call=call, name=TOOL_NAME, arguments=arguments, announcement=announcement))
         answer = "allow_once"
         if asks:
-            offer = PlannedCall(announcement=announcement, access="write")
+            plan = PlannedCall(announcement=announcement, access="write")
             answer = await client.ask(
-                PermissionQuestion(call=call, name=TOOL_NAME, arguments=arguments, offer=offer, always="")
+                PermissionQuestion(call=call, name=TOOL_NAME, arguments=arguments, plan=plan, always="")
             )
         if answer == "cancelled":
             return RestoreResult(left=tuple(file.name for file in files), cancelled=True)
@@ -158,7 +158,7 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
         after = digest(file.then)
         change = File(call=call, path=str(file.path), before=file.now, after_hash=after, recorded_here=True)
         await branch.record([NewEntry(body=change)])
-        await workspace.put_back(file.path, file.then)
+        await workspace.restore(file.path, file.then)
     except OSError as error:
         return replace(file, fault=f"cannot be written ({error.strerror or error})")
     return file

@@ -53,7 +53,7 @@ class TurnRunner:
             permissions=self._permissions,
             compactor=self._make_compactor,
         )
-        ports = Ports(log=log, plan=CurrentPlan(session.branch), delegate=self.subagents, asker=session.client)
+        ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:

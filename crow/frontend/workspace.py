@@ -122,7 +122,7 @@ class EditorWorkspace:
             raise
         return await self._text_after_write(path, text, before)
 
-    async def put_back(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`.
 
         Text goes through the editor first, so that an open buffer shows it. If the file on disk still differs after
@@ -133,7 +133,7 @@ class EditorWorkspace:
                 await self.write_text(path, content.decode())
                 if (await self._disk.stat(path)).kind == "file" and await self._disk.read_bytes(path) == content:
                     return
-        await self._disk.put_back(path, content)
+        await self._disk.restore(path, content)
 
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""

@@ -26,30 +26,30 @@ OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 class PlannedCall:
     """A call as it would run.
 
-    `outside`: the call touches a path that is outside the workspace after links are resolved. `argument`: what a
+    `is_outside`: the call touches a path that is outside the workspace after links are resolved. `argument`: what a
     permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`, else
-    None. `paths`: the names of the touched file that permission rules may use, with links resolved: the absolute path
-    and, inside cwd, also the relative one. `tool`: the tool whose rules apply, if it is not the called one. `fault`:
-    the error message for the model; a call with a fault must not run.
+    None. `rule_paths`: the names of the touched file that permission rules may use, with links resolved: the absolute
+    path and, inside cwd, also the relative one. `rule_tool`: the tool whose rules apply, if it is not the called one.
+    `fault`: the error message for the model; a call with a fault must not run.
 
     `is_protected`: the call writes to a path whose protection is `ask`. `is_barrier`: the call writes files, so nothing
     may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
     the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
-    session. `shown` is the text that the user should read before they answer.
+    session. `review_text` is the text that the user should read before they answer.
     """
 
     announcement: Announcement
     access: Access
-    outside: bool = False
+    is_outside: bool = False
     argument: str | None = None
-    paths: tuple[str, ...] = ()
-    tool: str | None = None
+    rule_paths: tuple[str, ...] = ()
+    rule_tool: str | None = None
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
     is_read_only: bool = False
     asks_once: bool = False
-    shown: str = ""
+    review_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillInfo:
-    """A skill. `source` is the path of its file. If `of_workspace` is set, loading the skill needs the user's
+    """A skill. `source` is the path of its file. If `is_from_workspace` is set, loading the skill needs the user's
     permission."""
 
     name: str
     description: str
     source: str
-    of_workspace: bool = False
+    is_from_workspace: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +113,16 @@ class Toolbox(Protocol):
         """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
         restarted servers."""
 
-    async def offer(self, call: ToolCall) -> PlannedCall:
+    async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
         error."""
 
     async def run(
-        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, planned: PlannedCall | None = None
     ) -> Outcome:
         """Run `call`. A failure is returned as an `Outcome` with `is_error`; only cancellation and bugs are raised.
 
-        `call_id` is passed on to the ports. `judged` is the planned call that was allowed: if a link has changed since
+        `call_id` is passed on to the ports. `planned` is the planned call that was allowed: if a link has changed since
         then and the call would now touch another file, the call fails. On cancellation, child processes get SIGTERM at
         once and SIGKILL 2 s later; this method does not wait for their end.
         """
@@ -200,7 +200,7 @@ class Workspace(Protocol):
         cannot be written.
         """
 
-    async def put_back(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None) -> None:
         """Restore a file to this content, or remove the file if `content` is None. Keep the file's mode, and create
         missing parent directories. :raises OSError: the file cannot be written or removed."""
 
@@ -292,13 +292,13 @@ class ElicitationHandler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What tools may use of the session. Without `delegate` there is no `task` tool; without `asker` questions from
-    servers are declined."""
+    """What tools may use of the session. Without `subagents` there is no `task` tool; without `elicitation`, questions
+    from servers are declined."""
 
     log: Log
     plan: Plan
-    delegate: SubagentRunner | None = None
-    asker: ElicitationHandler | None = None
+    subagents: SubagentRunner | None = None
+    elicitation: ElicitationHandler | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,8 +131,8 @@ class DiskWorkspace:
         await anyio.to_thread.run_sync(replace_file, path, text.encode("utf-8"))
         return text
 
-    async def put_back(self, path: Path, content: bytes | None) -> None:
-        """See :meth:`crow.tools.Workspace.put_back`."""
+    async def restore(self, path: Path, content: bytes | None) -> None:
+        """See :meth:`crow.tools.Workspace.restore`."""
         await anyio.to_thread.run_sync(path.unlink if content is None else lambda: replace_file(path, content))
 
     async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:

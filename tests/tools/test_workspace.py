@@ -24,7 +24,7 @@ def test_paths_are_checked_after_resolving_links_and_dots_even_if_missing(tmp_pa
     (tmp_path / "also").mkdir()
     (tmp_path / "project-2").mkdir()
     workspace = DiskWorkspace(root, [tmp_path / "also"])
-    judged = {
+    planned = {
         name: workspace.contains(workspace.resolve(name))
         for name in (
             ".",
@@ -40,7 +40,7 @@ def test_paths_are_checked_after_resolving_links_and_dots_even_if_missing(tmp_pa
             "/",
         )
     }
-    assert judged == {
+    assert planned == {
         ".": True,
         "new/deep/file": True,
         "in/in/file": True,
