@@ -24,7 +24,12 @@ from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key
 from crow.settings.values import McpServerSettings, NamedModel, ProviderSettings, Section, Settings, expectation
 
-_FROM_ENVIRONMENT = {"model.name": "CROW_MODEL", "model.base_url": "OPENAI_BASE_URL", "log.level": "CROW_LOG"}
+_FROM_ENVIRONMENT = {
+    "model.name": "CROW_MODEL",
+    "model.base_url": "OPENAI_BASE_URL",
+    "sandbox.enabled": "CROW_SANDBOX",
+    "log.level": "CROW_LOG",
+}
 _FLAGS = {
     "model.name": "--model",
     "model.base_url": "--base-url",

@@ -246,6 +246,20 @@ class PermissionSettings(Section):
     """Whether fetch may read private addresses, such as those of this machine."""
 
 
+class SandboxSettings(Section):
+    """How the kernel confines commands."""
+
+    enabled: Annotated[Literal["auto", "off", "required"], Expected('"auto", "off" or "required"')] = "auto"
+    """Whether commands are confined: "auto" wherever it is possible, "off" never, "required" refuses to run a command
+    that cannot be confined. Environment: CROW_SANDBOX."""
+    network: Switch = False
+    """Whether commands with the access write have the network."""
+    readable: Annotated[Strings, Expected('a list of paths, such as ["~/datasets"]')] = ()
+    """More directories that confined commands can read."""
+    writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
+    """More directories that commands with the access write can write."""
+
+
 class LimitSettings(Section):
     """Limits on steps, tools and waiting."""
 
@@ -298,6 +312,7 @@ class Settings(Section):
     model: ModelSettings = Field(default_factory=ModelSettings)
     compaction: CompactionSettings = Field(default_factory=CompactionSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     log: LogSettings = Field(default_factory=LogSettings)

@@ -14,6 +14,10 @@ from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Us
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
 
+CommandAccess: TypeAlias = Literal["read", "write", "full"]
+"""What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
+`full` has the network, unless the user's settings give it to `write` too."""
+
 Protection: TypeAlias = Literal["none", "ask", "never"]
 """How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
 advance. `never` is for crow's own files."""
@@ -36,6 +40,7 @@ class PlannedCall:
     may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
     the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
     session. `review_text` is the text that the user should read before they answer.
+    `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
     """
 
     announcement: Announcement
@@ -50,6 +55,7 @@ class PlannedCall:
     is_read_only: bool = False
     asks_once: bool = False
     review_text: str = ""
+    command_access: CommandAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +210,14 @@ class Workspace(Protocol):
         """Restore a file to this content, or remove the file if `content` is None. Keep the file's mode, and create
         missing parent directories. :raises OSError: the file cannot be written or removed."""
 
-    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+    @property
+    def confines(self) -> bool:
+        """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
+        access."""
+
+    async def run(
+        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+    ) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal.
 
         Returns the exit code, and standard output and error in the order in which they arrived. The code is None if the
@@ -213,7 +226,9 @@ class Workspace(Protocol):
         SIGKILL 2 s later from `reap`; this method does not wait for its end.
         """
 
-    async def spawn(self, command: str, on_output: Callable[[str], None]) -> BackgroundCommand:
+    async def spawn(
+        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+    ) -> BackgroundCommand:
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
 

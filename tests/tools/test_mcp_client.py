@@ -341,7 +341,8 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) ->
             assert outcome == Outcome(text=offer.fault or "", is_error=True)
             faults[what] = offer.fault
     takes = (
-        "Expected a JSON object with command (string), timeout_s (integer, optional), background (boolean, optional), "
+        "Expected a JSON object with command (string), access (string, optional), timeout_s (integer, optional), "
+        "background (boolean, optional), "
         "description (string, optional)."
     )
     assert faults == {

@@ -51,6 +51,7 @@ async def test_a_planned_command_is_no_barrier_and_names_its_command_line(open_b
             announcement=Announcement(title="make test && ls", kind="execute"),
             access="execute",
             argument="make  test\n  && ls",
+            command_access="full",
         )
         with_nul = await box.plan("shell", command="a\0b")
         assert with_nul.fault == "shell: command contains a NUL character; expected a command line"

@@ -27,7 +27,7 @@ from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
-__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
+__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "plan"]
 
 META = "crow"
 CALL_ID = "crow/call_id"
