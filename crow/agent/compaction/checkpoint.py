@@ -1,7 +1,7 @@
 """Selects what a checkpoint keeps (pinned messages, skills and files), and orders tool outputs for masking.
 
-No model is involved. Each checkpoint takes over what the previous one kept, so the number of compactions does not
-matter. Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
+No model is involved. Each checkpoint takes over what the previous one kept, so nothing is lost by compacting often. The
+files are taken from the arguments of the built-in file tools and from the announcements of calls, never from a summary.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FRAME_TOKENS = 14
 """Tokens of the lines that enclose a pinned message or a skill."""
 
 MIN_EXCERPT = 64
-"""An excerpt of a message that has fewer tokens than this is useless."""
+"""An excerpt with fewer tokens than this is useless."""
 
 SKILL_TOOL = "skill"
 MAX_SKILLS = 12
-"""The most skills that a checkpoint keeps. Older skills appear in the summary at most."""
+"""The most skills that a checkpoint keeps. Older skills can only be mentioned in the summary."""
 
 
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
@@ -192,7 +192,7 @@ def path_argument(arguments: str) -> tuple[str, ...]:
 
 
 def parsed(arguments: str) -> dict[str, object] | None:
-    """A call's arguments; None if they are not a JSON object."""
+    """Return a call's arguments, or None if they are not a JSON object."""
     try:
         value = json.loads(arguments)
     except ValueError:
