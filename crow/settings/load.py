@@ -1,6 +1,6 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-No file of a workspace is read. Each table is validated separately, and only if it sets something: building the
+Files in a workspace are never read. Each table is validated separately, and only if it sets something: building the
 validator for all settings would add 20 ms to every start.
 """
 
@@ -53,7 +53,8 @@ _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. `trace` is the file that records the connection; None if there is none."""
+    """Absolute paths, which need not exist. `trace` is the file that records the connection, or None if nothing is
+    recorded."""
 
     config_file: Path
     data_dir: Path
@@ -101,7 +102,7 @@ class Loaded:
         )
 
     def values(self) -> dict[str, object]:
-        """All values by the keys of `sources`. Values that may be secret are `SecretStr`."""
+        """Return all values by the keys of `sources`. Values that may be secret are `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
@@ -117,7 +118,7 @@ class Loaded:
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, size and modification time in ns of a file; None if there is no file."""
+"""Inode, size and modification time (ns) of a file, or None if there is no file."""
 
 
 def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
@@ -207,7 +208,7 @@ class _Reader:
         return sources
 
     def read_summary_prompt(self) -> str:
-        """The text of `compaction.prompt_file`; empty if it is not set."""
+        """Return the text of `compaction.prompt_file`, or an empty string if it is not set."""
         path = self.settings.compaction.prompt_file
         if path is None:
             return ""
@@ -248,9 +249,9 @@ class _Reader:
             self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
-        """Replace values of the file by flags and environment variables.
+        """Replace values from the file with flags and environment variables.
 
-        If these choose another endpoint or model, the file's values for the former one are dropped.
+        If these choose another endpoint or model, the file's values for the previous one are dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -295,7 +296,7 @@ class _Reader:
                     )
                 case NamedModel(provider=str(provider)) if ("providers", provider) not in self._tables:
                     others = [name for kind, *rest in self._tables if kind == "providers" for name in rest]
-                    hint = f"there are {', '.join(others)}" if others else f"add [providers.{provider}]"
+                    hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
         return Settings.model_construct(**made)
@@ -326,7 +327,7 @@ class _Reader:
 
     def _refuse_unknown(self, prefix: str, key: str, known: Sequence[str]) -> None:
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+        hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"expected one of {', '.join(known)}"
         self._problems.append(f"{self._file}: there is no setting {prefix}{key}; {hint}")
 
     def _origin(self, given: _Given) -> str:
@@ -341,7 +342,8 @@ def _fields() -> dict[str, FieldInfo]:
 
 
 def _show_value(key: str, value: object) -> str:
-    """Format a value for an error message. `key` ends the setting's name. Values that may be secret are hidden."""
+    """Format a value for an error message. `key` is the last part of the setting's name. Values that may be secret are
+    hidden."""
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
@@ -354,7 +356,9 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
         return tomllib.loads(file.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if is_required:
-            raise ConfigError(f"environment CROW_CONFIG: {file} does not exist; name a file, or unset it") from None
+            raise ConfigError(
+                f"environment CROW_CONFIG: {file} does not exist; name an existing file, or unset it"
+            ) from None
         return {}
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
@@ -365,7 +369,7 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
+    """Collect the keys that the file contains or refers to, and the keys of all presets, whether used or not."""
     providers = tree.get("providers")
     found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
     tables = [table for table in found if isinstance(table, Mapping)]
@@ -389,8 +393,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """A directory that only this user can access. It is the same for every process, unless someone else has created one
-    with its name."""
+    """Return a directory that only this user can access. It is the same for every process, unless someone else has
+    created a directory with its name."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)
