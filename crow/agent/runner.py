@@ -101,7 +101,8 @@ class TurnRunner:
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
-        """Run `/server:prompt` as the server fills it in, or as it was typed if no server has that prompt."""
+        """Run `/server:prompt` with the text that the server returns for it, or as it was typed if no server has that
+        prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
             parts = await filled(await self.tools.toolbox(), typed, prompt.parts)
