@@ -139,7 +139,7 @@ class Branch:
             await self.settle()
 
     async def reject_prompt(self, message_id: str) -> None:
-        """Remove a prompt from the inbox, because its sender got an error. If that fails now, `settle` tries again."""
+        """Remove a prompt from the inbox, because its sender got an error. Do it now if possible, else in `settle`."""
         self._rejected_prompts.append(message_id)
         if not self._pending_end:
             await self.try_to_settle()

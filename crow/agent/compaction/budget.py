@@ -344,7 +344,7 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
-    """Return the reports since the last break, newest first. Since then, each request has only added to the one before
+    """Return the reports since the last break, newest first. Each request since then has only added to the one before
     it."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)

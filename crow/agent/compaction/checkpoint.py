@@ -1,7 +1,8 @@
 """Selects what a checkpoint keeps (pinned messages, skills and files), and orders tool outputs for masking.
 
-No model is involved. Each checkpoint takes over what the previous one kept, so nothing is lost by compacting often. The
-files are taken from the arguments of the built-in file tools and from the announcements of calls, never from a summary.
+No model is involved. Each checkpoint takes over what the previous one kept, so it does not matter how often a
+conversation is compacted. The files are taken from the arguments of the built-in file tools and from the announcements
+of calls, never from a summary.
 """
 
 from __future__ import annotations
