@@ -84,8 +84,8 @@ class EntryRecord:
     """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
 
     `session` is the session that wrote the entry, or null if that session is not in the file. `model` is the model that
-    answered or was asked. `cost` is in US dollars, `estimate` in tokens. The shape of `body` depends on `kind`. A body
-    refers to other entries by their `id`; 0 means no entry.
+    wrote an answer or that a prompt was sent to. `cost` is in US dollars, `estimate` in tokens. The shape of `body`
+    depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
     """
 
     id: int

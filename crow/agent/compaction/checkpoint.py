@@ -117,11 +117,11 @@ def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
 
 
 def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
-    """The tool results among `entries` (oldest first), in the order in which to hide them.
+    """Return the tool results among `entries` (oldest first) in the order in which to hide them.
 
     Results that a later result supersedes come first: the later one has the same call or the same output, or it read or
-    wrote the same file as a whole. Other outputs come next. The newest version of each file that was read comes last,
-    and among these files the one that was touched last.
+    wrote the same file as a whole. Other outputs come next. The newest reading of each file comes last; the file that
+    was touched most recently is at the very end.
     """
     arguments_of = call_arguments(entries)
     later: set[tuple[str, str, str]] = set()
