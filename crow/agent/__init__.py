@@ -35,7 +35,7 @@ class PermissionQuestion:
     call: CallRef
     name: str
     arguments: str
-    offer: PlannedCall
+    plan: PlannedCall
     always: str
 
 

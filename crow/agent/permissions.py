@@ -56,14 +56,14 @@ class Rule:
         if self.allow and call.asks_once:
             return not self.is_pattern and self.argument is not None and self.argument == call.argument
         if self.argument is None:
-            return not (self.allow and call.outside)
+            return not (self.allow and call.is_outside)
         if not self.is_pattern:
             return self.argument == call.argument
         if call.access == "execute" and call.argument is not None:
             return covers_command(self.argument, call.argument, allow=self.allow)
-        if call.paths:
+        if call.rule_paths:
             matcher = path_matcher(self.argument, ignore_case=not self.allow)
-            return any(matcher.fullmatch(normalize("NFC", path)) for path in call.paths)
+            return any(matcher.fullmatch(normalize("NFC", path)) for path in call.rule_paths)
         return call.argument is not None and fnmatchcase(call.argument, self.argument)
 
 
@@ -91,7 +91,7 @@ Decision: TypeAlias = Allow | Ask | Refuse
 
 def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
     """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`."""
-    name = call.tool or name
+    name = call.rule_tool or name
     covering = [rule for rule in rules if rule.covers(name, call)]
     if any(not rule.allow for rule in covering) or (name == "skill" and is_unreadable(call, rules)):
         return Refuse(words=f"The user has forbidden this call of {name}. Do it another way, or ask them.")
@@ -103,12 +103,12 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
         )
     if call.access == "none":
         return Allow(why="touches only the session")
-    if call.access == "read" and not call.outside and not call.asks_once:
+    if call.access == "read" and not call.is_outside and not call.asks_once:
         return Allow(why="reads inside the workspace are free")
     if covering:
         users = any(rule.is_users for rule in covering)
         return Allow(why="allowed by the user's rules" if users else "always allowed by the user in this session")
-    if call.outside or call.is_protected or call.asks_once:
+    if call.is_outside or call.is_protected or call.asks_once:
         return Ask()
     if mode == "auto" or (mode == "accept-edits" and call.access == "write"):
         return Allow(why=f"mode {mode}")
@@ -117,7 +117,7 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
 
 def is_unreadable(call: PlannedCall, rules: Sequence[Rule]) -> bool:
     """Whether a deny rule for `read_file` covers the file that this call of another tool reads."""
-    return bool(call.paths) and any(not rule.allow and rule.covers("read_file", call) for rule in rules)
+    return bool(call.rule_paths) and any(not rule.allow and rule.covers("read_file", call) for rule in rules)
 
 
 def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
@@ -253,9 +253,9 @@ def rule_text(rule: Rule) -> str:
 def rule_for(name: str, call: PlannedCall, *, allow: bool) -> Rule:
     """The rule to store when the user answers "always" for this call. For a file outside the workspace, the rule covers
     only that file."""
-    name = call.tool or name
-    if call.outside and call.paths and "*" not in call.paths[0] and "?" not in call.paths[0]:
-        return Rule(tool=name, argument=call.paths[0], allow=allow, is_pattern=True)
+    name = call.rule_tool or name
+    if call.is_outside and call.rule_paths and "*" not in call.rule_paths[0] and "?" not in call.rule_paths[0]:
+        return Rule(tool=name, argument=call.rule_paths[0], allow=allow, is_pattern=True)
     return Rule(tool=name, argument=call.argument, allow=allow)
 
 

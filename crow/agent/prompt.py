@@ -63,7 +63,7 @@ SECTIONS = ("date", "mode", "servers", "skills", "instructions")
 def facts_now(
     mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[SkillInfo] = ()
 ) -> dict[str, str]:
-    """The current text of each section. A section with nothing to say is empty.
+    """Return the current text of each section. A section with nothing to say is empty.
 
     `instructions` comes from `read_instructions`.
     """
@@ -83,12 +83,12 @@ def facts_now(
 
 
 def one_line(text: str) -> str:
-    """A server's text, shortened to one line and escaped so that it cannot end its section of the prompt."""
+    """Return a server's text, shortened to one line and escaped so that it cannot end its section of the prompt."""
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")[:SERVER_CHARS]
 
 
 async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mapping[str, str]) -> Prompt:
-    """The prompt entry of a session. It leaves out the mode and the servers, which reminders report."""
+    """Return the prompt entry of a session. It leaves out the mode and the servers, which reminders report."""
     lines = [
         f"Working directory: {row.cwd}",
         *(f"Additional directory: {directory}" for directory in row.additional_directories),
@@ -106,7 +106,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
-    """What the entries last told the model in each section. Maps the section to its text."""
+    """Map each section to the text with which the entries last reported it to the model."""
     told: dict[str, str] = {}
     for entry in entries:
         match entry.body:
@@ -121,10 +121,10 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def changes(told: Mapping[str, str], facts: Mapping[str, str]) -> str | None:
-    """The text of the reminder that is due. None if the model already has every fact.
+    """Return the text of the reminder that is due, or None if the model already has every fact.
 
-    Without an earlier report the model is assumed to know the mode `ask`. A section that became empty is reported as
-    such.
+    If no mode was reported yet, the model is assumed to know the mode `ask`. A section that has become empty is
+    reported as empty.
     """
     known = {"mode": MODES["ask"], **told}
     blocks = [tagged(name, text or empty_section(name)) for name, text in facts.items() if text != known.get(name, "")]
@@ -153,7 +153,7 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def read_instructions(cwd: Path) -> str:
-    """The AGENTS.md files from the root down to `cwd`, each under its path; "" if there are none."""
+    """Return the AGENTS.md files from the root down to `cwd`, each under its path, or "" if there are none."""
     blocks = []
     for directory in reversed([cwd, *cwd.parents]):
         file = directory / INSTRUCTION_FILE
@@ -174,8 +174,8 @@ def read_instructions(cwd: Path) -> str:
 
 
 def git_state(cwd: str) -> str:
-    """One line about the checkout that contains `cwd`, read from its files. Git itself is never run: a repository's
-    configuration can make it run commands."""
+    """Return one line about the checkout that contains `cwd`, read from its files. Git itself is never run: a
+    repository's configuration can make it run commands."""
     for directory in [Path(cwd), *Path(cwd).parents]:
         marker = directory / ".git"
         try:
@@ -191,8 +191,8 @@ def git_state(cwd: str) -> str:
 
 
 def read_git_file(path: Path) -> str:
-    """The start of a file, which may be of any kind. :raises OSError: not a regular file. :raises ValueError: not
-    text."""
+    """Return the start of a file, which may be of any kind. :raises OSError: not a regular file. :raises ValueError:
+    not text."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -215,7 +215,7 @@ class Briefing:
         self.look_back()
 
     def look_back(self) -> None:
-        """Read from the entries again what the model was told. Needed after the branch was loaded or moved."""
+        """Read again from the entries what the model was told. Needed after the branch was loaded or moved."""
         self._projection = self._branch.projection
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
@@ -242,13 +242,13 @@ class Briefing:
         self.look_back()
 
     async def fresh_prompt(self) -> Prompt:
-        """A prompt entry with the current facts. One is also written with each checkpoint."""
+        """Return a prompt entry with the current facts. A new one is also written with each checkpoint."""
         assert self._facts is not None, "a turn begins first"
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
-        """The text of the reminder that is due, and note entries to store with it. None if the model already has every
-        fact.
+        """Return the text of the reminder that is due, and note entries to store with it. Return None if the model
+        already has every fact.
 
         The caller stores both before its next request.
         """

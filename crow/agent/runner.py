@@ -53,7 +53,7 @@ class TurnRunner:
             permissions=self._permissions,
             compactor=self._make_compactor,
         )
-        ports = Ports(log=log, plan=CurrentPlan(session.branch), delegate=self.subagents, asker=session.client)
+        ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
@@ -101,7 +101,8 @@ class TurnRunner:
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
-        """Run `/server:prompt` as the server fills it in, or as it was typed if no server has that prompt."""
+        """Run `/server:prompt` with the text that the server returns for it, or as it was typed if no server has that
+        prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
             parts = await filled(await self.tools.toolbox(), typed, prompt.parts)

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = TurnEnd(stop="cancelled")
 HEAD_START_S = 0.0005
-"""Seconds between starting to store the end of a cancelled turn and cancelling it, so that the store runs first."""
+"""Seconds from starting to store the end of a cancelled turn until the turn is cancelled. The store then runs first."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 SMALL_CHARS = 2_000
@@ -69,7 +69,7 @@ class PendingPrompt:
 
     @property
     def is_only_in_memory(self) -> bool:
-        """Whether nothing of the prompt is stored before its turn is claimed."""
+        """Whether the prompt is not stored until its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
@@ -77,7 +77,7 @@ class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
     The task claims each turn, runs it in the prompt's cancel scope and ends it. It owns the MCP servers, the commands
-    and every write, so all of them are closed where they were opened. Requests only wait for their prompt.
+    and every write, so all of them are closed where they were opened. A request only waits until its prompt is done.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Session:
 
     @property
     def owes(self) -> bool:
-        """Whether something that the store refused is only in memory, such as the end of the last turn."""
+        """Whether something is only in memory because the store refused it, such as the end of the last turn."""
         return not self.branch.is_settled
 
     async def settle(self) -> bool:
@@ -165,7 +165,7 @@ class Session:
         return prompt.stop
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
-        """The prompt's parts. If the prompt calls a user-defined command, that is replaced by the command's text."""
+        """Return the prompt's parts. If the prompt calls a user-defined command, that command's text replaces it."""
         if not prompt.text.startswith("/"):
             return prompt.parts
         name, *rest = prompt.text[1:].split(maxsplit=1)
@@ -334,14 +334,15 @@ class Session:
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
     async def _claim(self, prompt: PendingPrompt) -> bool:
-        """Take the turn, and store the prompt if it goes to the model as it is. Returns True if another process has
+        """Claim the turn, and store the prompt if it goes to the model as it is. Returns True if another process has
         moved the session's leaf."""
         branch, plan = self.branch, self.branch.plan
         try:
             await branch.settle()
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
-            # stored later: with its answer, or after the server has filled it in
+            # A command is stored later, with its answer. A server's prompt is stored later, after the server has filled
+            # it in.
             if prompt.command is not None or prompt.called is not None:
                 moved = await branch.claim(None)
             else:
@@ -376,9 +377,9 @@ class Session:
             else:
                 await self._runner.end_turn(end)
         except StoreError as error:
-            if end.stop not in ("error", "cancelled"):  # for those the request already has its answer
+            if end.stop not in ("error", "cancelled"):  # in these cases the request already has its answer
                 raise
-            logger.warning("Could not store the end of the turn; it is tried again: %s", error)
+            logger.warning("Could not store the end of the turn; crow will try again: %s", error)
         if end.stop == "refusal":  # ACP drops a refused prompt; the turn stays in the log as a branch
             first = next((entry for entry in self.branch.entries if entry.turn == self.branch.turn), None)
             if first is not None:
@@ -402,14 +403,14 @@ class Session:
             await self.branch.publish(measured)
 
     async def measured(self) -> ContextMeasured:
-        """How full the context is. Does not load the model.
+        """Return how full the context is. Does not load the model.
 
         :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
         """
         return (await self._gauge()).reading()
 
     async def cut_for(self, parts: Sequence[Part]) -> int | None:
-        """How many characters of a very long prompt the model may see. None means all of them."""
+        """Return how many characters of a very long prompt the model may see, or None for all."""
         text = parts_text(parts)
         return None if len(text) <= SMALL_CHARS else (await self._gauge()).cut_prompt(text)
 

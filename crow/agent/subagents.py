@@ -141,9 +141,9 @@ class ToolSubset:
         """See :class:`crow.tools.Toolbox`."""
         return self._toolbox.skills() if "skill" in self._names else ()
 
-    async def offer(self, call: ToolCall) -> PlannedCall:
+    async def plan(self, call: ToolCall) -> PlannedCall:
         """See :class:`crow.tools.Toolbox`."""
-        plan = await self._toolbox.offer(call)
+        plan = await self._toolbox.plan(call)
         if call.name in self._names:
             return plan
         fault = f'This task has no tool "{call.name}". It has: {", ".join(spec.name for spec in self._specs)}.'

@@ -69,7 +69,7 @@ class Calls:
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
-        return tuple([await self._toolbox.offer(call) for call in calls])
+        return tuple([await self._toolbox.plan(call) for call in calls])
 
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
@@ -119,7 +119,7 @@ class Calls:
         and return None. If the user cancels the turn, set `dismissed` and return None."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
-            plan = await self._toolbox.offer(opened.call)
+            plan = await self._toolbox.plan(opened.call)
         if plan.fault is not None:
             await self._answer(opened, Outcome(text=plan.fault, is_error=True))
             return None
@@ -147,7 +147,7 @@ class Calls:
             self.ran = True
             begun = time.monotonic()
             async with after_delay(SOON_S, partial(self._store_started, started)):
-                outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, judged=plan)
+                outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
         except StoreError as error:
@@ -221,7 +221,7 @@ class Permissions:
         can_last = not plan.is_protected and not plan.asks_once
         always = rule_words(rule_for(call.name, plan, allow=True)) if can_last else ""
         answer = await self._client.ask(
-            PermissionQuestion(call=ref, name=call.name, arguments=call.arguments, offer=plan, always=always)
+            PermissionQuestion(call=ref, name=call.name, arguments=call.arguments, plan=plan, always=always)
         )
         if answer == "cancelled":
             return None

@@ -1,6 +1,6 @@
-"""Renders an entry as text for the model, a call as a title, and any text for a terminal.
+"""Renders entries as text for the model, calls as titles, and any text for a terminal.
 
-Each rendering uses only the stored body and the constants here, so an entry always gives the same message.
+A rendering depends only on the stored body and the constants here, so an entry always gives the same message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def user_parts(body: User, entry: int) -> tuple[Part, ...]:
 
 
 def fair_share(sizes: Sequence[int], total: int) -> int:
-    """The largest cap with which the sum of `sizes`, each limited to that cap, is at most `total`."""
+    """Return the largest cap such that the sum of `sizes`, each limited to that cap, is at most `total`."""
     left = max(0, total)
     waiting = sorted(sizes)
     for index, size in enumerate(waiting):
@@ -62,7 +62,7 @@ def fair_share(sizes: Sequence[int], total: int) -> int:
 
 
 def parts_text(parts: Sequence[Part]) -> str:
-    """A message of the user as plain text."""
+    """Format a user message as plain text."""
     return "\n".join(map(part_text, parts))
 
 
@@ -81,14 +81,15 @@ def part_text(part: Part) -> str:
 
 
 def added_part(body: Reminder | Skill) -> Text:
-    """Text from crow as a part of a message in the user role."""
+    """Text from crow as a part of a user message."""
     if isinstance(body, Skill):
         return Text(text=f'<skill name="{body.name}">\n{body.text}\n</skill>')
     return Text(text=body.text)
 
 
 def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-    """An answer with `calls`, whose ids are unique in the request. None if there is nothing to send."""
+    """Return an answer as a message with `calls`, whose ids are unique in the request. Return None if there is nothing
+    to send."""
     if not calls and not body.text.strip():
         return None
     interrupted = body.finish == "interrupted"
@@ -96,7 +97,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
         text=interrupted_text(body) if interrupted and body.text.strip() else body.text,
         calls=calls,
         thought=body.thought,
-        # Opaque fields hold signatures of the whole reasoning. Providers refuse incomplete ones.
+        # Opaque fields contain signatures of the complete reasoning. Providers refuse incomplete fields.
         opaque={} if interrupted else body.opaque,
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
@@ -104,18 +105,18 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
 
 
 def interrupted_text(body: Assistant) -> str:
-    """The part of an interrupted answer that was shown, with a mark at its end."""
+    """The part of an interrupted answer that was shown, followed by a note that it was interrupted."""
     return f"{body.text}\n\n{INTERRUPTED}"
 
 
 def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """A result, or its head and tail if it was stored with a cut."""
+    """A tool result as a message. If it was stored with a cut, the message has only its head and tail."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether this output may be hidden from the model, and hiding it saves something."""
+    """Whether this output may be hidden from the model, and hiding it saves tokens."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
@@ -129,7 +130,7 @@ def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def checkpoint_message(body: Checkpoint) -> UserMessage:
-    """Summary, pinned messages, files, plan and skills as one message of the user role."""
+    """Render a checkpoint as one user message: summary, pinned messages, plan, files and skills."""
     sections = [CHECKPOINT_HEAD]
     if body.first_covered is not None and body.last_covered is not None:
         sections.append(f"It replaces the entries {body.first_covered} to {body.last_covered}.")
@@ -166,8 +167,8 @@ def plan_line(item: PlanItem) -> str:
 
 
 def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[str, int | None]:
-    """Format `lines` as a list of at most `room / share` characters (`room` None: unbounded). Return the list and the
-    room that is left."""
+    """Format `lines` as a list of at most `room / share` characters, or without a limit if `room` is None. Return the
+    list and the remaining room."""
     if room is None:
         return "\n".join(f"- {line}" for line in lines), None
     left = room // share
@@ -190,7 +191,8 @@ CLOSES_EMPHASIS = re.compile(r"_(?:[^\w]|$)")
 
 
 def in_title(text: str) -> str:
-    """A name, pattern or command for the title of a call: plain, or in backticks if Markdown would change it.
+    """Format a name, pattern or command for the title of a call: unchanged, or in backticks if Markdown would change
+    it.
 
     Several editors draw titles as Markdown, where `src/__init__.py` would lose characters. Others draw plain text.
     """
@@ -200,7 +202,7 @@ def in_title(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """`text` as Markdown code on one line. It may hold backticks."""
+    """Format `text` as Markdown code on one line. `text` may contain backticks."""
     line = " ".join(text.split("\n"))
     if "`" not in line:
         return f"`{line}`"
@@ -213,7 +215,7 @@ _LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)"
 
 
 class SecretMask:
-    """Replaces secrets in a text: the given ones, and whatever looks like one."""
+    """Replaces secrets in a text: the given ones, and anything that looks like a secret."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)

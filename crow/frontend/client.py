@@ -264,11 +264,11 @@ def permission_params(session_id: str, question: PermissionQuestion) -> dict[str
 
     They repeat everything about the call, because many clients build their dialog from this request alone.
     """
-    announcement = question.offer.announcement
+    announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
     content = tool_calls.diff_contents(announcement.diffs)
-    if question.offer.shown:
-        content.append(tool_calls.text_content(tool_calls.fenced(limit_text(question.offer.shown))))
+    if question.plan.review_text:
+        content.append(tool_calls.text_content(tool_calls.fenced(limit_text(question.plan.review_text))))
     if content:
         call["content"] = content
     labels = ("Allow", f"Always allow {question.always}", "Reject", f"Always reject {question.always}")

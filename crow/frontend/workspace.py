@@ -18,7 +18,7 @@ from crow.frontend.client import SendRequest, refusal_text
 from crow.frontend.frames import METHOD_NOT_FOUND
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.tools import FileStat, OnOutput, Workspace
+from crow.tools import CommandAccess, FileStat, OnOutput, Workspace
 
 SILENCE_S = 2.0
 """While the editor has not answered a write, the disk is checked this often: some editors write and never answer."""
@@ -122,7 +122,7 @@ class EditorWorkspace:
             raise
         return await self._text_after_write(path, text, before)
 
-    async def put_back(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`.
 
         Text goes through the editor first, so that an open buffer shows it. If the file on disk still differs after
@@ -133,13 +133,20 @@ class EditorWorkspace:
                 await self.write_text(path, content.decode())
                 if (await self._disk.stat(path)).kind == "file" and await self._disk.read_bytes(path) == content:
                     return
-        await self._disk.put_back(path, content)
+        await self._disk.restore(path, content)
 
-    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+    @property
+    def confines(self) -> bool:
+        """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
+        return self._disk.confines and not self._in_terminals
+
+    async def run(
+        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+    ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
         if self._in_terminals:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
-        return await self._disk.run(command, timeout_s=timeout_s, on_output=on_output)
+        return await self._disk.run(command, access=access, timeout_s=timeout_s, on_output=on_output)
 
     @property
     def has_leftovers(self) -> bool:

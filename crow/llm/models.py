@@ -1,4 +1,4 @@
-"""What endpoints say about their models in the answer to `GET /models`, and what their refusals reveal."""
+"""What endpoints reveal about their models, in the answer to `GET /models` and in refusals."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class EndpointFacts:
 
     @property
     def info(self) -> ModelInfo:
-        """The configured model, completed by what the endpoint told about it."""
+        """The configured model. Unknown limits and prices are taken from the endpoint's list of models."""
         if self._info is None:
             self._info = self._current_info()
         return self._info
@@ -141,8 +141,8 @@ class EndpointFacts:
         return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
-        """Return the output limit to send if `wanted` is requested. If `wanted` is None, the configured limit is used.
-        The result None means that no limit is sent."""
+        """Return the output limit to send if `wanted` is requested, or None to send no limit. If `wanted` is None, the
+        configured limit is used."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, self._max_output) if limit is not None), default=None)
@@ -187,4 +187,4 @@ class EndpointFacts:
         try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
         except StoreError as error:  # the answer is more important than storing what was learned from it
-            logger.warning("What %s taught could not be stored: %s", self._endpoint.base_url, error)
+            logger.warning("Facts about %s could not be stored: %s", self._endpoint.base_url, error)

@@ -90,9 +90,9 @@ class StreamParser:
             self._read_content()
         if self._size > MAX_CHARS:
             self._error = AnswerTooLong(
-                f"The answer of {self._origin.endpoint} was stopped at {MAX_CHARS:,} characters of text, reasoning and "
-                "tool arguments; the model may be repeating itself. What was shown is kept; none of its tool calls "
-                "ran. Prompt again, or limit answers with max_output_tokens."
+                f"The answer from {self._origin.endpoint} was cut off after {MAX_CHARS:,} characters of text, "
+                "reasoning and tool arguments; the model may be repeating itself. The part that was shown is kept, "
+                "but none of its tool calls ran. Prompt again, or limit answers with max_output_tokens."
             )
             raise self._error
         return self._take_pieces()
@@ -234,7 +234,7 @@ class StreamParser:
             if type(text) is str:
                 self._content.append(text)
         elif self._has_deltas:
-            # The server repeats the whole answer at the end of the stream. Only what no delta has brought is new.
+            # The server repeats the whole answer at the end of the stream. Only the part that no delta has sent is new.
             self._read_content()
             text, so_far = message.get("content"), self._text.getvalue() + self._detector.held + self._splitter.held
             rest = text[len(so_far) :] if isinstance(text, str) and text.startswith(so_far) else ""
@@ -357,7 +357,7 @@ class StreamParser:
         """
         who, word = self._origin.endpoint, self._finish_word
         if word is None and not self.is_done:
-            raise ProtocolError(f"The answer of {who} broke off: the stream ended without a finish reason.")
+            raise ProtocolError(f"The answer from {who} broke off: the stream ended without a finish reason.")
         ending = _ending_of(word) if word is not None else "stop"
         if ending == "failed":
             raise Overloaded(f'{who} broke off the answer (finish reason "{word}").')
@@ -365,7 +365,7 @@ class StreamParser:
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":
             if not (self._calls or self._legacy_calls):
-                raise ProtocolError(f'{who} could not read a tool call of its model (finish reason "{word}").')
+                raise ProtocolError(f'{who} could not read a tool call from its model (finish reason "{word}").')
             ending = "stop"
         return "refusal" if self._is_refused else ending
 
@@ -417,7 +417,7 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word means `stop`; an empty answer is an error in that case."""
+    """Return the meaning of a finish reason. An unknown word means `stop`, but an empty answer is then an error."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending

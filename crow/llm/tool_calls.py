@@ -145,8 +145,8 @@ class CallAssembler:
                     self.size += len(key) + len(str(members[key]))
 
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
-        """Return the calls in order of arrival. `is_cut` means that the output limit ended the stream, so that the last
-        call is marked as faulty and must not run."""
+        """Return the calls in order of arrival. `is_cut` means that the output limit ended the stream. The last call is
+        then marked as faulty and must not run."""
         # A call that consists only of an ID or an index is ignored.
         calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
         finished: list[ToolCall] = []
@@ -188,7 +188,7 @@ class CallAssembler:
             is_new = index is not None and at_index is None
             return None if is_new or self._opens_anew(known, name, arguments, same_index=at_index is known) else known
         if index is not None and at_index is None:
-            # Some servers count the fragments in the index. A piece from the middle of arguments then continues the
+            # Some servers number the fragments with the index. A piece from the middle of arguments then continues the
             # last call.
             if last is None or call_id or name or not (last.name and last.pieces) or not arguments:
                 return None

@@ -1,8 +1,8 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-No file of a workspace is read. To keep the start short, each table is validated separately, and only if it sets
-something: building the validator for all settings takes 20 ms. For the same reason, functions import what most starts
-do not need.
+Files in a workspace are never read. To keep the start short, each table is validated separately, and only if it sets
+something: building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
+functions that use them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key
 from crow.settings.values import McpServerSettings, NamedModel, ProviderSettings, Section, Settings, expectation
 
-_FROM_ENVIRONMENT = {"model.name": "CROW_MODEL", "model.base_url": "OPENAI_BASE_URL", "log.level": "CROW_LOG"}
+_FROM_ENVIRONMENT = {
+    "model.name": "CROW_MODEL",
+    "model.base_url": "OPENAI_BASE_URL",
+    "sandbox.enabled": "CROW_SANDBOX",
+    "log.level": "CROW_LOG",
+}
 _FLAGS = {
     "model.name": "--model",
     "model.base_url": "--base-url",
@@ -46,7 +51,8 @@ _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. `trace` is the file that records the connection; None if there is none."""
+    """Absolute paths, which need not exist. `trace` is the file that records the connection, or None if nothing is
+    recorded."""
 
     config_file: Path
     data_dir: Path
@@ -94,7 +100,7 @@ class Loaded:
         )
 
     def values(self) -> dict[str, object]:
-        """All values by the keys of `sources`. Values that may be secret are `SecretStr`."""
+        """Return all values by the keys of `sources`. Values that may be secret are `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
@@ -110,7 +116,7 @@ class Loaded:
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, size and modification time in ns of a file; None if there is no file."""
+"""Inode, size and modification time (ns) of a file, or None if there is no file."""
 
 
 def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
@@ -202,7 +208,7 @@ class _Reader:
         return sources
 
     def read_summary_prompt(self) -> str:
-        """The text of `compaction.prompt_file`; empty if it is not set."""
+        """Return the text of `compaction.prompt_file`, or an empty string if it is not set."""
         path = self.settings.compaction.prompt_file
         if path is None:
             return ""
@@ -243,9 +249,9 @@ class _Reader:
             self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
-        """Replace values of the file by flags and environment variables.
+        """Replace values from the file with flags and environment variables.
 
-        If these choose another endpoint or model, the file's values for the former one are dropped.
+        If these choose another endpoint or model, the file's values for the previous one are dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -290,7 +296,7 @@ class _Reader:
                     )
                 case NamedModel(provider=str(provider)) if ("providers", provider) not in self._tables:
                     others = [name for kind, *rest in self._tables if kind == "providers" for name in rest]
-                    hint = f"there are {', '.join(others)}" if others else f"add [providers.{provider}]"
+                    hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
         return Settings.model_construct(**made)
@@ -323,7 +329,7 @@ class _Reader:
         import difflib
 
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+        hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"expected one of {', '.join(known)}"
         self._problems.append(f"{self._file}: there is no setting {prefix}{key}; {hint}")
 
     def _origin(self, given: _Given) -> str:
@@ -338,7 +344,8 @@ def _fields() -> dict[str, FieldInfo]:
 
 
 def _show_value(key: str, value: object) -> str:
-    """Format a value for an error message. `key` ends the setting's name. Values that may be secret are hidden."""
+    """Format a value for an error message. `key` is the last part of the setting's name. Values that may be secret are
+    hidden."""
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
@@ -351,7 +358,9 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
         text = file.read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if is_required:
-            raise ConfigError(f"environment CROW_CONFIG: {file} does not exist; name a file, or unset it") from None
+            raise ConfigError(
+                f"environment CROW_CONFIG: {file} does not exist; name an existing file, or unset it"
+            ) from None
         return {}
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
@@ -367,7 +376,7 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
+    """Collect the keys that the file contains or refers to, and the keys of all presets, whether used or not."""
     providers = tree.get("providers")
     found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
     tables = [table for table in found if isinstance(table, Mapping)]
@@ -391,8 +400,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """A directory that only this user can access. It is the same for every process, unless someone else has created one
-    with its name."""
+    """Return a directory that only this user can access. It is the same for every process, unless someone else has
+    created a directory with its name."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

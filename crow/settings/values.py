@@ -1,6 +1,6 @@
 """Every setting: its type, bounds, default and meaning.
 
-The `Expected` of a field is the end of error messages about it, and its docstring says what the setting does.
+A field's `Expected` ends the error messages about it, and its docstring says what the setting does.
 `schemas/config.schema.json` is generated from both. This module does not postpone annotations: pydantic would evaluate
 them a second time at every start.
 """
@@ -52,12 +52,12 @@ Url = Annotated[
 ]
 Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
 Variable = Annotated[NonEmpty, Expected('the name of a variable, such as "OPENROUTER_API_KEY"')]
-Texts = Annotated[Mapping[str, str], Expected('a table of texts, such as { "X-Title" = "crow" }')]
+Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
 Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
 Thought = Annotated[Literal["off", "low", "medium", "high"], Expected('"off", "low", "medium" or "high"')]
 ModelName = Annotated[NonEmpty, Expected('a model name, such as "gpt-5.2", or "offline"')]
 ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
-SummaryModel = Annotated[NonEmpty, Expected("the name of a model of the same endpoint, such as a smaller one")]
+SummaryModel = Annotated[NonEmpty, Expected("the name of another model at the same endpoint, such as a smaller one")]
 StartMode = Annotated[
     Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
 ]
@@ -88,9 +88,9 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """Size of the context window in tokens; unset: what the endpoint reports, or what crow learned."""
+    """Size of the context window in tokens. If unset, the size that the endpoint reports or that crow has learned."""
     max_output_tokens: Tokens | None = None
-    """Limit of one answer in tokens, at most a quarter of the window; unset: the endpoint's own."""
+    """Limit of one answer in tokens, at most a quarter of the window. If unset, the endpoint's own limit."""
     takes_images: Switch = True
     """Whether the model accepts images."""
     input_price: Price | None = None
@@ -100,9 +100,9 @@ class ModelOptions(Section):
     output_price: Price | None = None
     """US dollars per million output tokens."""
     thought_level: Thought | None = None
-    """How much the model thinks before it answers; unset: the endpoint's default."""
+    """How much the model thinks before it answers. If unset, the endpoint's default."""
     extra_body: Body = Field(default_factory=dict, repr=False)
-    """Extra members of every request; they replace crow's own."""
+    """Extra members of every request. They replace crow's own members of the same name."""
 
 
 class ModelSettings(ModelOptions):
@@ -120,7 +120,7 @@ class ModelSettings(ModelOptions):
     """Extra HTTP headers for the endpoint; their values are treated as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """A copy with the same endpoint but another model. The options of the configured model are removed."""
+        """Return a copy with the same endpoint but another model. The options of the configured model are unset."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -132,11 +132,11 @@ class ProviderSettings(Section):
     """A further endpoint, under a name that the user chooses."""
 
     base_url: Url | None = None
-    """URL of the endpoint, without `/chat/completions`; unset: that of the preset with this name."""
+    """URL of the endpoint, without `/chat/completions`. If unset, the URL of the preset with this name."""
     api_key: Key | None = None
     """The endpoint's key. Prefer api_key_env or api_key_command."""
     api_key_env: Variable | None = None
-    """Name of the environment variable that holds the key; unset: that of the preset."""
+    """Name of the environment variable that holds the key. If unset, the preset's variable."""
     api_key_command: Annotated[
         Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
         Expected('a command as a list, such as ["pass", "show", "openrouter"]'),
@@ -145,11 +145,11 @@ class ProviderSettings(Section):
     headers: Texts = Field(default_factory=dict, repr=False)
     """Extra HTTP headers; their values are treated as secrets."""
     extra_body: Body = Field(default_factory=dict, repr=False)
-    """Extra members of every request; they replace crow's own."""
+    """Extra members of every request. They replace crow's own members of the same name."""
     models: Annotated[Strings, Expected('a list of model names, such as ["small", "large"]')] = ()
     """Models of this endpoint to offer in the editor."""
     connect_timeout_s: Seconds | None = None
-    """Seconds to wait for a connection; unset: 15."""
+    """Seconds to wait for a connection; 15 if unset."""
     first_byte_timeout_s: Seconds | None = None
     """The same as first_byte_timeout_s in [limits], for this endpoint."""
     idle_timeout_s: Seconds | None = None
@@ -164,9 +164,10 @@ class NamedModel(ModelOptions):
     """A model under a name that the user chooses: NAME, or PROVIDER/NAME."""
 
     provider: Annotated[NonEmpty, Expected("the name of a [providers.NAME]")] | None = None
-    """The provider that serves the model; unset: the part of its name before the slash, else [model]."""
+    """The provider that serves the model. If unset, the part of the table's name before the slash, else the endpoint in
+    [model]."""
     name: ModelName | None = None
-    """The model's name at its endpoint; unset: the table's name without the provider."""
+    """The model's name at its endpoint. If unset, the table's name without the provider."""
 
 
 class McpServerSettings(Section):
@@ -174,7 +175,7 @@ class McpServerSettings(Section):
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
     """The program to start, with the arguments in args and the variables in env."""
-    args: Annotated[Strings, Expected('a list of texts, such as ["--read-only"]')] = Field(default=(), repr=False)
+    args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
@@ -185,7 +186,7 @@ class McpServerSettings(Section):
     transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = "http"
     """How to call the URL: streamable HTTP, or the older SSE."""
     allow_tools: ToolNames = ()
-    """The only tools to offer; empty: all."""
+    """The only tools to offer. If empty, all tools are offered."""
     deny_tools: ToolNames = ()
     """Tools not to offer."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
@@ -204,7 +205,7 @@ class McpServerSettings(Section):
         return self
 
     def masked(self) -> dict[str, object]:
-        """The values that were set, for printing. Values that may be secret are `SecretStr`."""
+        """Return the values that were set, for printing. Values that may be secret are `SecretStr`."""
         values = {key: value for key, value in self if key in self.model_fields_set}
         for key in {"env", "headers"} & values.keys():
             values[key] = {name: SecretStr(text) for name, text in values[key].items()}
@@ -219,18 +220,21 @@ class CompactionSettings(Section):
     auto: Switch = True
     """Whether crow compacts when the context is full; `/compact` always works."""
     threshold: Annotated[
-        float, Field(ge=0.1, le=0.95), Expected("a part of the window from 0.1 to 0.95, such as 0.85")
+        float, Field(ge=0.1, le=0.95), Expected("a fraction of the window from 0.1 to 0.95, such as 0.85")
     ] = 0.85
-    """The part of the context window at which compaction starts."""
+    """The fraction of the context window at which compaction starts."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
-    """How many tokens of the newest messages are kept unchanged, at most."""
-    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a part of the room from 0.1 to 0.9, such as 0.5")] = 0.5
-    """How much of the room compaction leaves filled; the room is the threshold minus system message and tools."""
+    """At most this many tokens of the newest messages are kept unchanged."""
+    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction of the room from 0.1 to 0.9, such as 0.5")] = (
+        0.5
+    )
+    """The fraction of the room that is still filled after a compaction. The room is the threshold minus the system
+    message and tools."""
     compact_model: SummaryModel | None = None
-    """The model that writes the summary if the session's model fails; unset: the session's model again."""
+    """The model that writes the summary if the session's model fails to. If unset, the session's model tries again."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with the prompt for summaries, used instead of crow's own; `{words}` in it becomes the word limit. A
-    relative path starts at the directory of config.toml."""
+    """A file with a prompt for summaries, which replaces crow's own. `{words}` in it becomes the word limit. A relative
+    path starts at the directory of config.toml."""
 
 
 class PermissionSettings(Section):
@@ -244,6 +248,20 @@ class PermissionSettings(Section):
     """Calls that never run, in any mode; deny takes precedence over allow."""
     fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
+
+
+class SandboxSettings(Section):
+    """How the kernel confines commands."""
+
+    enabled: Annotated[Literal["auto", "off", "required"], Expected('"auto", "off" or "required"')] = "auto"
+    """Whether commands are confined. "auto" confines them where that is possible, "off" never does, and "required" also
+    refuses to run a command that cannot be confined. Environment: CROW_SANDBOX."""
+    network: Switch = False
+    """Whether commands with write access can use the network."""
+    readable: Annotated[Strings, Expected('a list of paths, such as ["~/datasets"]')] = ()
+    """Additional directories that confined commands can read."""
+    writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
+    """Additional directories that commands with write access can write to."""
 
 
 class LimitSettings(Section):
@@ -271,7 +289,7 @@ class EditorSettings(Section):
     answer_timeout_s: Seconds = 30.0
     """Seconds the editor may take to answer about a file or a terminal."""
     user_timeout_s: Seconds = 86_400.0
-    """Seconds a question to the user stays open: a permission, a form, a link."""
+    """Seconds that a question to the user (a permission, a form or a link) stays open."""
 
 
 class LogSettings(Section):
@@ -298,6 +316,7 @@ class Settings(Section):
     model: ModelSettings = Field(default_factory=ModelSettings)
     compaction: CompactionSettings = Field(default_factory=CompactionSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     log: LogSettings = Field(default_factory=LogSettings)
@@ -314,8 +333,8 @@ class Settings(Section):
 
 
 def expand_variables(server: McpServerSettings, env: Mapping[str, str]) -> tuple[McpServerSettings, str]:
-    """The server with its variables replaced, and a sentence that names the variables that are not set (empty if all
-    are set)."""
+    """Return the server with its variables replaced, and a sentence that names the variables that are not set (empty if
+    all are set)."""
     texts = (server.command or "", *server.args, server.url or "", *server.env.values(), *server.headers.values())
     missing = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text) if name not in env)
     if missing:
@@ -338,7 +357,7 @@ def expand_variables(server: McpServerSettings, env: Mapping[str, str]) -> tuple
 
 
 def expectation(field: FieldInfo) -> str:
-    """What a setting accepts, as the end of a sentence."""
+    """Return what a setting accepts, as the end of a sentence."""
     parts = getattr(field.annotation, "__args__", ())
     metadata = (*field.metadata, *(item for part in parts for item in getattr(part, "__metadata__", ())))
     return next(item.words for item in metadata if isinstance(item, Expected))

@@ -26,7 +26,7 @@ from crow.store import codec
 from crow.store.codec import Blobs, Load, Unreadable, decode_value, dump, expect, show
 
 FORMAT = 1
-"""The version of the format. A reader refuses a file with a greater one."""
+"""The version of the format. Files with a higher version are refused."""
 
 _MAX_LINE_BYTES = 1024 * 1024 * 1024
 _MAX_HEADER_BYTES = 1024
@@ -42,7 +42,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRecord:
-    """The beginning of a conversation: its sessions, entries and moves follow. Times are Unix milliseconds."""
+    """The beginning of a conversation. Its sessions, entries and moves follow. Times are Unix milliseconds."""
 
     created_ms: int
 
@@ -51,8 +51,8 @@ class ConversationRecord:
 class SessionRecord:
     """A session: a pointer into its conversation.
 
-    `leaf` is the entry that the session points to, `turn` the number of its newest turn. `parent_id` (for a sub-agent)
-    and `forked_from` name sessions of the same file. `listed` is false for a session without a prompt.
+    `leaf` is the entry that the session points to, and `turn` the number of its newest turn. `parent_id` (for a
+    sub-agent) and `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
     """
 
     id: str
@@ -71,7 +71,8 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """Bytes that bodies of entries refer to by their sha256 (hex): stored as text if they are UTF-8, else as base64."""
+    """Bytes that bodies of entries refer to by their sha256 (hex). They are stored as `text` if they are UTF-8, else as
+    `base64`."""
 
     sha256: str
     text: str | None
@@ -82,9 +83,9 @@ class BlobRecord:
 class EntryRecord:
     """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
 
-    `session` is the session that wrote the entry; null if that session is not in the file. `model` is the model that
-    answered or was asked. `cost` is in US dollars, `estimate` in tokens. The shape of `body` depends on `kind`. A body
-    refers to other entries by their `id`; 0 refers to none.
+    `session` is the session that wrote the entry, or null if that session is not in the file. `model` is the model that
+    wrote an answer or that a prompt was sent to. `cost` is in US dollars, `estimate` in tokens. The shape of `body`
+    depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
     """
 
     id: int
@@ -102,7 +103,7 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveRecord:
-    """A session was pointed to another entry: undo, rewind, refusal."""
+    """A session was moved to another entry, for example by undo, rewind or a refusal."""
 
     session: str
     from_leaf: int | None
@@ -113,8 +114,8 @@ class MoveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last line: the number of lines before it, and the sha256 (hex) of their bytes. A value of null is not
-    checked."""
+    """The last line. `lines` is the number of lines before it, and `sha256` (hex) the hash of their bytes. If `sha256`
+    is null, the hash is not checked."""
 
     lines: int
     sha256: str | None
@@ -203,10 +204,10 @@ def blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with other entry ids: `named` translates the id of an entry, `bound` an id that others are compared
-    to.
+    """Return `body` with other entry ids. `named` translates a reference to an entry, and `bound` a limit that ids are
+    compared with.
 
-    In a file entry `recorded_here` becomes false: what happened on one machine did not happen on another.
+    In a file entry, `recorded_here` becomes false, since the file was not changed on this machine.
     """
     match body:
         case Started() | File() | ToolResult():
@@ -228,7 +229,8 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """Return the pin with another entry id. The line in its text that stands for the cut part names the entry too."""
+    """Return the pin with another entry id. If its text was shortened, the marker in the text names the id too and is
+    changed as well."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
@@ -255,7 +257,7 @@ class ExportFile:
             raise ArgumentError(f"{path} cannot be read: {error.strerror}.") from error
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
         self._blob_file.close()
 
@@ -351,10 +353,9 @@ class _MisplacedError(Unreadable):
 
 
 class Block:
-    """A conversation in a file. Its lines begin at `offset` (bytes). `lines` and `entries` are the numbers of its lines
-    and entries.
+    """A conversation in a file. Its lines begin at `offset` (bytes). `lines` and `entries` count its lines and entries.
 
-    Each record is added when it is read, and its position is checked. `sessions_of_file` holds the ids of all sessions
+    Each record is added when it is read, and its position is checked. `sessions_of_file` has the ids of all sessions
     read so far.
     """
 
@@ -385,7 +386,7 @@ class Block:
         match record:
             case SessionRecord():
                 if self.entries or self._has_moves:
-                    raise Unreadable("session: it comes after an entry; expected it before")
+                    raise Unreadable("session: it comes after an entry or a move; sessions must come first")
                 if not record.id or record.id in self._sessions_of_file:
                     raise Unreadable(
                         f'session: id is "{record.id:.80}"; expected one that no other session of the file has'
@@ -427,7 +428,7 @@ class Block:
 
     def _check_entry(self, record: EntryRecord) -> None:
         if self._has_moves:
-            raise Unreadable("entry: it comes after a move; expected it before")
+            raise Unreadable("entry: it comes after a move; moves must come last")
         if record.id != self.entries + 1:
             raise Unreadable(f"entry: id is {record.id}; expected {self.entries + 1}, the next number")
         if record.parent is not None and not 0 < record.parent < record.id:
@@ -454,7 +455,7 @@ def _check_header(line: bytes) -> None:
     if not isinstance(record, Header):
         raise Unreadable('it is not a crow export; expected {"type":"crow","format":1}')
     if record.format > FORMAT:
-        raise Unreadable(f"format is {record.format}; this crow knows {FORMAT}: upgrade it")
+        raise Unreadable(f"format is {record.format}, but this crow only knows {FORMAT}: upgrade crow")
 
 
 def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
@@ -462,8 +463,8 @@ def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
         raise Unreadable(f"end: lines is {end.lines}, but {lines} come before it: some are missing, or were added")
     if end.sha256 is not None and end.sha256 != digest:
         raise Unreadable(
-            "end: sha256 is not that of the lines before it: the file is damaged or was edited (if you edited it, make"
-            " sha256 null)"
+            "end: sha256 does not match the lines before it: the file is damaged or was edited (if you edited it, set"
+            " sha256 to null)"
         )
     if rest:
         raise Unreadable("end: something comes after it; expected the end of the file")

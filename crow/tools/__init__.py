@@ -14,6 +14,10 @@ from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Us
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
 
+CommandAccess: TypeAlias = Literal["read", "write", "full"]
+"""What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
+`full` has the network, unless the user's settings give it to `write` too."""
+
 Protection: TypeAlias = Literal["none", "ask", "never"]
 """How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
 advance. `never` is for crow's own files."""
@@ -26,30 +30,32 @@ OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 class PlannedCall:
     """A call as it would run.
 
-    `outside`: the call touches a path that is outside the workspace after links are resolved. `argument`: what a
+    `is_outside`: the call touches a path that is outside the workspace after links are resolved. `argument`: what a
     permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`, else
-    None. `paths`: the names of the touched file that permission rules may use, with links resolved: the absolute path
-    and, inside cwd, also the relative one. `tool`: the tool whose rules apply, if it is not the called one. `fault`:
-    the error message for the model; a call with a fault must not run.
+    None. `rule_paths`: the names of the touched file that permission rules may use, with links resolved: the absolute
+    path and, inside cwd, also the relative one. `rule_tool`: the tool whose rules apply, if it is not the called one.
+    `fault`: the error message for the model; a call with a fault must not run.
 
     `is_protected`: the call writes to a path whose protection is `ask`. `is_barrier`: the call writes files, so nothing
     may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
     the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
-    session. `shown` is the text that the user should read before they answer.
+    session. `review_text` is the text that the user should read before they answer.
+    `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
     """
 
     announcement: Announcement
     access: Access
-    outside: bool = False
+    is_outside: bool = False
     argument: str | None = None
-    paths: tuple[str, ...] = ()
-    tool: str | None = None
+    rule_paths: tuple[str, ...] = ()
+    rule_tool: str | None = None
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
     is_read_only: bool = False
     asks_once: bool = False
-    shown: str = ""
+    review_text: str = ""
+    command_access: CommandAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +81,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillInfo:
-    """A skill. `source` is the path of its file. If `of_workspace` is set, loading the skill needs the user's
+    """A skill. `source` is the path of its file. If `is_from_workspace` is set, loading the skill needs the user's
     permission."""
 
     name: str
     description: str
     source: str
-    of_workspace: bool = False
+    is_from_workspace: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +119,16 @@ class Toolbox(Protocol):
         """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
         restarted servers."""
 
-    async def offer(self, call: ToolCall) -> PlannedCall:
+    async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
         error."""
 
     async def run(
-        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, planned: PlannedCall | None = None
     ) -> Outcome:
         """Run `call`. A failure is returned as an `Outcome` with `is_error`; only cancellation and bugs are raised.
 
-        `call_id` is passed on to the ports. `judged` is the planned call that was allowed: if a link has changed since
+        `call_id` is passed on to the ports. `planned` is the planned call that was allowed: if a link has changed since
         then and the call would now touch another file, the call fails. On cancellation, child processes get SIGTERM at
         once and SIGKILL 2 s later; this method does not wait for their end.
         """
@@ -200,11 +206,18 @@ class Workspace(Protocol):
         cannot be written.
         """
 
-    async def put_back(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None) -> None:
         """Restore a file to this content, or remove the file if `content` is None. Keep the file's mode, and create
         missing parent directories. :raises OSError: the file cannot be written or removed."""
 
-    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+    @property
+    def confines(self) -> bool:
+        """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
+        access."""
+
+    async def run(
+        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+    ) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal.
 
         Returns the exit code, and standard output and error in the order in which they arrived. The code is None if the
@@ -213,7 +226,9 @@ class Workspace(Protocol):
         SIGKILL 2 s later from `reap`; this method does not wait for its end.
         """
 
-    async def spawn(self, command: str, on_output: Callable[[str], None]) -> BackgroundCommand:
+    async def spawn(
+        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+    ) -> BackgroundCommand:
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
 
@@ -292,13 +307,13 @@ class ElicitationHandler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What tools may use of the session. Without `delegate` there is no `task` tool; without `asker` questions from
-    servers are declined."""
+    """What tools may use of the session. Without `subagents` there is no `task` tool; without `elicitation`, questions
+    from servers are declined."""
 
     log: Log
     plan: Plan
-    delegate: SubagentRunner | None = None
-    asker: ElicitationHandler | None = None
+    subagents: SubagentRunner | None = None
+    elicitation: ElicitationHandler | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

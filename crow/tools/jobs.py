@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import anyio
 
 from crow.domain.errors import ArgumentError
-from crow.tools import BackgroundCommand, Workspace
+from crow.tools import BackgroundCommand, CommandAccess, Workspace
 from crow.tools.truncate import OutputBuffer
 
 MAX_RUNNING = 16
@@ -54,7 +54,7 @@ class Jobs:
         self._started = 0
         self._starting = 0
 
-    async def start(self, line: str) -> Job:
+    async def start(self, line: str, access: CommandAccess) -> Job:
         """Run a command line in the background.
 
         :raises ~crow.domain.errors.ArgumentError: too many are running.
@@ -67,7 +67,7 @@ class Jobs:
         self._starting += 1
         job_id, unread = f"job{self._started}", OutputBuffer(UNREAD_CHARS)
         try:
-            command = await self._workspace.spawn(line, unread.feed)
+            command = await self._workspace.spawn(line, unread.feed, access=access)
         finally:
             self._starting -= 1
         self._jobs[job_id] = Job(id=job_id, line=line, command=command, unread=unread)

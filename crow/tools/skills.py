@@ -35,8 +35,8 @@ def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
     """
     found: dict[str, SkillInfo] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in WORKSPACE_FOLDERS]
-    for folder, of_workspace in places:
-        for each in skills_in(folder, is_inside if of_workspace else None):
+    for folder, is_from_workspace in places:
+        for each in skills_in(folder, is_inside if is_from_workspace else None):
             if len(found) < MAX_SKILLS:
                 found.setdefault(each.name, each)
     return tuple(found[name] for name in sorted(found))
@@ -60,8 +60,8 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
         fields, _ = front_matter(head, ("name", "description"))
         name, description = fields.get("name", folder_name), clean_line(fields.get("description", ""))
         if NAME.fullmatch(name):
-            of_workspace = is_inside is not None
-            yield SkillInfo(name=name, description=description, source=str(path), of_workspace=of_workspace)
+            is_from_workspace = is_inside is not None
+            yield SkillInfo(name=name, description=description, source=str(path), is_from_workspace=is_from_workspace)
 
 
 def clean_line(text: str) -> str:

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import FileStat, OnOutput, Protection
+from crow.tools import CommandAccess, FileStat, OnOutput, Protection
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
 from crow.tools.truncate import OutputBuffer
 
@@ -131,11 +131,18 @@ class DiskWorkspace:
         await anyio.to_thread.run_sync(replace_file, path, text.encode("utf-8"))
         return text
 
-    async def put_back(self, path: Path, content: bytes | None) -> None:
-        """See :meth:`crow.tools.Workspace.put_back`."""
+    async def restore(self, path: Path, content: bytes | None) -> None:
+        """See :meth:`crow.tools.Workspace.restore`."""
         await anyio.to_thread.run_sync(path.unlink if content is None else lambda: replace_file(path, content))
 
-    async def run(self, command: str, *, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
+    @property
+    def confines(self) -> bool:
+        """See :meth:`crow.tools.Workspace.confines`."""
+        return False
+
+    async def run(
+        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+    ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
         Processes that the command leaves in the background are ended when it ends. `on_output` gets the newest 64 K
@@ -145,7 +152,7 @@ class DiskWorkspace:
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, lambda data: retained.feed(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)))
         try:
             with anyio.move_on_after(timeout_s) as timeout:
                 await show_output(process, retained, on_output)
@@ -164,12 +171,12 @@ class DiskWorkspace:
         process.close()
         return code, retained.text()
 
-    async def spawn(self, command: str, on_output: Callable[[str], None]) -> Process:
+    async def spawn(self, command: str, on_output: Callable[[str], None], *, access: CommandAccess) -> Process:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return await self._start(command, lambda data: on_output(decoder.decode(data)))
+        return await self._start(command, access, lambda data: on_output(decoder.decode(data)))
 
-    async def _start(self, command: str, on_output: Callable[[bytes], None]) -> Process:
+    async def _start(self, command: str, _access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
         return await start([*self._shell, command], cwd=self.cwd, env=env, on_output=on_output)
 

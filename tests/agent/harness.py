@@ -119,7 +119,7 @@ class Tools:
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         raise NotImplementedError
 
-    async def offer(self, call: ToolCall) -> PlannedCall:
+    async def plan(self, call: ToolCall) -> PlannedCall:
         tool = self.tools.get(call.name)
         announcement = Announcement(title=f"{call.name} {call.arguments}")
         if tool is None:
@@ -132,7 +132,7 @@ class Tools:
         )
 
     async def run(
-        self, call: ToolCall, call_id: str, on_output: OnOutput, *, judged: PlannedCall | None = None
+        self, call: ToolCall, call_id: str, on_output: OnOutput, *, planned: PlannedCall | None = None
     ) -> Outcome:
         self.order.append(f"{call.name} begins")
         words = await self.tools[call.name].function(**json.loads(call.arguments))

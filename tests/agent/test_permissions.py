@@ -14,7 +14,7 @@ ACCESSES: tuple[Access, ...] = ("none", "read", "write", "execute", "fetch", "ex
 
 
 def offer(access: Access, *, outside: bool = False, argument: str | None = None) -> PlannedCall:
-    return PlannedCall(announcement=Announcement(title="t"), access=access, outside=outside, argument=argument)
+    return PlannedCall(announcement=Announcement(title="t"), access=access, is_outside=outside, argument=argument)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ async def test_undo_offers_to_restore_files_with_diffs_and_restores_them(tmp_pat
         await run.session.prompt(text("/undo"))
         (question,) = run.client.questions
         assert (question.name, question.always) == ("put_back_files", "")
-        assert question.offer.announcement.title == "Restore a.txt, b.txt"
-        assert [(diff.old_text, diff.new_text) for diff in question.offer.announcement.diffs] == [
+        assert question.plan.announcement.title == "Restore a.txt, b.txt"
+        assert [(diff.old_text, diff.new_text) for diff in question.plan.announcement.diffs] == [
             ("is", "was\r\n"),
             ("new", ""),
         ]

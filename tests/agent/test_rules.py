@@ -20,7 +20,7 @@ def command(line: str) -> PlannedCall:
 
 
 def file(*names: str, access: Access = "write", outside: bool = False) -> PlannedCall:
-    return PlannedCall(announcement=SHOWN, access=access, paths=names, outside=outside)
+    return PlannedCall(announcement=SHOWN, access=access, rule_paths=names, is_outside=outside)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,9 @@ def test_a_deny_rule_for_a_path_holds_in_every_mode_and_any_letter_case() -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_write_to_a_protected_path_asks_in_every_mode_and_despite_rules(mode: str) -> None:
-    there = PlannedCall(announcement=SHOWN, access="write", paths=("/w/.git/config", ".git/config"), is_protected=True)
+    there = PlannedCall(
+        announcement=SHOWN, access="write", rule_paths=("/w/.git/config", ".git/config"), is_protected=True
+    )
     rules = (
         *user_rules(["write_file", "write_file(.git/**)", "write_file(/w/.git/config)", "*"], []),
         Rule(tool="write_file", argument=None, allow=True),
@@ -140,7 +142,11 @@ def test_a_write_to_a_protected_path_asks_in_every_mode_and_despite_rules(mode: 
 def test_a_skill_of_a_workspace_loads_only_with_consent_to_its_content(mode: str) -> None:
     def skill(argument: str) -> PlannedCall:
         return PlannedCall(
-            announcement=SHOWN, access="read", argument=argument, paths=("/w/.crow/skills/a/SKILL.md",), asks_once=True
+            announcement=SHOWN,
+            access="read",
+            argument=argument,
+            rule_paths=("/w/.crow/skills/a/SKILL.md",),
+            asks_once=True,
         )
 
     wide = (
@@ -183,7 +189,7 @@ def test_a_rule_may_name_tools_by_a_glob_and_urls_too() -> None:
 
 
 def test_a_tool_called_through_another_tool_is_judged_by_its_own_name() -> None:
-    inner = PlannedCall(announcement=SHOWN, access="external", tool="db__drop")
+    inner = PlannedCall(announcement=SHOWN, access="external", rule_tool="db__drop")
     assert isinstance(decide("call_tool", inner, "auto", user_rules(["call_tool"], ["db__drop"])), Refuse)
     assert rule_for("call_tool", inner, allow=True).tool == "db__drop"
 

@@ -287,7 +287,7 @@ async def test_each_skill_of_a_workspace_asks_once_for_itself(tmp_path: Path) ->
     model = Casting(parent=[Say(calls=calls), Say(text=["ok"])])
     async with running(tmp_path, model, mode="auto", client=NoteTaker("allow_once", "reject_once")) as run:
         await run.session.prompt(text("parent go"))
-        asked = [(question.arguments, question.always, question.offer.shown) for question in run.client.questions]
+        asked = [(question.arguments, question.always, question.plan.review_text) for question in run.client.questions]
         assert asked == [(calls[0].arguments, "", "Text of one."), (calls[1].arguments, "", "Text of two.")]
         assert [skill.name for skill in run.client.stored(Skill)] == ["one", "one"]
 

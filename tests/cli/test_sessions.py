@@ -277,7 +277,7 @@ def test_delete_and_prune_remove_the_named_sessions_only(
 ) -> None:
     assert refused(capfd, "delete", "a1b2") == 'No session "a1b2". Run "crow sessions" to list them.'
     assert refused(capfd, "delete", "aaaa") == (
-        '"aaaa" begins the ids of 2 sessions: aaaa2222-two, aaaa1111-one. Give more of the id.'
+        '2 session ids begin with "aaaa": aaaa2222-two, aaaa1111-one. Give more of the id.'
     )
     assert crow(capfd, "delete", "aaaa1") == 'aaaa1111-one "First": deleted\n'
     assert crow(capfd, "prune", "--older-than", "30d", "--dry-run") == ""

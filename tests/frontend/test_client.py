@@ -61,7 +61,7 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
         call=CallRef(assistant=3, index=1),
         name="edit_file",
         arguments='{"path": "a.py"}',
-        offer=PlannedCall(announcement=announcement, access="write"),
+        plan=PlannedCall(announcement=announcement, access="write"),
         always="edit_file in this session",
     )
     params = permission_params("s", question)

@@ -248,7 +248,7 @@ async def test_everything_else_is_left_to_the_disk(tmp_path: Path) -> None:
 
     async def ignore(_: str) -> None: ...
 
-    assert await both.run("echo out", timeout_s=60, on_output=ignore) == (0, "out\n")
+    assert await both.run("echo out", access="full", timeout_s=60, on_output=ignore) == (0, "out\n")
     await both.reap()
 
 

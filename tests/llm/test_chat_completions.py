@@ -375,7 +375,7 @@ async def test_a_stall_after_text_times_out() -> None:
         await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
         assert endpoint.asked[0].left.is_set()
     assert isinstance(error, ModelTimeout)
-    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s, so the answer was given up."
+    assert str(error) == f"{endpoint.base_url} sent nothing for 0.15 s, so the answer was abandoned."
     assert deltas == [TextDelta(text="Half")]
 
 
@@ -445,7 +445,7 @@ async def test_an_endless_answer_is_stopped_and_not_retried() -> None:
         await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
         assert (len(endpoint.asked), endpoint.asked[0].left.is_set()) == (1, True)
     assert isinstance(error, AnswerTooLong)
-    assert str(error).startswith(f"The answer of {endpoint.base_url} was stopped at 4,000,000 characters")
+    assert str(error).startswith(f"The answer from {endpoint.base_url} was cut off after 4,000,000 characters")
     assert text_of(deltas) == partial.text
     assert len(partial.text) == MAX_CHARS
 

@@ -147,7 +147,7 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
     parser = StreamParser(tuple(TOOLS.values()))
     parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
     event = json.dumps({"choices": [{"delta": delta}]})
-    with pytest.raises(AnswerTooLong, match="stopped at 4,000,000 characters"):
+    with pytest.raises(AnswerTooLong, match="cut off after 4,000,000 characters"):
         collections.deque(map(parser.feed, itertools.repeat([event], 1000)))
     parser.flush()
     shown = parser.partial()

@@ -89,7 +89,7 @@ def test_a_missing_variable_is_a_problem_of_its_server_only(tmp_path: Path) -> N
         ),
         (
             '[mcp_servers.a]\ncommand = "x"\nargs = "y"',
-            "mcp_servers.a.args is <hidden: it may be a secret>; expected a list of texts",
+            "mcp_servers.a.args is <hidden: it may be a secret>; expected a list of strings",
         ),
         (
             '[mcp_servers.a]\ncommand = "x"\ncmd = "y"',

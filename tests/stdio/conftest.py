@@ -74,6 +74,7 @@ def crow(home: Path, place: Path) -> StartCrow:
             "PYTHONPATH": str(ROOT),
             "CROW_HOME": str(home),
             "CROW_MODEL": "offline",
+            "CROW_SANDBOX": "off",  # tests of confinement choose another value
         }
         if endpoint is not None:
             variables |= {

@@ -341,7 +341,7 @@ FOREIGN = [
     (b"", "line 1: it is empty"),
     (b"# Notes\n", 'line 1: it is not a crow export; expected {"type":"crow","format":1}'),
     (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is not a crow export"),
-    (b'{"type":"crow","format":2}\n', "line 1: format is 2; this crow knows 1: upgrade it"),
+    (b'{"type":"crow","format":2}\n', "line 1: format is 2, but this crow only knows 1: upgrade crow"),
     (b'{"type":"crow","format":1}\n', "line 2: the file is truncated: its last line is missing"),
 ]
 
@@ -366,7 +366,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (b"".join(lines), f"line {len(lines) + 1}: the file is truncated: its last line is missing"),
         (data[:-20], f"line {len(lines) + 1}: the file is truncated"),
         (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
-        (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 is not that of the lines"),
+        (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 does not match the lines"),
         (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),
         (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is not JSON"),
         (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
@@ -389,7 +389,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
             resealed(edited(lines, "entry", {"turn": 2**60})),
             "entry: turn is 1152921504606846976; expected a whole numb",
         ),
-        (resealed(edited(lines, "move", {"reason": 7})), "move: reason is 7; expected a text"),
+        (resealed(edited(lines, "move", {"reason": 7})), "move: reason is 7; expected text"),
         (resealed([*lines[:2], b'{"type":"blob","sha256":"x","text":null}\n']), "line 3: blob: base64 is missing"),
         (resealed(edited(lines, "entry", {"kind": "hologram"})), "entry 1 (hologram): its kind 'hologram' is unknown"),
         (resealed(edited(lines, "entry", {"body": {}})), "entry 1 (user): it is damaged"),

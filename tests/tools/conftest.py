@@ -70,8 +70,8 @@ class Box:
     async def run(self, tool: str, /, **arguments: object) -> Outcome:
         return await self.toolbox.run(call(tool, **arguments), "call_7_0", self.show)
 
-    async def offer(self, tool: str, /, **arguments: object) -> PlannedCall:
-        return await self.toolbox.offer(call(tool, **arguments))
+    async def plan(self, tool: str, /, **arguments: object) -> PlannedCall:
+        return await self.toolbox.plan(call(tool, **arguments))
 
     async def show(self, text: str) -> None:
         self.shown.append(text)
@@ -145,14 +145,14 @@ def open_box(root: Path) -> OpenBox:
     async def opened(
         *servers: McpServer,
         plan: tuple[PlanItem, ...] = (),
-        delegate: SubagentRunner | None = None,
-        asker: ElicitationHandler | None = None,
+        subagents: SubagentRunner | None = None,
+        elicitation: ElicitationHandler | None = None,
         on_change: Callable[[], Awaitable[None]] | None = None,
         **settings: Any,
     ) -> AsyncIterator[Box]:
         """`settings` are fields of `ToolSettings`."""
         log, workspace = RecordingLog(), DiskWorkspace(root)
-        ports = Ports(log=log, plan=FixedPlan(*plan), delegate=delegate, asker=asker)
+        ports = Ports(log=log, plan=FixedPlan(*plan), subagents=subagents, elicitation=elicitation)
         async with open_toolbox(workspace, ports, servers, ToolSettings(**settings), on_change=on_change) as toolbox:
             try:
                 yield Box(toolbox, log, workspace)

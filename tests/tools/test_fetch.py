@@ -305,9 +305,9 @@ async def test_private_addresses_are_refused_unless_the_user_allows_them(open_bo
 
 async def test_a_planned_fetch_names_the_normalized_url_for_rules(open_box: OpenBox) -> None:
     async with open_box() as box:
-        offer = await box.offer("fetch", url=" https://EXAMPLE.com:443#top ")
+        offer = await box.plan("fetch", url=" https://EXAMPLE.com:443#top ")
         bad = [
-            (await box.offer("fetch", url=url)).fault
+            (await box.plan("fetch", url=url)).fault
             for url in (
                 "ftp://a/b",
                 "https://user:pw@host/",

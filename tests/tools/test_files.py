@@ -102,8 +102,8 @@ async def test_a_huge_file_is_not_changed_because_it_could_not_be_restored(open_
     with (root / "huge.txt").open("wb") as file:
         file.truncate(1_000_000_000)
     async with open_box() as box:
-        write = await box.offer("write_file", path="huge.txt", content="")
-        edit = await box.offer("edit_file", path="huge.txt", old_text="a", new_text="b")
+        write = await box.plan("write_file", path="huge.txt", content="")
+        edit = await box.plan("edit_file", path="huge.txt", old_text="a", new_text="b")
         assert (await box.run("write_file", path="huge.txt", content="")).is_error
     assert write.fault == "write_file: huge.txt has 1,000,000,000 bytes, too many to keep for undo; use shell"
     assert edit.fault == "edit_file: huge.txt has 1,000,000,000 bytes, more than 32,000,000; use shell"
@@ -153,8 +153,8 @@ async def test_a_planned_read_names_file_lines_and_whether_it_is_outside(
     (tmp_path / "secret").write_text("x")
     (root / "link").symlink_to(tmp_path / "secret")
     async with open_box() as box:
-        inside = await box.offer("read_file", path="src/a.py", line=10, limit=5)
-        outside = await box.offer("read_file", path="link")
+        inside = await box.plan("read_file", path="src/a.py", line=10, limit=5)
+        outside = await box.plan("read_file", path="link")
     assert inside == PlannedCall(
         announcement=Announcement(
             title="Read src/a.py lines 10-14",
@@ -162,15 +162,15 @@ async def test_a_planned_read_names_file_lines_and_whether_it_is_outside(
             locations=(Location(path=str(root / "src" / "a.py"), line=10),),
         ),
         access="read",
-        paths=(str(root / "src" / "a.py"), "src/a.py"),
+        rule_paths=(str(root / "src" / "a.py"), "src/a.py"),
     )
     assert outside == PlannedCall(
         announcement=Announcement(
             title=f"Read {tmp_path / 'secret'}", kind="read", locations=(Location(path=str(tmp_path / "secret")),)
         ),
         access="read",
-        outside=True,
-        paths=(str(tmp_path / "secret"),),
+        is_outside=True,
+        rule_paths=(str(tmp_path / "secret"),),
     )
 
 
@@ -185,12 +185,14 @@ async def test_a_write_shows_its_diff_first_logs_the_old_content_and_writes_exac
         diffs=(Diff(path=str(path), old_text=None, new_text="one\r\ntwo"),),
     )
     async with open_box() as box:
-        offer = await box.offer("write_file", path="new/a.txt", content="one\r\ntwo")
+        offer = await box.plan("write_file", path="new/a.txt", content="one\r\ntwo")
         assert not path.exists()
         created = await box.run("write_file", path="new/a.txt", content="one\r\ntwo")
         replaced = await box.run("write_file", path="new/a.txt", content="")
         changes = box.log.changes
-    assert offer == PlannedCall(announcement=first, access="write", is_barrier=True, paths=(str(path), "new/a.txt"))
+    assert offer == PlannedCall(
+        announcement=first, access="write", is_barrier=True, rule_paths=(str(path), "new/a.txt")
+    )
     assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
     assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
     assert replaced.announcement is not None
@@ -202,7 +204,7 @@ async def test_a_write_shows_its_diff_first_logs_the_old_content_and_writes_exac
 async def test_a_write_to_a_directory_is_refused_and_still_a_barrier(open_box: OpenBox, root: Path) -> None:
     (root / "src").mkdir()
     async with open_box() as box:
-        offer = await box.offer("write_file", path="src", content="x")
+        offer = await box.plan("write_file", path="src", content="x")
         outcome = await box.run("write_file", path="src", content="x")
         below_a_file = await box.run("write_file", path="a\nb" * 200, content="x")
     assert (offer.fault, offer.is_barrier) == ("write_file: src is a directory; expected the path of a file", True)
@@ -224,8 +226,8 @@ async def test_an_edit_makes_the_change_it_shows_and_keeps_bom_and_line_ends(ope
     )
     edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
     async with open_box() as box:
-        assert await box.offer("edit_file", **edit) == PlannedCall(
-            announcement=change, access="write", is_barrier=True, paths=(str(path), "a.py")
+        assert await box.plan("edit_file", **edit) == PlannedCall(
+            announcement=change, access="write", is_barrier=True, rule_paths=(str(path), "a.py")
         )
         outcome = await box.run("edit_file", **edit)
         changes = box.log.changes
@@ -260,7 +262,7 @@ async def test_an_impossible_edit_is_a_fault_when_planned_and_changes_nothing(op
     }
     async with open_box() as box:
         for path, words in edits.items():
-            offer = await box.offer("edit_file", path=path, old_text="a", new_text="b")
+            offer = await box.plan("edit_file", path=path, old_text="a", new_text="b")
             assert (offer.fault, offer.is_barrier, offer.announcement.kind) == (words, True, "edit")
             assert await box.run("edit_file", path=path, old_text="a", new_text="b") == Outcome(
                 text=words, is_error=True
@@ -274,12 +276,12 @@ async def test_a_planned_write_outside_tells_the_model_nothing_about_the_file(
     (tmp_path / "secret").write_text("password")
     async with open_box() as box:
         faults = [
-            (offer.outside, offer.fault)
+            (offer.is_outside, offer.fault)
             for offer in (
-                await box.offer("edit_file", path="../secret", old_text="pass", new_text="x"),
-                await box.offer("edit_file", path="../secret", old_text="other", new_text="x"),
-                await box.offer("edit_file", path="../missing", old_text="other", new_text="x"),
-                await box.offer("write_file", path="..", content="x"),
+                await box.plan("edit_file", path="../secret", old_text="pass", new_text="x"),
+                await box.plan("edit_file", path="../secret", old_text="other", new_text="x"),
+                await box.plan("edit_file", path="../missing", old_text="other", new_text="x"),
+                await box.plan("write_file", path="..", content="x"),
             )
         ]
     assert faults == [(True, None)] * 4
@@ -289,11 +291,11 @@ async def test_paths_stay_as_the_client_knows_them_if_cwd_is_a_link(tmp_path: Pa
     (root / "a.py").write_text("a\n")
     (tmp_path / "link").symlink_to(root)
     workspace = DiskWorkspace(tmp_path / "link")
-    offer = await builtin.offer(
+    offer = await builtin.plan(
         call("edit_file", path="a.py", old_text="a", new_text="b"),
         ToolContext(workspace=workspace, jobs=Jobs(workspace)),
     )
-    assert offer.outside is False
+    assert offer.is_outside is False
     assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
 
@@ -339,11 +341,11 @@ async def test_a_call_touches_only_the_file_that_was_allowed(open_box: OpenBox, 
         ("list_files", {"path": "a.txt"}),
     ]
     async with open_box() as box:
-        offers = [await box.offer(name, **arguments) for name, arguments in calls]
+        offers = [await box.plan(name, **arguments) for name, arguments in calls]
         (root / "a.txt").unlink()
         (root / "a.txt").symlink_to(tmp_path / "key")
         for (name, arguments), offer in zip(calls, offers, strict=True):
-            outcome = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, judged=offer)
+            outcome = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, planned=offer)
             words = f"a.txt now leads to {tmp_path}/key, which was not allowed; repeat the call to use it"
             assert outcome == Outcome(text=f"{name}: {words}", is_error=True)
         fifo = root / "pipe"
@@ -364,9 +366,9 @@ async def test_a_file_changed_by_others_must_be_read_again_before_a_write(open_b
         await box.run("read_file", path="a.txt")
         path.write_text("one\ntwo\nthree\n")
         edit = {"path": "a.txt", "old_text": "two", "new_text": "2"}
-        assert (await box.offer("edit_file", **edit)).fault == f"edit_file: {CHANGED}"
+        assert (await box.plan("edit_file", **edit)).fault == f"edit_file: {CHANGED}"
         assert (await box.run("edit_file", **edit)).text == f"edit_file: {CHANGED}"
-        assert (await box.offer("write_file", path="a.txt", content="x")).fault == f"write_file: {CHANGED}"
+        assert (await box.plan("write_file", path="a.txt", content="x")).fault == f"write_file: {CHANGED}"
         assert (await box.run("write_file", path="a.txt", content="x")).text == f"write_file: {CHANGED}"
         assert path.read_text() == "one\ntwo\nthree\n"
         await box.run("read_file", path="a.txt")
@@ -381,5 +383,5 @@ async def test_a_file_never_read_can_be_edited_and_a_removed_one_written_again(o
     async with open_box() as box:
         assert not (await box.run("edit_file", path="a.txt", old_text="one", new_text="1")).is_error
         (root / "a.txt").unlink()
-        assert (await box.offer("write_file", path="a.txt", content="x")).fault is None
+        assert (await box.plan("write_file", path="a.txt", content="x")).fault is None
         assert not (await box.run("write_file", path="a.txt", content="x")).is_error

@@ -72,11 +72,12 @@ async def test_reading_searching_and_listing_end_and_stay_inside_the_workspace(
             listed = (await box.run("list_files")).text
             found = (await box.run("grep", pattern="needle|the key")).text
             reads = {
-                name: (await box.offer("read_file", path=name), await box.run("read_file", path=name))
+                name: (await box.plan("read_file", path=name), await box.run("read_file", path=name))
                 for name in ("pipe", "zero", "loop", "huge.txt", "two\nlines\x1b[31m.txt")
             }
             outside = [
-                (await box.offer("read_file", path=path)).outside for path in ("out", "up/secret", "../secret", "zero")
+                (await box.plan("read_file", path=path)).is_outside
+                for path in ("out", "up/secret", "../secret", "zero")
             ]
     assert outside == [True] * 4
     assert "the key" not in found
@@ -104,8 +105,8 @@ async def test_no_mode_allows_a_write_through_a_link_out_of_the_workspace(
 ) -> None:
     async with open_box() as box:
         for path in ("out", "up/secret", "up/new.txt", "../new.txt", f"{tmp_path}/proj/../new.txt", "d/../../new.txt"):
-            offer = await box.offer("write_file", path=path, content="mine")
-            assert offer.outside, path
+            offer = await box.plan("write_file", path=path, content="mine")
+            assert offer.is_outside, path
             assert not isinstance(decide("write_file", offer, mode, ()), Allow), path
     assert (tmp_path / "secret").read_text() == "the key\n"
 
@@ -179,7 +180,7 @@ for line in sys.stdin:
         external = [name for name in names if "__" in name]
         assert (await box.run("read_file", path="a.txt")).text == "     1\treal"
         assert (await box.run("shell", command="echo real")).text == "real"
-        offers = [await box.offer(name) for name in external]
+        offers = [await box.plan(name) for name in external]
     assert len(set(names)) == len(names)
     assert all(len(name) <= 64 and name.replace("_", "").replace("-", "").isalnum() for name in names)
     assert len(external) == 4 * 8
@@ -242,7 +243,7 @@ async def test_hostile_arguments_get_an_error_message(hostile: Path, open_box: O
         for arguments in bad:
             call = ToolCall(id="c", name="read_file", arguments=arguments)
             with anyio.fail_after(60):
-                offer = await box.toolbox.offer(call)
+                offer = await box.toolbox.plan(call)
                 outcome = await box.toolbox.run(call, "call_1_0", box.show)
             assert outcome.is_error, arguments[:40]
             assert len(outcome.text) < 12_000

@@ -106,7 +106,7 @@ async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:
 
 async def test_an_external_call_is_announced_by_server_and_title(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
-        offer = await box.offer("srv__table")  # waits for the server to have started
+        offer = await box.plan("srv__table")  # waits for the server to have started
         assert offer == PlannedCall(announcement=Announcement(title="srv: Give a table"), access="external")
 
 
@@ -174,7 +174,7 @@ async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(
             with anyio.fail_after(60):
                 while box.toolbox.servers()[0].state == "ready":  # noqa: ASYNC110 - its end is noticed a moment later
                     await anyio.sleep(0.005)
-        third = await box.offer("srv__echo", text="too soon")
+        third = await box.plan("srv__echo", text="too soon")
         assert third.fault == (
             'MCP server srv is not available: it ended with exit code 7; it last said "about to die"'
         )
@@ -234,7 +234,7 @@ async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: O
         statuses = {status.name: (status.state, status.detail) for status in box.toolbox.servers()}
         await until_gone(pid)
         assert (await box.run("update_plan", items=[])).is_error is False
-        fault = (await box.offer("mute__tool")).fault
+        fault = (await box.plan("mute__tool")).fault
     assert statuses.pop("vague") == ("ready", "")  # but its one tool, which has no schema, is left out
     for name, word in (("nobody", "connect"), ("nobody-sse", "connect")):
         state, detail = statuses.pop(name)
@@ -336,12 +336,13 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) ->
         }
         faults = {}
         for what, bad in faulty.items():
-            offer = await box.toolbox.offer(bad)
+            offer = await box.toolbox.plan(bad)
             outcome = await box.toolbox.run(bad, "call_1_0", box.show)
             assert outcome == Outcome(text=offer.fault or "", is_error=True)
             faults[what] = offer.fault
     takes = (
-        "Expected a JSON object with command (string), timeout_s (integer, optional), background (boolean, optional), "
+        "Expected a JSON object with command (string), access (string, optional), timeout_s (integer, optional), "
+        "background (boolean, optional), "
         "description (string, optional)."
     )
     assert faults == {

@@ -43,7 +43,7 @@ def names(box: Box) -> list[str]:
 
 async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_box: OpenBox) -> None:
     user = User(ElicitationAnswer(action="accept", content={"name": "Ada"}), "form", "url")
-    async with open_box(stdio("various.py", "asks"), asker=user) as box:
+    async with open_box(stdio("various.py", "asks"), elicitation=user) as box:
         form = await box.run("srv__ask")
         visit = await box.run("srv__visit")
     assert json.loads(form.text) == {"action": "accept", "content": {"name": "Ada"}}
@@ -56,7 +56,7 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
 
 async def test_fields_that_the_user_left_out_come_back_with_their_defaults(open_box: OpenBox) -> None:
     user = User(ElicitationAnswer(action="accept", content={"given": "this"}), "form")
-    async with open_box(stdio("various.py", "asks"), asker=user) as box:
+    async with open_box(stdio("various.py", "asks"), elicitation=user) as box:
         form = await box.run("srv__suggest")
     assert json.loads(form.text)["content"] == {
         "given": "this",
@@ -73,13 +73,13 @@ async def test_fields_that_the_user_left_out_come_back_with_their_defaults(open_
 async def test_a_form_that_is_declined_or_dismissed_gets_no_defaults(open_box: OpenBox) -> None:
     for action in ("decline", "cancel"):
         user = User(ElicitationAnswer(action=action), "form")
-        async with open_box(stdio("various.py", "asks"), asker=user) as box:
+        async with open_box(stdio("various.py", "asks"), elicitation=user) as box:
             assert json.loads((await box.run("srv__suggest")).text) == {"action": action}
 
 
 async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox) -> None:
     user = User(ElicitationAnswer(action="accept"), "form")
-    async with open_box(stdio("various.py", "asks"), asker=user) as box:
+    async with open_box(stdio("various.py", "asks"), elicitation=user) as box:
         assert json.loads((await box.run("srv__visit")).text) == {"action": "decline"}
     async with open_box(stdio("various.py", "asks")) as box:
         assert json.loads((await box.run("srv__ask")).text) == {"action": "decline"}
@@ -154,16 +154,16 @@ async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(ope
         found = await box.run("find_tools", query="invoice")
         nothing = await box.run("find_tools", query="zebra")
         inner = ToolCall(id="c", name="call_tool", arguments='{"name": "srv__get_thing9", "arguments": {"id": 4}}')
-        offer = await box.toolbox.offer(inner)
+        offer = await box.toolbox.plan(inner)
         called = await box.toolbox.run(inner, "call_1_0", box.show)
-        own = await box.offer("call_tool", name="shell", arguments={"command": "true"})
+        own = await box.plan("call_tool", name="shell", arguments={"command": "true"})
         direct = await box.run("srv__get_thing9", id=5)
     assert offered == ["find_tools", "call_tool", "srv__get_weather", "srv__get_invoice", "srv__get_thing0"]
     assert found.text.startswith("srv__get_invoice: Get one invoice.\n{")
     assert '"required": ["id"]' in found.text
     assert nothing.text == 'None of 100 tools matches "zebra". They belong to these servers: srv.'
     assert offer == PlannedCall(
-        announcement=Announcement(title="srv: get_thing9"), access="external", tool="srv__get_thing9"
+        announcement=Announcement(title="srv: get_thing9"), access="external", rule_tool="srv__get_thing9"
     )
     assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
     assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
@@ -176,9 +176,9 @@ async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_lon
     async with open_box(stdio("various.py", "many", options=options, env=(("TOKEN", "t"),))) as box:
         await box.toolbox.wait_ready(120)
         assert names(box) == [f"srv__get_thing{number}" for number in (0, 1, 2, 4, 5, 6, 7, 8, 9)]
-        assert (await box.offer("srv__get_thing1")).is_read_only
-        assert not (await box.offer("srv__get_thing2")).is_read_only
-        assert (await box.offer("srv__get_invoice")).fault is not None
+        assert (await box.plan("srv__get_thing1")).is_read_only
+        assert not (await box.plan("srv__get_thing2")).is_read_only
+        assert (await box.plan("srv__get_invoice")).fault is not None
         assert (await box.run("srv__get_thing1")).text == "get_thing1 {} t"
 
 

@@ -72,7 +72,7 @@ async def act(root: Path, calls: list[ToolCall]) -> None:
     workspace = DiskWorkspace(root)
     async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), []) as toolbox:
         for call in calls:
-            offer = await toolbox.offer(call)
+            offer = await toolbox.plan(call)
             if offer.fault is None and isinstance(decide(call.name, offer, "plan", ()), Allow):
                 await toolbox.run(call, "call_1_0", unwatched)
     await workspace.reap()

@@ -229,7 +229,7 @@ async def test_a_bad_pattern_is_reported_with_its_error(open_box: OpenBox) -> No
         "3. Put a backslash before special characters to match them literally"
     )
     async with open_box() as box:
-        assert (await box.offer("grep", pattern="foo(")).fault == words
+        assert (await box.plan("grep", pattern="foo(")).fault == words
         assert await box.run("grep", pattern="foo(") == Outcome(text=words, is_error=True)
         long = await box.run("grep", pattern="x" * 3_000 + "(")
     assert long.is_error
@@ -244,7 +244,7 @@ async def test_a_pattern_that_takes_long_to_compile_is_stopped(
     ranges = "".join(f"{chr(0x100 + number)}-{chr(0xD7FF - number)}" for number in range(5_000))  # some 20 s
     async with open_box() as box:
         with anyio.fail_after(120):
-            offer = await box.offer("grep", pattern=f"(?i)[{ranges}]")
+            offer = await box.plan("grep", pattern=f"(?i)[{ranges}]")
             outcome = await box.run("grep", pattern=f"(?i)[{ranges}]")
     assert offer.fault is None
     assert outcome == Outcome(
@@ -285,19 +285,19 @@ async def test_a_search_of_a_missing_path_or_a_pipe_is_refused(open_box: OpenBox
 
 async def test_planned_searches_name_pattern_and_directory(open_box: OpenBox, root: Path, tmp_path: Path) -> None:
     async with open_box() as box:
-        assert await box.offer("grep", pattern="foo", path="src") == PlannedCall(
+        assert await box.plan("grep", pattern="foo", path="src") == PlannedCall(
             announcement=Announcement(
                 title="Search `foo` in src", kind="search", locations=(Location(path=str(root / "src")),)
             ),
             access="read",
-            paths=(str(root / "src"), "src"),
+            rule_paths=(str(root / "src"), "src"),
         )
         titles = [
-            (offer.announcement.title, offer.outside)
+            (offer.announcement.title, offer.is_outside)
             for offer in (
-                await box.offer("grep", pattern="foo"),
-                await box.offer("list_files"),
-                await box.offer("list_files", path="..", pattern="*.py"),
+                await box.plan("grep", pattern="foo"),
+                await box.plan("list_files"),
+                await box.plan("list_files", path="..", pattern="*.py"),
             )
         ]
     assert titles == [

@@ -16,7 +16,7 @@ PLAN = (
 
 async def test_a_plan_is_returned_whole(open_box: OpenBox) -> None:
     async with open_box(plan=PLAN) as box:
-        assert await box.offer("update_plan", items=ITEMS) == PlannedCall(
+        assert await box.plan("update_plan", items=ITEMS) == PlannedCall(
             announcement=Announcement(title="Plan: 1 of 2 done", kind="think"), access="none"
         )
         assert await box.run("update_plan", items=ITEMS) == Outcome(
@@ -29,8 +29,8 @@ async def test_recall_searches_the_log_by_words_or_entry(open_box: OpenBox) -> N
     async with open_box() as box:
         assert await box.run("recall", query="colour") == Outcome(text="query=colour entry=None limit=20")
         assert await box.run("recall", entry="12") == Outcome(text="query=None entry=12 limit=20")
-        assert await box.offer("recall", entry=12) == PlannedCall(
+        assert await box.plan("recall", entry=12) == PlannedCall(
             announcement=Announcement(title="Recall entry 12", kind="think"), access="none"
         )
-        neither = await box.offer("recall", query="")
+        neither = await box.plan("recall", query="")
         assert neither.fault == "recall: query and entry are both missing; expected one of them"

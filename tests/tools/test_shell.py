@@ -47,12 +47,13 @@ async def test_a_timeout_is_reported_and_keeps_the_output(open_box: OpenBox) -> 
 
 async def test_a_planned_command_is_no_barrier_and_names_its_command_line(open_box: OpenBox) -> None:
     async with open_box() as box:
-        assert await box.offer("shell", command="make  test\n  && ls", description="run the tests") == PlannedCall(
+        assert await box.plan("shell", command="make  test\n  && ls", description="run the tests") == PlannedCall(
             announcement=Announcement(title="make test && ls", kind="execute"),
             access="execute",
             argument="make  test\n  && ls",
+            command_access="full",
         )
-        with_nul = await box.offer("shell", command="a\0b")
+        with_nul = await box.plan("shell", command="a\0b")
         assert with_nul.fault == "shell: command contains a NUL character; expected a command line"
         assert (await box.run("shell", command="a\0b")).text == with_nul.fault
 
@@ -141,10 +142,10 @@ async def test_jobs_end_with_the_session_even_if_they_ignore_sigterm(open_box: O
 
 async def test_background_commands_need_permission_but_reading_their_output_does_not(open_box: OpenBox) -> None:
     async with open_box() as box:
-        offer = await box.offer("shell", command="make watch", background=True)
-        missing = await box.offer("shell_output", job="job9")
+        offer = await box.plan("shell", command="make watch", background=True)
+        missing = await box.plan("shell_output", job="job9")
         await box.run("shell", command="sleep 600", background=True)
-        look = await box.offer("shell_output", job="job1")
+        look = await box.plan("shell_output", job="job1")
     assert (offer.access, offer.argument) == ("execute", "make watch")
     assert look == PlannedCall(announcement=Announcement(title="Output of job1: sleep 600", kind="read"), access="none")
     assert missing.fault == 'shell_output: there is no job "job9"; jobs: none'

@@ -24,7 +24,7 @@ def test_paths_are_checked_after_resolving_links_and_dots_even_if_missing(tmp_pa
     (tmp_path / "also").mkdir()
     (tmp_path / "project-2").mkdir()
     workspace = DiskWorkspace(root, [tmp_path / "also"])
-    judged = {
+    planned = {
         name: workspace.contains(workspace.resolve(name))
         for name in (
             ".",
@@ -40,7 +40,7 @@ def test_paths_are_checked_after_resolving_links_and_dots_even_if_missing(tmp_pa
             "/",
         )
     }
-    assert judged == {
+    assert planned == {
         ".": True,
         "new/deep/file": True,
         "in/in/file": True,
@@ -114,6 +114,7 @@ async def test_a_command_has_ordered_output_and_no_input_terminal_or_key(
     monkeypatch.setenv("OTHER", "kept")
     code, output = await DiskWorkspace(root).run(
         'echo a; echo b >&2; cat; pwd; echo "$OTHER$OPENAI_API_KEY $TERM $PAGER"; : </dev/tty; kill -9 $$',
+        access="full",
         timeout_s=60,
         on_output=unwatched,
     )
@@ -128,7 +129,7 @@ async def test_bytes_of_a_character_that_arrive_apart_are_decoded_together(root:
         (root / "go").touch()
 
     command = r"printf 'x\303'; until [ -e go ]; do sleep 0.01; done; printf '\244\377\303'"
-    code, output = await DiskWorkspace(root).run(command, timeout_s=60, on_output=go_on)
+    code, output = await DiskWorkspace(root).run(command, access="full", timeout_s=60, on_output=go_on)
     assert (code, output) == (0, "xä\ufffd\ufffd")
 
 
@@ -142,7 +143,7 @@ async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
         first.set()
 
     command = "echo one; until [ -e go ]; do sleep 0.01; done; echo two"
-    code, output = await DiskWorkspace(root).run(command, timeout_s=60, on_output=show)
+    code, output = await DiskWorkspace(root).run(command, access="full", timeout_s=60, on_output=show)
     assert first.is_set()
     assert shown[0] == "one\n"
     assert (code, output) == (0, "one\ntwo\n")
@@ -157,7 +158,7 @@ async def test_cancelling_a_command_ends_all_processes_it_started(root: Path) ->
         scope.cancel()
 
     with anyio.CancelScope() as scope:
-        await workspace.run("sleep 600 & echo $$ $!; sleep 600", timeout_s=60, on_output=show)
+        await workspace.run("sleep 600 & echo $$ $!; sleep 600", access="full", timeout_s=60, on_output=show)
     assert scope.cancelled_caught
     assert len(pids) == 2
     for pid in pids:
@@ -176,7 +177,9 @@ async def test_reap_kills_processes_that_ignore_sigterm(root: Path, monkeypatch:
         scope.cancel()
 
     with anyio.CancelScope() as scope:
-        await workspace.run("trap '' TERM; sleep 600 & echo $$ $!; sleep 600", timeout_s=60, on_output=show)
+        await workspace.run(
+            "trap '' TERM; sleep 600 & echo $$ $!; sleep 600", access="full", timeout_s=60, on_output=show
+        )
     await workspace.reap()
     for pid in pids:
         await until_gone(pid)
@@ -189,7 +192,7 @@ async def test_a_command_that_times_out_is_ended_and_keeps_its_output(root: Path
         skip_time(300)
 
     code, output = await DiskWorkspace(root).run(
-        "sleep 600 & echo $! >pid; echo started; sleep 600", timeout_s=300, on_output=expire
+        "sleep 600 & echo $! >pid; echo started; sleep 600", access="full", timeout_s=300, on_output=expire
     )
     assert (code, output) == (None, "started\n")
     await until_gone(int(pid_file.read_text()))
@@ -197,7 +200,9 @@ async def test_a_command_that_times_out_is_ended_and_keeps_its_output(root: Path
 
 async def test_processes_left_in_the_background_are_ended_and_reported(root: Path) -> None:
     workspace = DiskWorkspace(root)
-    code, output = await workspace.run("sleep 600 >/dev/null 2>&1 & echo $!", timeout_s=60, on_output=unwatched)
+    code, output = await workspace.run(
+        "sleep 600 >/dev/null 2>&1 & echo $!", access="full", timeout_s=60, on_output=unwatched
+    )
     pid, words = output.split("\n", 1)
     assert code == 0
     assert words == "\n[background processes that the command left running were ended]\n"
@@ -207,7 +212,7 @@ async def test_processes_left_in_the_background_are_ended_and_reported(root: Pat
 
 async def test_a_background_process_that_holds_the_output_open_delays_nothing(root: Path) -> None:
     workspace = DiskWorkspace(root)
-    code, output = await workspace.run("sleep 600 & echo done", timeout_s=60, on_output=unwatched)
+    code, output = await workspace.run("sleep 600 & echo done", access="full", timeout_s=60, on_output=unwatched)
     assert code == 0, "not ended by the timeout"
     assert output.startswith("done\n")
     await workspace.reap()
@@ -215,7 +220,7 @@ async def test_a_background_process_that_holds_the_output_open_delays_nothing(ro
 
 async def test_seven_megabytes_of_output_arrive_whole(root: Path) -> None:
     code, output = await DiskWorkspace(root).run(
-        "head -c 7000000 /dev/zero | tr '\\0' a", timeout_s=60, on_output=unwatched
+        "head -c 7000000 /dev/zero | tr '\\0' a", access="full", timeout_s=60, on_output=unwatched
     )
     assert code == 0
     assert output == "a" * 7_000_000
@@ -225,13 +230,13 @@ async def test_the_middle_of_very_long_output_is_replaced_by_a_marker(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crow.tools.workspace.RETAINED_CHARS", 20)
-    _, output = await DiskWorkspace(root).run("seq 100000", timeout_s=60, on_output=unwatched)
+    _, output = await DiskWorkspace(root).run("seq 100000", access="full", timeout_s=60, on_output=unwatched)
     assert output == "1\n2\n3\n4\n5\n\n[... 588,875 characters in 99,993 lines left out ...]\n99\n100000\n"
 
 
 async def test_a_command_in_a_missing_directory_raises_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await DiskWorkspace(tmp_path / "gone").run("true", timeout_s=60, on_output=unwatched)
+        await DiskWorkspace(tmp_path / "gone").run("true", access="full", timeout_s=60, on_output=unwatched)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
-__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "offer"]
+__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "plan"]
 
 META = "crow"
 CALL_ID = "crow/call_id"
@@ -49,7 +49,7 @@ SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
 
 
-async def offer(call: ToolCall, context: ToolContext) -> PlannedCall:
+async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
     """Plan a call of a built-in tool without running it. The result for an invalid call has a `fault`."""
     tool = TOOLS[call.name]
     try:
@@ -61,10 +61,10 @@ async def offer(call: ToolCall, context: ToolContext) -> PlannedCall:
     return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.access == "write")
 
 
-def meta_for(call_id: str, judged: PlannedCall | None = None) -> mcp.RequestParamsMeta:
+def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
     """The `_meta` of a request: the call's id, and the path and argument of the planned call that was allowed."""
-    path = judged.paths[0] if judged is not None and judged.paths else None
-    argument = judged.argument if judged is not None else None
+    path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
+    argument = planned.argument if planned is not None else None
     return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument})
 
 

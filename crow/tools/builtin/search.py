@@ -134,7 +134,7 @@ async def scan_directory(workspace: Workspace, top: Path, request: Mapping[str, 
         command = f"{enter} && {program} </dev/null"
     else:
         command = f"{enter} && {GIT_FILES.format(git=shlex.quote(git))}{program}"
-    exit_code, output = await workspace.run(command, timeout_s=TIMEOUT_S, on_output=ignore_output)
+    exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=ignore_output)
     if exit_code is None:
         raise ArgumentError(f"timed out after {TIMEOUT_S:g} s; narrow the search with path, or use a simpler pattern")
     if exit_code != 0:

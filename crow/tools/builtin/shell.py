@@ -10,10 +10,11 @@ import signal
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
-from crow.tools import Outcome, PlannedCall
+from crow.tools import CommandAccess, Outcome, PlannedCall
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
 
+DEFAULT_ACCESS: CommandAccess = "read"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 MAX_WAIT_S = 600
@@ -21,26 +22,36 @@ FIRST_OUTPUT_S = 0.3
 TITLE_CHARS = 300
 
 
-async def plan_shell(_context: ToolContext, args: Arguments) -> PlannedCall:
+async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
     title = " ".join(args["command"].split())
     title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…"
     return PlannedCall(
         announcement=Announcement(title=title, kind="execute"),
         access="execute",
         argument=args["command"],
+        command_access=effective_access(context, args),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
+
+
+def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
+    """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
+    requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
+    return requested if context.workspace.confines else "full"
 
 
 async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
     if "\0" in command:
         raise ArgumentError("command contains a NUL character; expected a command line")
+    access = effective_access(invocation.context, args)
     if args.get("background", False):
-        job = await invocation.context.jobs.start(command)
+        job = await invocation.context.jobs.start(command, access)
         await job.wait(FIRST_OUTPUT_S)
         return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
-    code, output = await invocation.context.workspace.run(command, timeout_s=timeout_s, on_output=invocation.on_output)
+    code, output = await invocation.context.workspace.run(
+        command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
+    )
     end = describe_end(code, timeout_s)
     return Outcome(
         text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
@@ -102,6 +113,13 @@ SHELL_SPEC = tool_spec(
     "output and standard error in order, and the exit code if it is not 0.",
     required="command",
     command=argument("string", "The command line.", minLength=1),
+    access=argument(
+        "string",
+        f"What the command may do. {DEFAULT_ACCESS}: look and compute; changes nothing, no network. write: change "
+        "files in the working directory; no network. full: everything, such as installing packages, pushing, or "
+        f"writing elsewhere; the user is asked. Default {DEFAULT_ACCESS}; choose the least that works.",
+        enum=["read", "write", "full"],
+    ),
     timeout_s=argument(
         "integer", f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
     ),

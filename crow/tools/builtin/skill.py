@@ -20,16 +20,16 @@ from crow.tools.skills import read_skill
 async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     skill = find_skill(context, args["name"])
     title, locations = f"Load the skill {skill.name}", (Location(path=skill.source),)
-    if not skill.of_workspace:
+    if not skill.is_from_workspace:
         return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
     text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     return PlannedCall(
         announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
         access="read",
         argument=permission_argument(skill, digest),
-        paths=PathTarget.at(context.workspace, Path(skill.source)).rule_names,
+        rule_paths=PathTarget.at(context.workspace, Path(skill.source)).rule_names,
         asks_once=True,
-        shown=text,
+        review_text=text,
     )
 
 

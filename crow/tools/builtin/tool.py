@@ -126,8 +126,8 @@ class PathTarget:
         return PlannedCall(
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
             access=access,
-            outside=self.is_outside,
-            paths=self.rule_names,
+            is_outside=self.is_outside,
+            rule_paths=self.rule_names,
         )
 
 

@@ -158,7 +158,7 @@ def report_progress(on_output: OnOutput) -> ProgressFnT:
 
 
 async def ask_user(
-    asker: ElicitationHandler | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
+    elicitation: ElicitationHandler | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
 ) -> mcp.ElicitResult:
     """Ask the user a question of `server`; decline the question if nobody can be asked.
 
@@ -173,9 +173,9 @@ async def ask_user(
     else:
         kind = "form"
         question = FormQuestion(message=message, schema=params.requested_schema, call=call)
-    if asker is None or kind not in asker.elicits:
+    if elicitation is None or kind not in elicitation.elicits:
         return mcp.ElicitResult(action="decline")
-    answer = await asker.elicit(question)
+    answer = await elicitation.elicit(question)
     if answer.action != "accept" or isinstance(question, UrlQuestion):
         return mcp.ElicitResult(action=answer.action)
     content: Any = {**defaults(question.schema), **answer.content}

@@ -90,7 +90,7 @@ async def open_toolbox(
             start_timeout_s=server.options.start_timeout_s or settings.start_timeout_s,
             call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
-            asker=ports.asker,
+            elicitation=ports.elicitation,
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
@@ -134,7 +134,7 @@ class McpToolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
         absent = {"skill"} if not self._context.skills else set()
-        if self._ports.delegate is None:
+        if self._ports.subagents is None:
             absent.add("task")
         own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
         external = self._external_tools()
@@ -200,17 +200,17 @@ class McpToolbox:
             await connection.settled.wait()
         return tuple(connection.name for connection in chosen)
 
-    async def offer(self, call: ToolCall) -> tools.PlannedCall:
-        """See :meth:`crow.tools.Toolbox.offer`."""
+    async def plan(self, call: ToolCall) -> tools.PlannedCall:
+        """See :meth:`crow.tools.Toolbox.plan`."""
         if call.name in BUILTIN_NAMES:
-            return await builtin.offer(call, self._context)
+            return await builtin.plan(call, self._context)
         try:
             if call.name == FIND_TOOLS.name:
                 announcement = Announcement(title=f"Find tools: {in_title(query_of(call))}", kind="search")
                 return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
-                return replace(await self.offer(inner), tool=inner.name)
+                return replace(await self.plan(inner), rule_tool=inner.name)
         except ArgumentError as error:
             is_search = call.name == FIND_TOOLS.name
             announcement = Announcement(title=call.name, kind="search" if is_search else "other")
@@ -227,16 +227,16 @@ class McpToolbox:
         )
 
     async def run(
-        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, judged: tools.PlannedCall | None = None
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, planned: tools.PlannedCall | None = None
     ) -> tools.Outcome:
         """See :meth:`crow.tools.Toolbox.run`."""
         try:
-            if call.name == "task" and self._ports.delegate is not None:
+            if call.name == "task" and self._ports.subagents is not None:
                 # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
                 task = task_from(builtin.arguments_of(call))
-                return task_outcome(await self._ports.delegate.delegate(call_id, task, self, on_output))
+                return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
-                return await self._run_builtin(call, call_id, on_output, judged)
+                return await self._run_builtin(call, call_id, on_output, planned)
             if call.name == FIND_TOOLS.name:
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name == CALL_TOOL.name:
@@ -251,14 +251,14 @@ class McpToolbox:
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _run_builtin(
-        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, judged: tools.PlannedCall | None
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, planned: tools.PlannedCall | None
     ) -> tools.Outcome:
         """:raises ~crow.domain.errors.ArgumentError: the arguments are invalid."""
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
             await on_output(message or "")
 
-        arguments, meta = builtin.arguments_of(call), builtin.meta_for(call_id, judged)
+        arguments, meta = builtin.arguments_of(call), builtin.meta_for(call_id, planned)
         try:
             result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:

@@ -66,7 +66,7 @@ class ServerConnection:
     start_timeout_s: float
     call_timeout_s: float
     on_change: OnChange | None
-    asker: ElicitationHandler | None = None
+    elicitation: ElicitationHandler | None = None
     tools: tuple[ExternalTool, ...] = ()
     """The newest known tools, kept when the server is gone."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
@@ -276,8 +276,8 @@ class ServerConnection:
                 self._tools_changed.set()
             case mcp.PromptListChangedNotification():
                 self._prompts_changed.set()
-            case mcp.ElicitCompleteNotification() if self.asker is not None:
-                await self.asker.elicited(message.params.elicitation_id)
+            case mcp.ElicitCompleteNotification() if self.elicitation is not None:
+                await self.elicitation.elicited(message.params.elicitation_id)
             case _:
                 pass
 
@@ -367,7 +367,7 @@ class ServerConnection:
             if self._running:
                 self._questions[scope] = call_id
             try:
-                return await ask_user(self.asker, self.name, params, call_id, f"{self.prefix}-{self._asked}")
+                return await ask_user(self.elicitation, self.name, params, call_id, f"{self.prefix}-{self._asked}")
             finally:
                 self._questions.pop(scope, None)
         return mcp.ElicitResult(action="cancel")

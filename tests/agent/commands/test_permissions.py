@@ -139,5 +139,5 @@ def test_star_after_a_command_matches_any_arguments() -> None:
 
 def test_denied_name_is_denied_in_any_unicode_normalisation() -> None:
     (rule,) = user_rules([], ["read_file(schlüssel)"])
-    offer = PlannedCall(announcement=SHOWN, access="read", paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
+    offer = PlannedCall(announcement=SHOWN, access="read", rule_paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
     assert isinstance(decide("read_file", offer, "auto", [rule]), Refuse)
