@@ -79,12 +79,14 @@ class EditorWorkspace:
         self._terminals = EditorTerminals(editor, hidden or ())
         self._in_terminals = hidden is not None
         self.cwd = disk.cwd
+        self.directories = disk.directories
         self.resolve = disk.resolve
         self.contains = disk.contains
         self.protection = disk.protection
         self.stat = disk.stat
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
+        self.start_confined = disk.start_confined
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer is not found."""

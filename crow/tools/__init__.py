@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
@@ -173,6 +174,10 @@ class Workspace(Protocol):
     def cwd(self) -> Path:
         """Where relative paths and commands start."""
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """cwd and the additional directories, as they were given: links are not resolved."""
+
     def resolve(self, path: str) -> Path:
         """The absolute path, links and `..` resolved, even if no such file exists; `~` is not expanded.
 
@@ -231,6 +236,23 @@ class Workspace(Protocol):
     ) -> BackgroundCommand:
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
+
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
+
+        It starts in `directory`, its own directory for temporary files, which it can write. The caller must end it.
+
+        :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
+        """
 
     @property
     def has_leftovers(self) -> bool:

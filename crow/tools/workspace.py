@@ -14,9 +14,10 @@ import secrets
 import signal
 import stat as modes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 from unicodedata import category, normalize
 
 import anyio
@@ -88,6 +89,8 @@ class DiskWorkspace:
     ) -> None:
         self.cwd = Path(cwd)
         """Where relative paths and commands start, as given: links are not resolved."""
+        self.directories = (self.cwd, *map(Path, additional_directories))
+        """See :meth:`crow.tools.Workspace.directories`."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
         self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
@@ -175,6 +178,19 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """See :meth:`crow.tools.Workspace.start_confined`."""
+        raise PermissionError(errno.EPERM, "Nothing confines programs on this machine")
 
     async def _start(self, command: str, _access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})

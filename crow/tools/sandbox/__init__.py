@@ -53,6 +53,8 @@ class Sandbox(Protocol):
         cwd: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
     ) -> Process:
         """Start a confined command in its own process group. See :func:`crow.tools.process.start`.
 
