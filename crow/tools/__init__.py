@@ -242,10 +242,14 @@ class Workspace(Protocol):
     @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
-        access."""
+        access. Not known before `sandbox_status` was called."""
 
     async def sandbox_status(self) -> SandboxStatus:
         """What confines commands. The first call of the process tries it out, in a thread."""
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """A line for the model if a failed command's output shows that its access was not enough; else empty. The line
+        says which access or setting would be."""
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
@@ -287,6 +291,9 @@ class Workspace(Protocol):
 
     async def reap(self) -> None:
         """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
+
+    async def close(self) -> None:
+        """Remove the directories that commands used. The session's task calls it at the end."""
 
 
 class Log(Protocol):
