@@ -55,6 +55,12 @@ TOOL_VARIABLES = (
 )
 """Environment variables that may name such a directory elsewhere."""
 
+FOLDERS = (
+    *(".local", ".local/share", ".config", ".config/git", ".cache", ".cache/node", ".cargo", ".gem", ".gradle", ".m2"),
+    *(".claude", ".nuget"),
+)
+"""Below HOME, folders that contain toolchains or secrets."""
+
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
 """One of these stands beside the `bin` of an installed program."""
@@ -134,6 +140,15 @@ class PrivateDirectories:
     caches: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlaces:
+    """Places that exist. `stamp` has the times of change of the folders that contain them."""
+
+    stamp: tuple[int, ...]
+    toolchains: tuple[Path, ...]
+    hidden: tuple[Path, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LinkedRepository:
     """The git directories of a linked worktree, which are outside of the worktree."""
@@ -152,6 +167,7 @@ class Policy:
     roots: tuple[Path, ...]
     options: SandboxOptions
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    _places: list[FoundPlaces] = field(default_factory=list, repr=False)
 
     @property
     def home(self) -> Path | None:
@@ -181,7 +197,8 @@ class Policy:
         """What a command with this access may see and change. For `write`, `snapshot` has the protected paths."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
-        readable = [path for path in self._toolchains(home) if is_inside(path, masked)]
+        found = self._found_places(home)
+        readable = [path for path in found.toolchains if is_inside(path, masked)]
         readable += self._named(self.options.readable)
         has_network = access == "write" and self.options.network
         if has_network:
@@ -202,7 +219,7 @@ class Policy:
             readable=tuple(dict.fromkeys(readable)),
             writable=tuple(dict.fromkeys(own_writable)),
             read_only=tuple(read_only),
-            hidden=tuple(path for path in self._hidden(home) if is_visible(path, masked, visible)),
+            hidden=tuple(path for path in found.hidden if is_visible(path, masked, visible)),
             throwaway=throwaway,
             temporary=private.temporary,
             has_network=has_network,
@@ -230,6 +247,15 @@ class Policy:
             if name not in self.env and (home / place).is_dir():
                 variables[name] = str(home / place)
         return variables
+
+    def _found_places(self, home: Path | None) -> FoundPlaces:
+        """Toolchains and secret places. They are searched again only if something was created or removed."""
+        folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
+        stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
+        if not self._places or self._places[0].stamp != stamp:
+            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden(home))
+            self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
+        return self._places[0]
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
         temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
@@ -310,6 +336,14 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
     if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
         return None
     return literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+
+
+def modified_ns(path: Path) -> int:
+    """When something in a directory was created or removed; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def literal(path: str) -> Path | None:
