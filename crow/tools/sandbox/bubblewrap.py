@@ -237,6 +237,8 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
                 yield "--ro-bind", str(sealed_file(confinement)), place
     for place in masks:
         yield "--remount-ro", place
+    if os.geteuid() == 0:  # many files in /proc, such as those in /proc/sys, ask only for the user root
+        yield "--remount-ro", "/proc"
 
 
 def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:

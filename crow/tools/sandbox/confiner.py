@@ -224,6 +224,7 @@ class KernelConfiner:
     def _prepare(self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None) -> Prepared:
         with self._lock:
             if self._private is None:
+                self._policy.create_own()
                 self._private = Private.create(self.options.caches, self._policy.roots)
             if self._protected is None:
                 self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept)

@@ -207,8 +207,8 @@ class Policy:
         read_only: Sequence[Path] = ()
         throwaway: tuple[Path, ...] = ()
         if access == "write":
-            read_only, renamable = protected_parts(snapshot)
-            own_writable += [*writable, *renamable]
+            read_only, folders = protected_parts(snapshot)
+            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *found.hidden), writable)]
         else:
             throwaway = tuple(root for root in self.roots if not is_inside(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
@@ -256,6 +256,13 @@ class Policy:
             toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden(home))
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
+
+    def create_own(self) -> None:
+        """Create those of crow's own directories that a command could create otherwise. :raises OSError:"""
+        roots = self.writable_roots()
+        for path in self.options.own:
+            if not path.suffix and is_inside(Path(os.path.realpath(path)), roots):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
         temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
@@ -378,6 +385,14 @@ def installed_tree(directory: Path, home: Path) -> Path:
     if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or os.path.islink(directory):
         return directory
     return tree if any(os.path.exists(tree / part) for part in PREFIX_PARTS) else directory
+
+
+def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
+    """The folders between the roots and the paths. A command must not rename them, since it would move the paths."""
+    for path in paths:
+        for root in roots:
+            if path.is_relative_to(root):
+                yield from (parent for parent in path.parents if parent.is_relative_to(root))
 
 
 def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
