@@ -13,7 +13,6 @@ import stat as modes
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from crow.tools.process import Process
 from crow.tools.sandbox import Confinement
+from crow.tools.sandbox.probe import try_confinement
 from crow.tools.sandbox.seccomp import make_filter, missing_architecture
 from crow.tools.sandbox.transport import start_in_thread
 
@@ -116,16 +116,10 @@ class Landlock:
         reason = missing_architecture() or missing_landlock()
         if reason:
             return reason
-        with tempfile.TemporaryDirectory(prefix="crow-probe-") as directory:
-            return self._try(Path(os.path.realpath(directory)))
+        return try_confinement(self._run)
 
-    def _try(self, directory: Path) -> str:
-        allowed, forbidden = directory / "allowed", directory / "forbidden"
-        allowed.mkdir()
-        forbidden.mkdir()
-        (forbidden / "secret").write_text("secret")
-        confinement = Confinement(access="write", masked=(directory,), temporary=allowed)
-        script = f"echo > '{allowed}/file'; cat '{forbidden}/secret'; echo > '{forbidden}/file'; true"
+    def _run(self, argv: Sequence[str], confinement: Confinement) -> subprocess.CompletedProcess[bytes]:
+        """Run a confined command to its end."""
         found: list[subprocess.CompletedProcess[bytes] | OSError] = []
 
         def run() -> None:
@@ -133,30 +127,18 @@ class Landlock:
                 self._restrict_thread(confinement)
                 found.append(
                     subprocess.run(  # noqa: S603 - a fixed command
-                        ["/bin/sh", "-c", script],
-                        check=False,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
+                        argv, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                     )
                 )
             except OSError as error:
                 found.append(error)
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, name="try Landlock")
         thread.start()
         thread.join()
-        match found:
-            case [OSError() as error]:
-                return f"a confined command cannot be started: {error.strerror}"
-            case [subprocess.CompletedProcess() as ended] if ended.returncode:
-                return f"a confined command failed: {ended.stdout.decode(errors='replace')[-500:].strip()}"
-            case [subprocess.CompletedProcess() as ended] if b"secret\n" in ended.stdout + b"\n":
-                return "the kernel let a confined command read a file that was masked"
-        if (forbidden / "file").exists():
-            return "the kernel let a confined command write where it must not"
-        return "" if (allowed / "file").exists() else "the kernel refused a write that Landlock allows"
+        if isinstance(found[0], OSError):
+            raise found[0]
+        return found[0]
 
     def _restrict_thread(self, confinement: Confinement) -> None:
         """Confine the current thread, and all processes that it starts, for good.

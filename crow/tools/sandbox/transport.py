@@ -113,8 +113,10 @@ class ChildTransport(asyncio.SubprocessTransport):
                 connected.close()
             elif pipe is not None:
                 pipe.close()
-        if self._child.returncode is None:
-            self._child.send_signal(signal.SIGKILL)
+        if self._child.poll() is None:
+            self._child.kill()
+            # the event loop may end before it sees the child's end
+            threading.Thread(target=self._child.wait, name="wait for a child", daemon=True).start()
 
 
 class PipeProtocol(asyncio.Protocol):

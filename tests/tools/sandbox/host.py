@@ -13,20 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from crow.tools.process import Process
+from crow.tools.process import Process, start
 from crow.tools.sandbox import Confinement, Sandbox
 from crow.tools.sandbox.landlock import Landlock
 
 LIMIT_S = 30
-FIRST = {
-    "argv": ["/bin/true"],
-    "access": "read",
-    "cwd": "/",
-    "env": {},
-    "paths": {},
-    "temporary": "/",
-    "has_network": True,
-}
 
 
 async def run(sandbox: Sandbox, request: dict[str, Any]) -> tuple[int | None, str]:
@@ -51,6 +42,13 @@ async def run(sandbox: Sandbox, request: dict[str, Any]) -> tuple[int | None, st
     return process.returncode, output.decode(errors="replace")
 
 
+async def warm_up() -> None:
+    """Import everything. No confined thread may run while the user changes: glibc changes all threads at once."""
+    process = await start(["/bin/true"], cwd=Path("/"), env={}, on_output=lambda _: None)
+    await process.wait()
+    await process.end(1)
+
+
 def describe(secret: str) -> dict[str, object]:
     """What this process may still do."""
     limits = set()
@@ -66,7 +64,7 @@ def main() -> None:
     user = int(sys.argv[1])
     sandboxes = {0: Landlock(), 1: Landlock(abi=1)}
     if user != os.geteuid():
-        asyncio.run(run(sandboxes[0], FIRST))  # imports everything
+        asyncio.run(warm_up())
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
