@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from crow.tools import CommandAccess
 from tests.tools.confined import USERS, Place, as_user, available, run
 from tests.tools.test_confinement import GIT
 
@@ -94,13 +95,13 @@ READS = (
 
 @users
 @pytest.mark.parametrize("access", ["read", "write"])
-def test_no_secret_can_be_read(user: str, access: str) -> None:
+def test_no_secret_can_be_read(user: str, access: CommandAccess) -> None:
     async def scenario(place: Place) -> Any:
         os.environ |= {"OUTSIDE": str(place.outside), "MY_TOKEN": "PRI" + "VATE", "OPENAI_API_KEY": "PRI" + "VATE"}
         (place.outside / "secret").write_text("PRIVATE")
         del os.environ["MY_TOKEN"]
         workspace = place.open()
-        outputs = [(await run(workspace, access, command))[1] for command in READS]  # type: ignore[arg-type]
+        outputs = [(await run(workspace, access, command))[1] for command in READS]
         await workspace.close()
         return outputs
 
@@ -112,10 +113,11 @@ def test_hidden_places_stay_hidden_if_home_is_the_workspace() -> None:
     async def scenario(place: Place) -> Any:
         workspace = place.open(place.home)
         results = []
-        for access in ("read", "write"):
+        accesses: tuple[CommandAccess, ...] = ("read", "write")
+        for access in accesses:
             _, output = await run(
                 workspace,
-                access,  # type: ignore[arg-type]
+                access,
                 "cat .ssh/id_ed25519 .config/crow/config.toml; rm -rf .ssh; chmod 777 .ssh .config/crow; ls .ssh .config/crow; "
                 "mv .config c2; echo x >.ssh/authorized_keys; echo x >.config/crow/config.toml; echo x >.bashrc",
             )
