@@ -35,7 +35,7 @@ count=$2
 shift 2
 while [ "$count" -gt 0 ]; do
     cd -- "$1"
-    "$mount" -t overlay -o "userxattr,lowerdir=.,upperdir=$2,workdir=$3" overlay .
+    "$mount" -t overlay -o "userxattr,volatile,lowerdir=.,upperdir=$2,workdir=$3" overlay .
     shift 3
     count=$((count - 1))
 done

@@ -266,6 +266,8 @@ class KernelConfiner:
         confinement = self._policy.confinement(access, places, snapshot)
         if access == "read" and sandbox.has_overlay and self._overlay_works(sandbox, confinement, private):
             confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
+        if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
+            snapshot = None
         return Prepared(confinement=confinement, env=self._policy.environment(access, places), snapshot=snapshot)
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
