@@ -21,7 +21,7 @@ from crow.tools.mcp.client import open_toolbox
 from crow.tools.sandbox import confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
 from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
-from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.sandbox.policy import MAX_READ_ONLY, SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.confined import USERS, Place, as_user, available, run
 from tests.tools.conftest import FixedPlan, RecordingLog, call, skip_time
@@ -346,6 +346,22 @@ def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         confiner._probed, shutil.which("bwrap") or "bwrap", "bwrap: no permissions to create namespaces"
     )
+
+
+def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
+    async def scenario(place: Place) -> Any:
+        for number in range(MAX_READ_ONLY + 5):
+            (place.root / f"d{number}").mkdir()
+            (place.root / f"d{number}" / "AGENTS.md").write_text("rules\n")
+        workspace = place.open()
+        _, output = await run(workspace, "write", "for d in d*; do echo x >>$d/AGENTS.md; mv $d x$d; done 2>&1")
+        await workspace.close()
+        texts = [(place.root / f"d{number}" / "AGENTS.md").read_text() for number in range(MAX_READ_ONLY + 5)]
+        return output, texts
+
+    output, texts = as_user(USERS[0], scenario)
+    assert texts == ["rules\n"] * (MAX_READ_ONLY + 5)
+    assert output.count("Read-only file system") == MAX_READ_ONLY
 
 
 @pytest.mark.usefixtures("no_bubblewrap")
