@@ -496,6 +496,20 @@ def test_directories_of_the_settings_are_added_and_faults_are_named() -> None:
     ]
 
 
+async def test_root_is_told_that_the_workspace_of_another_user_stays_unchanged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() == 0:
+        os.chown(root, 1000, 1000)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions()))
+    status = await workspace.sandbox_status()
+    assert not status.name or status.problem == (
+        f"{root} belongs to another user, so confined commands of root cannot write there"
+    )
+
+
 def test_private_directories_are_removed_at_the_end_and_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ NO_NETWORK = (
     r"network is unreachable|could not resolve|couldn't resolve|name or service not known|failed to lookup address"
     r"|temporary failure in name resolution|no address associated|unknown host|failed to establish a new connection"
     r"|\b(?:ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b|getaddrinfo|dial tcp|dns error|no such host|connectionerror"
+    r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
 
 
@@ -223,8 +224,9 @@ class KernelConfiner:
         if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network. If the command needs it, use access "full". The user '
-                f"can allow it with `network = true` in [sandbox] of config.toml{setting}.]"
+                f'[Access was "{access}", which has no network, also not to services of this machine. If the command needs '
+                'it, use access "full". The user can allow it with `network = true` in [sandbox] of config.toml'
+                f"{setting}.]"
             )
         if not re.search(NO_WRITE, text, re.IGNORECASE):
             return ""
@@ -307,7 +309,8 @@ class Private:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):
             os.utime(place)
-        directories = PrivateDirectories(temporary=root / "temporary", caches=place / "caches")
+        (root / "hidden").touch(mode=0o000)
+        directories = PrivateDirectories(temporary=root / "temporary", caches=place / "caches", blank=root / "hidden")
         return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
 
     def new_layers(self, number: int) -> Path:

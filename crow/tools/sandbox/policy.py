@@ -137,10 +137,12 @@ class SandboxOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateDirectories:
-    """Directories of the commands of one session: `temporary` for temporary files, `caches` for package caches."""
+    """Directories of the commands of one session: `temporary` for temporary files, `caches` for package caches. `blank`
+    is an empty file that nobody can read."""
 
     temporary: Path
     caches: Path
+    blank: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +181,15 @@ class Policy:
         return Path(home) if os.path.isabs(home) and os.path.isdir(home) else None
 
     def problems(self) -> tuple[str, ...]:
-        """Sentences about directories of the settings that are left out."""
-        return tuple(
+        """Sentences about directories that commands cannot use, although they should."""
+        foreign = [root for root in self.roots if is_foreign(root)]
+        return (
+            *(f"{root} belongs to another user, so confined commands of root cannot write there" for root in foreign),
+            *self._problems_of_settings(),
+        )
+
+    def _problems_of_settings(self) -> Iterator[str]:
+        return (
             f"sandbox.{key}: {entry} {problem}"
             for key, entries in (("readable", self.options.readable), ("writable", self.options.writable))
             for entry in entries
@@ -225,6 +234,7 @@ class Policy:
             hidden=tuple(path for path in found.hidden if is_visible(path, masked, visible)),
             throwaway=throwaway,
             temporary=private.temporary,
+            blank=private.blank,
             has_network=has_network,
         )
 
@@ -346,6 +356,14 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
     if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
         return None
     return literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+
+
+def is_foreign(root: Path) -> bool:
+    """Whether a user root works in the directory of another user. Confined commands have none of root's powers."""
+    try:
+        return os.geteuid() == 0 and root.stat().st_uid != 0
+    except (OSError, AttributeError):
+        return False
 
 
 def modified_ns(path: Path) -> int:
