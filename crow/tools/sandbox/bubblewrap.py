@@ -221,7 +221,7 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
             case "mask":
                 masks.append(place)
                 yield "--tmpfs", place
-            case "read" if outer != "read" or path.is_symlink():
+            case "read" if outer == "mask" or (outer != "read" and not path.is_symlink()):
                 yield "--ro-bind", place, place
             case "write":
                 yield "--bind", place, place

@@ -224,8 +224,8 @@ class KernelConfiner:
         if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network, also not to services of this machine. If the command needs '
-                'it, use access "full". The user can allow it with `network = true` in [sandbox] of config.toml'
+                f'[Access was "{access}", which has no network, also not to services of this machine. If the command '
+                'needs it, use access "full". The user can allow it with `network = true` in [sandbox] of config.toml'
                 f"{setting}.]"
             )
         if not re.search(NO_WRITE, text, re.IGNORECASE):

@@ -328,8 +328,10 @@ class Policy:
     def _hidden(self, home: Path | None) -> Iterator[Path]:
         named = {*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)}
         secrets = [*SYSTEM_SECRETS, *(() if home is None else (str(home / name) for name in SECRETS))]
-        yield from (path for path in existing(secrets) if path not in named and os.access(path, os.R_OK))
-        yield from existing(self.options.own)
+        for path in (Path(os.path.realpath(secret)) for secret in secrets):
+            if path not in named and os.access(path, os.R_OK):
+                yield path
+        yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
     def _linked_repository(self, root: Path) -> LinkedRepository | None:
         """The repository of a linked worktree, if that repository itself says that the worktree is its own.
