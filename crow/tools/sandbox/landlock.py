@@ -72,6 +72,8 @@ class Landlock:
     """
 
     name = "Landlock"
+    protects_files = False
+    has_overlay = False
 
     def __init__(self, *, abi: int = sys.maxsize) -> None:
         self._max_abi = abi

@@ -135,8 +135,8 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo what has changed since the snapshot. Return one sentence for each path.
 
-        With `only_created`, leave changed and removed paths alone: the command could not have changed them. What the
-        command wrote is moved to `kept`.
+        With `only_created`, leave changed and removed paths alone, except for links: the command could not have changed
+        them. What the command wrote is moved to `kept`.
         """
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -358,8 +358,8 @@ class Undo:
         """The paths to undo, folders before their content. What is inside a created folder moves with it."""
         created = {path for path in current if path not in self._before}
         differences = {path for path in created if os.path.dirname(path) not in created}
-        if not self._only_created:
-            for path, before in self._before.items():
+        for path, before in self._before.items():
+            if not self._only_created or before.kind == "link":
                 now = current.get(path)
                 if now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link"):
                     differences.add(path)
