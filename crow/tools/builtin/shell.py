@@ -29,14 +29,15 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
         announcement=Announcement(title=title, kind="execute"),
         access="execute",
         argument=args["command"],
-        command_access=effective_access(context, args),
+        command_access=await effective_access(context, args),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
 
 
-def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
+async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
     """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
+    await context.workspace.sandbox_status()  # finds out whether commands are confined
     return requested if context.workspace.confines else "full"
 
 
@@ -44,17 +45,20 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
     if "\0" in command:
         raise ArgumentError("command contains a NUL character; expected a command line")
-    access = effective_access(invocation.context, args)
+    access = await effective_access(invocation.context, args)
     if args.get("background", False):
         job = await invocation.context.jobs.start(command, access)
         await job.wait(FIRST_OUTPUT_S)
-        return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
+        return job_outcome(
+            invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
+        )
     code, output = await invocation.context.workspace.run(
         command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
     )
     end = describe_end(code, timeout_s)
+    hint = invocation.context.workspace.explain_failure(access, output) if end else ""
     return Outcome(
-        text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
+        text="\n".join(filter(None, [output.removesuffix("\n"), end, hint])) or "(no output)",
         is_error=bool(end),
         raw_output={"exit_code": code, "timed_out": code is None},
     )
@@ -82,9 +86,8 @@ async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
-    if job.is_running and args.get("wait_s", 0):
-        await job.wait(args["wait_s"])
-    return job_outcome(job, f"{job.id}: {job.state}")
+    await job.wait(args.get("wait_s", 0))
+    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -95,13 +98,15 @@ async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return job_outcome(job, f"{job.id} had already {job.state}")
+        return job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
     await job.command.end(END_S)
-    return job_outcome(job, f"{job.id}: {job.state}")
+    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
-def job_outcome(job: Job, status: str) -> Outcome:
-    text = "\n".join(filter(None, [job.unread.text().removesuffix("\n"), f"[{status}]"]))
+def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
+    output = job.unread.text()
+    hint = "" if job.is_running or not job.command.returncode else context.workspace.explain_failure(job.access, output)
+    text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
     job.unread.clear()
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
