@@ -357,12 +357,15 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server to start: `command` is an executable, `env` is added to a minimal environment."""
+    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
+    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
+    the access that the server is confined to; None: it is not confined."""
 
     name: str
     command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    sandbox: Literal["read", "write"] | None = None
     options: ServerOptions = ServerOptions()
 
 
@@ -378,6 +381,9 @@ class HttpServer:
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
+
+THE_WORKSPACE = "\0workspace\0"
+"""Stands for the session's working directory. No real argument or variable can contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,8 +101,7 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def job_outcome(job: Job, status: str) -> Outcome:
-    text = "\n".join(filter(None, [job.unread.text().removesuffix("\n"), f"[{status}]"]))
-    job.unread.clear()
+    text = "\n".join(filter(None, [job.take_output().removesuffix("\n"), f"[{status}]"]))
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
 
