@@ -133,11 +133,12 @@ async def start(
     on_output: Callable[[bytes], None],
     on_errors: Callable[[bytes], None] | None = None,
     takes_input: bool = False,
+    make: Callable[[Callable[[bytes], None], Callable[[bytes], None] | None], Process] | None = None,
 ) -> Process:
     """Start `argv` in its own process group. Without `on_errors`, standard error goes to `on_output` too, in the order
     of writing.
 
-    Standard input is /dev/null unless `takes_input`.
+    Standard input is /dev/null unless `takes_input`. `make` creates the returned object.
 
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
@@ -145,15 +146,16 @@ async def start(
     mark = f"{os.getpid()}-{secrets.token_hex(6)}"
     with starting():
         _, process = await asyncio.get_running_loop().subprocess_exec(
-            lambda: Process(on_output, on_errors, mark),
+            lambda: (make or Process)(on_output, on_errors),
             *argv,
             stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT if on_errors is None else asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT if on_errors is None and make is None else asyncio.subprocess.PIPE,
             cwd=cwd,
             env=marked(env, mark),
             start_new_session=True,
         )
+    process.mark = mark
     return process
 
 
@@ -174,11 +176,7 @@ def marked(env: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 class Process(asyncio.SubprocessProtocol):
-    """A running child, made by :func:`start`. The caller must call `end` or `close`.
-
-    `mark` is in the environment of the child, and so of all processes that it starts. It recognises those that have
-    left the process group and lost their parent, if crow is a subreaper: see :class:`Orphans`.
-    """
+    """A running child, made by :func:`start`. The caller must call `end` or `close`."""
 
     starts: ClassVar[int] = 0
     """How many children are being started now, in the whole process."""
@@ -186,15 +184,16 @@ class Process(asyncio.SubprocessProtocol):
     """The ids of all children for which asyncio still waits, in the whole process."""
     _transport: asyncio.SubprocessTransport  # set before `start` returns
 
-    def __init__(
-        self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None, mark: str = ""
-    ) -> None:
+    def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
         self.pid = 0
         self.exited = anyio.Event()
         self.output_ended = anyio.Event()
+        self.errors_ended = anyio.Event()
         self._on_output = on_output
         self._on_errors = on_errors
-        self._mark = mark
+        self.mark = ""
+        """A text in the environment of the child, and so of all processes that it starts. It recognises those that have
+        left the process group and lost their parent, if crow is a subreaper: see :class:`Orphans`."""
 
     @property
     def returncode(self) -> int | None:
@@ -224,8 +223,23 @@ class Process(asyncio.SubprocessProtocol):
     async def wait(self) -> None:
         """Wait until the child has ended, and a short time for the rest of its output."""
         await self.exited.wait()
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Wait a short time for the rest of the output. Another process may hold the pipes open."""
         with anyio.move_on_after(DRAIN_S):
             await self.output_ended.wait()
+            await self.errors_ended.wait()
+
+    @property
+    def left_others(self) -> bool:
+        """Whether the child left processes running that have already been ended."""
+        return False
+
+    @property
+    def failure(self) -> str:
+        """Why the command never began, although a child was started for it; empty if it did."""
+        return ""
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group and all processes that have left it, or only the child if the system has no process
@@ -257,8 +271,8 @@ class Process(asyncio.SubprocessProtocol):
     def _strays(self) -> list[Relative]:
         """The descendants of the child that have left its group."""
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
-        if self._mark:
-            roots += [each for each in adopted() if each.pid != self.pid and each.has_mark(self._mark)]
+        if self.mark:
+            roots += [each for each in adopted() if each.pid != self.pid and each.has_mark(self.mark)]
         return [each for each in families(roots) if each.is_running_outside(self.pid)]
 
     async def end(self, grace_s: float) -> None:
@@ -292,6 +306,8 @@ class Process(asyncio.SubprocessProtocol):
         self._transport = transport
         self.pid = transport.get_pid()
         self.not_reaped.add(self.pid)
+        if transport.get_pipe_transport(2) is None:
+            self.errors_ended.set()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by asyncio with a piece of standard output (1) or error (2)."""
@@ -304,6 +320,8 @@ class Process(asyncio.SubprocessProtocol):
         """Called by asyncio when a pipe has ended."""
         if fd == 1:
             self.output_ended.set()
+        elif fd == 2:
+            self.errors_ended.set()
 
     def process_exited(self) -> None:
         """Called by asyncio when the child has ended and was reaped."""

@@ -65,7 +65,7 @@ class ServerProcess:
     keys: KeySource = HiddenKeys
     closed: anyio.Event = field(default_factory=anyio.Event)
     reason: str = ""
-    _directory: Path | None = None
+    _private: Path | None = None
     _process: Process | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _partial: bytearray = field(default_factory=bytearray)
@@ -103,9 +103,9 @@ class ServerProcess:
             )
         argv = [command, *(arg.replace(THE_WORKSPACE, cwd) for arg in self.server.args)]
         self._stack.push_async_callback(self._remove_directory)
-        self._directory = await anyio.to_thread.run_sync(make_directory)
+        self._private = await anyio.to_thread.run_sync(make_directory)
         try:
-            self._process = await self._start(argv, self._environment(cwd), self._directory)
+            self._process = await self._start(argv, self._environment(cwd), self._private / "work")
         except FileNotFoundError as error:
             await self._stack.aclose()
             if os.path.dirname(command):
@@ -163,31 +163,35 @@ class ServerProcess:
             return await start(
                 argv, cwd=directory, env=env, on_output=self._on_output, on_errors=self._on_errors, takes_input=True
             )
-        if not self.workspace.confines:
-            raise ToolServerError(
-                f'it is not started: its sandbox is "{self.server.sandbox}", and nothing confines programs here; see '
-                "`crow doctor`, or remove sandbox to run it unconfined"
+        try:
+            return await self.workspace.start_confined(
+                argv,
+                access=self.server.sandbox,
+                directory=directory,
+                env=env,
+                on_output=self._on_output,
+                on_errors=self._on_errors,
             )
-        return await self.workspace.start_confined(
-            argv,
-            access=self.server.sandbox,
-            directory=directory,
-            env=env,
-            on_output=self._on_output,
-            on_errors=self._on_errors,
-        )
+        except PermissionError as error:
+            raise ToolServerError(
+                f'it was not started, because nothing confines it as sandbox = "{self.server.sandbox}" demands: '
+                f"{error.strerror} Remove sandbox to run it unconfined."
+            ) from error
 
     async def _remove_directory(self) -> None:
-        if self._directory is not None:
+        if self._private is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda path: shutil.rmtree(path, ignore_errors=True), self._directory)
+                await anyio.to_thread.run_sync(lambda path: shutil.rmtree(path, ignore_errors=True), self._private)
 
     async def _end(self, process: Process) -> None:
         process.close_input()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S):
                 await process.exited.wait()
-            await process.end(TERM_S)
+            if self.server.sandbox is None:
+                await process.end(TERM_S)
+            else:
+                await self.workspace.end_confined(process, TERM_S)
 
     async def _watch_process(self, process: Process) -> None:
         """Notice the end of the process, even if one of its children keeps the output open."""
@@ -251,14 +255,15 @@ class ServerProcess:
 
 
 def make_directory() -> Path:
-    """Make an empty directory for a server that only this user can access.
+    """Make a directory that only this user can access. A server starts in its empty directory `work`.
 
     npm and similar programs search the parents of the directory where they start for a project. They stop at
     `node_modules`.
     """
-    directory = Path(tempfile.mkdtemp(prefix="crow-server-"))
-    (directory / "node_modules").mkdir()
-    return directory
+    private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-")))
+    for name in ("work", "node_modules"):
+        (private / name).mkdir(mode=0o700)
+    return private
 
 
 class _Incoming(ObjectReceiveStream[SessionMessage | Exception]):
