@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import mcp_types as mcp
@@ -12,12 +13,15 @@ import pytest
 from mcp.shared.message import SessionMessage
 
 from crow.domain.errors import ToolServerError
-from crow.tools import StdioServer
+from crow.tools import THE_WORKSPACE, StdioServer
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import HiddenKeys
+from crow.tools.sandbox.confiner import KernelConfiner
+from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import pids_in, stdio, until_gone
 
+ROOT = Path(__file__).parents[2]
 PING = SessionMessage(mcp.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/list"))
 
 
@@ -126,9 +130,66 @@ async def test_path_of_a_server_has_no_relative_directory_and_none_of_the_worksp
 async def test_a_server_to_be_confined_is_not_started_if_nothing_confines(root: Path, tmp_path: Path) -> None:
     program = f"open({str(tmp_path / 'ran')!r}, 'w')"
     transport = ServerProcess(python(program, sandbox="write"), DiskWorkspace(root))
-    with pytest.raises(ToolServerError, match='nothing confines it as sandbox = "write" demands: .*"off"'):
+    with pytest.raises(ToolServerError, match=r'nothing confines it as sandbox = "write" demands: .*"off"'):
         await transport.__aenter__()
     assert not (tmp_path / "ran").exists()
+
+
+PROBES = """
+import json, os, socket, sys
+def attempt(action):
+    try:
+        action()
+        return "done"
+    except OSError as error:
+        return type(error).__name__
+workspace, outside, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+result = {
+    "file in the workspace": attempt(lambda: open(workspace + "/made", "w").close()),
+    "protected file": attempt(lambda: open(workspace + "/AGENTS.md", "a").close()),
+    "own directory": attempt(lambda: open("made", "w").close()),
+    "secret outside": attempt(lambda: open(outside + "/secret").close()),
+    "network": attempt(lambda: socket.create_connection(("127.0.0.1", port), 60).close()),
+}
+attempt(lambda: open(outside + "/made", "w").close())  # may succeed in its own /tmp
+print(json.dumps({"jsonrpc": "2.0", "id": 1, "result": result}), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+async def test_a_confined_server_reaches_what_a_command_with_its_access_reaches(
+    root: Path, tmp_path: Path, access: Literal["read", "write"]
+) -> None:
+    own = (str(ROOT), sys.prefix, sys.base_prefix)
+    confiner = KernelConfiner([root], SandboxOptions(enabled="required", readable=own))
+    workspace = DiskWorkspace(root, confiner=confiner)
+    if not (await workspace.sandbox_status()).name:
+        pytest.skip((await workspace.sandbox_status()).problem)
+    (root / "AGENTS.md").touch()
+    (tmp_path / "secret").write_text("s")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        arguments = (THE_WORKSPACE, str(tmp_path), str(listener.getsockname()[1]))
+        server = StdioServer(
+            name="srv", command=sys.executable, args=("-I", "-S", "-c", PROBES, *arguments), sandbox=access
+        )
+        async with ServerProcess(server, workspace) as (read, _):
+            with anyio.fail_after(60):
+                message = await read.receive()
+    await workspace.close()
+    assert isinstance(message, SessionMessage)
+    assert isinstance(message.message, mcp.JSONRPCResponse)
+    found = message.message.result
+    assert found == {
+        "file in the workspace": found["file in the workspace"] if access == "read" else "done",
+        "protected file": found["protected file"] if access == "read" else "OSError",
+        "own directory": "done",
+        "secret outside": "FileNotFoundError",
+        "network": "ConnectionRefusedError",
+    }
+    assert (root / "made").exists() is (access == "write")
+    assert not (tmp_path / "made").exists()
+    assert (root / "AGENTS.md").read_text() == ""
 
 
 async def test_a_polite_server_ends_with_its_input(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
