@@ -300,6 +300,7 @@ class ServerConnection:
             await self.on_change()
 
     async def _fail(self, detail: str) -> None:
+        detail = self.keys().mask(detail)
         lived_s = time.monotonic() - self._ready_at
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
