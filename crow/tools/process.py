@@ -143,19 +143,18 @@ async def start(
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
     """
-    mark = f"{os.getpid()}-{secrets.token_hex(6)}"
+    process = (make or Process)(on_output, on_errors)
     with starting():
-        _, process = await asyncio.get_running_loop().subprocess_exec(
-            lambda: (make or Process)(on_output, on_errors),
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: process,
             *argv,
             stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT if on_errors is None and make is None else asyncio.subprocess.PIPE,
             cwd=cwd,
-            env=marked(env, mark),
+            env=process.marked(env),
             start_new_session=True,
         )
-    process.mark = mark
     return process
 
 
@@ -168,11 +167,6 @@ def starting() -> Iterator[None]:
         yield
     finally:
         Process.starts -= 1
-
-
-def marked(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    """The environment with a mark for :class:`Process`."""
-    return {**env, MARK: f"{os.environ.get(MARK, '')} {mark}".strip()}
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -191,9 +185,16 @@ class Process(asyncio.SubprocessProtocol):
         self.errors_ended = anyio.Event()
         self._on_output = on_output
         self._on_errors = on_errors
-        self.mark = ""
-        """A text in the environment of the child, and so of all processes that it starts. It recognises those that have
-        left the process group and lost their parent, if crow is a subreaper: see :class:`Orphans`."""
+        self._mark = f"{os.getpid()}-{secrets.token_hex(6)}"
+        if on_errors is None:
+            self.errors_ended.set()
+
+    def marked(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment for the child, with a mark that all processes inherit which it starts.
+
+        The mark recognises those that have left the process group and lost their parent: see :class:`Orphans`.
+        """
+        return {**env, MARK: f"{os.environ.get(MARK, '')} {self._mark}".strip()}
 
     @property
     def returncode(self) -> int | None:
@@ -271,8 +272,7 @@ class Process(asyncio.SubprocessProtocol):
     def _strays(self) -> list[Relative]:
         """The descendants of the child that have left its group."""
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
-        if self.mark:
-            roots += [each for each in adopted() if each.pid != self.pid and each.has_mark(self.mark)]
+        roots += [each for each in adopted() if each.pid != self.pid and each.has_mark(self._mark)]
         return [each for each in families(roots) if each.is_running_outside(self.pid)]
 
     async def end(self, grace_s: float) -> None:
@@ -306,8 +306,6 @@ class Process(asyncio.SubprocessProtocol):
         self._transport = transport
         self.pid = transport.get_pid()
         self.not_reaped.add(self.pid)
-        if transport.get_pipe_transport(2) is None:
-            self.errors_ended.set()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by asyncio with a piece of standard output (1) or error (2)."""
