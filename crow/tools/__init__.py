@@ -273,6 +273,7 @@ class Workspace(Protocol):
         argv: Sequence[str],
         *,
         access: Literal["read", "write"],
+        cwd: Path,
         directory: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
@@ -280,7 +281,7 @@ class Workspace(Protocol):
     ) -> Process:
         """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
 
-        It starts in `directory`, its own directory for temporary files, which it can write. End it with `end_confined`.
+        `directory` is its own directory for temporary files, which it can write. End it with `end_confined`.
 
         :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
         """

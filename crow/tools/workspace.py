@@ -213,6 +213,7 @@ class DiskWorkspace:
         argv: Sequence[str],
         *,
         access: Literal["read", "write"],
+        cwd: Path,
         directory: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
@@ -225,7 +226,7 @@ class DiskWorkspace:
         return await self._confiner.start(
             argv,
             access,
-            cwd=directory,
+            cwd=cwd,
             env=env,
             on_output=on_output,
             on_errors=on_errors,

@@ -105,7 +105,7 @@ class ServerProcess:
         self._stack.push_async_callback(self._remove_directory)
         self._private = await anyio.to_thread.run_sync(make_directory)
         try:
-            self._process = await self._start(argv, self._environment(cwd), self._private / "work")
+            self._process = await self._start(argv, self._environment(cwd), self._private / "temporary")
         except FileNotFoundError as error:
             await self._stack.aclose()
             if os.path.dirname(command):
@@ -161,12 +161,18 @@ class ServerProcess:
     async def _start(self, argv: list[str], env: Mapping[str, str], directory: Path) -> Process:
         if self.server.sandbox is None:
             return await start(
-                argv, cwd=directory, env=env, on_output=self._on_output, on_errors=self._on_errors, takes_input=True
+                argv,
+                cwd=directory / "work",
+                env=env,
+                on_output=self._on_output,
+                on_errors=self._on_errors,
+                takes_input=True,
             )
         try:
             return await self.workspace.start_confined(
                 argv,
                 access=self.server.sandbox,
+                cwd=directory / "work",
                 directory=directory,
                 env=env,
                 on_output=self._on_output,
@@ -255,14 +261,14 @@ class ServerProcess:
 
 
 def make_directory() -> Path:
-    """Make a directory that only this user can access. A server starts in its empty directory `work`.
+    """Make a directory that only this user can access. A server starts in its empty directory `temporary/work`.
 
     npm and similar programs search the parents of the directory where they start for a project. They stop at
-    `node_modules`.
+    `node_modules`. In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
     """
     private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-")))
-    for name in ("work", "node_modules"):
-        (private / name).mkdir(mode=0o700)
+    for name in ("node_modules", "temporary/work"):
+        (private / name).mkdir(mode=0o700, parents=True)
     return private
 
 
