@@ -56,7 +56,7 @@ async def test_a_key_in_two_pieces_of_output_is_not_shown(open_box: OpenBox, roo
         async def go_on(text: str) -> None:
             box.shown.append(text)
             name = "go" if len(box.shown) == 1 else "end"
-            tasks.start_soon(anyio.to_thread.run_sync, (root / name).write_text, "")
+            tasks.start_soon(anyio.Path(root / name).write_text, "")
 
         box.show = go_on  # type: ignore[method-assign]
         outcome = await box.run("shell", command=f"{sys.executable} -I -S p.py")
@@ -69,7 +69,7 @@ async def test_a_key_in_two_readings_of_a_background_command_is_not_shown(open_b
     line = f"printf 'x {KEY[:9]}'; read _ <go; echo '{KEY[9:]} y'"
     async with open_box(keys=lambda: KEYS) as box:
         first = (await box.run("shell", command=line, background=True)).text
-        await anyio.to_thread.run_sync((root / "go").write_text, "\n")
+        await anyio.Path(root / "go").write_text("\n")
         second = (await box.run("shell_output", job="job1", wait_s=60)).text
     assert first.startswith("x \n[job1: running")
     assert second == f"{RESULT_MASK} y\n[job1: ended with exit code 0]"
@@ -84,7 +84,7 @@ async def test_a_key_that_was_cut_at_the_beginning_is_not_shown(
 
         async def go_on(text: str) -> None:
             box.shown.append(text)
-            tasks.start_soon(anyio.to_thread.run_sync, (root / "end").write_text, "\n")
+            tasks.start_soon(anyio.Path(root / "end").write_text, "\n")
 
         box.show = go_on  # type: ignore[method-assign]
         await box.run("shell", command=f"printf '{KEY} 0123456789'; read _ <end")
