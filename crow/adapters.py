@@ -21,9 +21,9 @@ from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
-from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
+from crow.tools import HttpServer, McpServer, Ports, SandboxStatus, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
-from crow.tools.workspace import DiskWorkspace
+from crow.tools.workspace import OFF, DiskWorkspace
 
 if TYPE_CHECKING:
     from crow.llm.models import Offered
@@ -129,7 +129,9 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
     paths = loaded().paths
     config = paths.config_file.parent
     own = (paths.config_file, paths.database, paths.log_file, config / "skills", config / "commands")
-    return DiskWorkspace(cwd, directories, keys=lambda: hidden_keys(loaded()), own=own)
+    setting = loaded().settings.sandbox.enabled
+    sandbox = OFF if setting == "off" else SandboxStatus(setting=setting, problem="This version has no sandbox.")
+    return DiskWorkspace(cwd, directories, keys=lambda: hidden_keys(loaded()), own=own, sandbox=sandbox)
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:

@@ -70,12 +70,13 @@ class PlanItem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """The system message and tool specs, which are sent unchanged until the next break. They were made for this `cwd`
-    and `model`."""
+    and `model`. `recorded_here` is false for an imported entry, which is never sent: a turn begins with a new one."""
 
     system: str
     tools: tuple[ToolSpec, ...]
     cwd: str
     model: str
+    recorded_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,33 @@ CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
 `full` has the network, unless the user's settings give it to `write` too."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStatus:
+    """What confines the commands of a workspace.
+
+    `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. It is empty if nothing confines commands; then
+    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`,
+    what a command with the access `read` writes into the workspace is thrown away; otherwise such a write fails.
+    `has_network`: commands with the access `write` have the network. `readable` and `writable` are the directories
+    that the user's settings add.
+    """
+
+    name: str = ""
+    problem: str = ""
+    setting: Literal["auto", "off", "required"] = "auto"
+    has_overlay: bool = False
+    has_network: bool = False
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 Protection: TypeAlias = Literal["none", "ask", "never"]
 """How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
 advance. `never` is for crow's own files."""
+
+SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
+"""Folders of a workspace that may hold skills."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Called while a call runs, with all of its output that has been kept so far."""
@@ -214,6 +238,9 @@ class Workspace(Protocol):
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
         access."""
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """What confines commands. The first call of the process tries it out, in a thread."""
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput

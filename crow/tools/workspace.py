@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import CommandAccess, FileStat, OnOutput, Protection
+from crow.tools import CommandAccess, FileStat, OnOutput, Protection, SandboxStatus
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
 from crow.tools.truncate import OutputBuffer
 
@@ -31,6 +31,7 @@ PATH_CHARS = 16_384
 """No system accepts longer paths. Longer ones are refused early, because resolving a path reads every directory on the
 way."""
 
+OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
@@ -85,11 +86,13 @@ class DiskWorkspace:
         *,
         keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
+        sandbox: SandboxStatus = OFF,
     ) -> None:
         self.cwd = Path(cwd)
         """Where relative paths and commands start, as given: links are not resolved."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
+        self._sandbox = sandbox
         self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
@@ -139,6 +142,10 @@ class DiskWorkspace:
     def confines(self) -> bool:
         """See :meth:`crow.tools.Workspace.confines`."""
         return False
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """See :meth:`crow.tools.Workspace.sandbox_status`."""
+        return self._sandbox
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput

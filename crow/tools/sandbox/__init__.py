@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.tools import CommandAccess
+from crow.tools import CommandAccess, SandboxStatus
 from crow.tools.process import Process
 
 ConfinedAccess: TypeAlias = Literal["read", "write"]
@@ -60,4 +60,4 @@ class Sandbox(Protocol):
         """
 
 
-__all__ = ["CommandAccess", "ConfinedAccess", "Confinement", "Sandbox"]
+__all__ = ["CommandAccess", "ConfinedAccess", "Confinement", "Sandbox", "SandboxStatus"]
