@@ -373,6 +373,8 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
     parts.append("write commands have the network" if status.has_network else "no network")
     parts += [f"also readable: {', '.join(status.readable)}"] if status.readable else []
     parts += [f"also writable: {', '.join(status.writable)}"] if status.writable else []
+    if status.problem:
+        return Finding(check, "warning", "; ".join([*parts, status.problem]), "Change it in [sandbox] of config.toml.")
     return Finding(check, "ok", "; ".join(parts))
 
 

@@ -94,9 +94,12 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
 
 
 def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
-    """The warning that nothing confines commands. None if something does, or if the user has turned it off."""
-    if status.name or status.setting == "off":
+    """The warning that nothing confines commands, or that some of the settings cannot be used. None if all is well, or
+    if the user has turned confinement off."""
+    if status.setting == "off" or (status.name and not status.problem):
         return None
+    if status.name:
+        return NoticeShown(severity="warning", title="[sandbox] in config.toml", description=status.problem)
     if status.setting == "required":
         title, words = "Commands cannot be confined", "So commands with the access `read` or `write` fail."
         return NoticeShown(severity="error", title=title, description=f"{status.problem} {words} {TRY}")
@@ -121,6 +124,7 @@ def describe_sandbox(status: SandboxStatus) -> list[str]:
         ]
     throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"
     network = "it has the network" if status.has_network else "it has no network"
+    problem = [f"Not used: {status.problem}"] if status.problem else []
     more = [f"`{name}` adds {and_more([code(path) for path in paths], 5)}" for name, paths in added(status) if paths]
     return [
         f"{status.name} holds each command to the access that it asked for:",
@@ -129,6 +133,7 @@ def describe_sandbox(status: SandboxStatus) -> list[str]:
         "- `full`: is not confined, and can do everything that you can",
         "; ".join([setting, f"`network` is {'true' if status.has_network else 'false'}", *more])
         + ". `crow doctor` tries it out.",
+        *problem,
     ]
 
 
