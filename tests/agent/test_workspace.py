@@ -20,6 +20,7 @@ from crow.domain.events import NoticeShown
 from crow.tools import SandboxStatus, SkillInfo
 
 MISSING = "bubblewrap is not installed."
+SETTINGS = '`[sandbox]` in config.toml changes this: `enabled` is "auto"'
 
 
 def test_what_concerns_an_agent_is_found_without_opening_a_file(tmp_path: Path) -> None:
@@ -116,15 +117,14 @@ def test_permissions_say_what_each_access_means() -> None:
         "- `read`: sees the system, the workspace and your toolchains; it can write nothing, and it has no network",
         "- `write`: can also change files in the workspace, except protected ones; it has the network",
         "- `full`: is not confined, and can do everything that you can",
-        '`[sandbox]` in config.toml changes this: `enabled` is "auto"; `network` is true; `readable` adds `/data`. '
-        "`crow doctor` tries it out.",
+        f"{SETTINGS}; `network` is true; `readable` adds `/data`. `crow doctor` tries it out.",
         "Not used: /x is missing.",
     ]
     assert "thrown away" in describe_sandbox(SandboxStatus(name="x", has_overlay=True))[1]
     assert describe_sandbox(SandboxStatus(problem=MISSING)) == [
         f"Nothing confines commands: {MISSING}",
         "Every command counts as `full`: it can do everything that you can.",
-        f'`[sandbox]` in config.toml changes this: `enabled` is "auto". {TRY}',
+        f"{SETTINGS}. {TRY}",
     ]
     assert describe_sandbox(SandboxStatus(setting="required", problem=MISSING))[:2] == [
         f"Nothing can confine commands: {MISSING}",
