@@ -343,6 +343,7 @@ async def check_confinement(loaded: Loaded, report: Report) -> None:
                 report(await attempt())
             report(await attempts.network(status))
         await workspace.reap()
+        await workspace.close()
 
 
 @contextmanager

@@ -80,12 +80,15 @@ class EditorWorkspace:
         self._terminals = EditorTerminals(editor, hidden or ())
         self._in_terminals = hidden is not None
         self.cwd = disk.cwd
+        self.directories = disk.directories
         self.resolve = disk.resolve
         self.contains = disk.contains
         self.protection = disk.protection
         self.stat = disk.stat
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
+        self.start_confined = disk.start_confined
+        self.close = disk.close
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer is not found."""
@@ -140,6 +143,10 @@ class EditorWorkspace:
     def confines(self) -> bool:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
         return self._disk.confines and not self._in_terminals
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """See :class:`crow.tools.Workspace`."""
+        return "" if self._in_terminals else self._disk.explain_failure(access, output)
 
     async def sandbox_status(self) -> SandboxStatus:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""

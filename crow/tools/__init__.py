@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
@@ -197,6 +198,10 @@ class Workspace(Protocol):
     def cwd(self) -> Path:
         """Where relative paths and commands start."""
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """cwd and the additional directories, as they were given: links are not resolved."""
+
     def resolve(self, path: str) -> Path:
         """The absolute path, links and `..` resolved, even if no such file exists; `~` is not expanded.
 
@@ -237,10 +242,14 @@ class Workspace(Protocol):
     @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
-        access."""
+        access. Not known before `sandbox_status` was called."""
 
     async def sandbox_status(self) -> SandboxStatus:
         """What confines commands. The first call of the process tries it out, in a thread."""
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """A line for the model if a failed command's output shows that its access was not enough; else empty. The line
+        says which access or setting would be."""
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
@@ -259,12 +268,32 @@ class Workspace(Protocol):
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
 
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
+
+        It starts in `directory`, its own directory for temporary files, which it can write. The caller must end it.
+
+        :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
+        """
+
     @property
     def has_leftovers(self) -> bool:
         """Whether cancelled commands have left processes that `reap` must kill."""
 
     async def reap(self) -> None:
         """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
+
+    async def close(self) -> None:
+        """Remove the directories that commands used. The session's task calls it at the end."""
 
 
 class Log(Protocol):
