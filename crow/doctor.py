@@ -329,21 +329,27 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
 
 
 async def check_confinement(loaded: Loaded, report: Report) -> None:
-    """Say what confines commands, then prove it: run commands that try to leave their access, in a scratch directory.
-
-    Whether an attempt failed is judged from outside, not by what the command prints, wherever that is possible.
-    """
+    """Say what confines commands, then prove it in a scratch directory."""
+    if loaded.problem is not None:
+        report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
+        return
     with _scratch_directory() as folder:
         workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
         status = await workspace.sandbox_status()
         report(_sandbox_finding(status))
         if status.name:
-            attempts = _Attempts(workspace, folder, loaded.paths)
-            for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
-                report(await attempt())
-            report(await attempts.network(status))
+            await try_to_escape(workspace, loaded.paths, report, has_network=status.has_network)
         await workspace.reap()
         await workspace.close()
+
+
+async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, has_network: bool) -> None:
+    """Run commands that try to do more than their access allows. Whether they did is judged from outside wherever that
+    is possible, not by what they print. `has_network`: commands with the access `write` have it."""
+    attempts = _Attempts(workspace, paths)
+    for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
+        report(await attempt())
+    report(await attempts.network("read" if has_network else "write"))
 
 
 @contextmanager
@@ -414,9 +420,9 @@ def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None
 class _Attempts:
     """Commands that try to do more than their access allows."""
 
-    def __init__(self, workspace: Workspace, folder: Path, paths: Paths) -> None:
+    def __init__(self, workspace: Workspace, paths: Paths) -> None:
         self._workspace = workspace
-        self._folder = folder
+        self._folder = Path(workspace.cwd)
         self._paths = paths
         self._home = _home(paths)
 
@@ -472,11 +478,10 @@ class _Attempts:
             loop.remove_signal_handler(signal.SIGURG)
         return _verdict("processes", arrived.is_set(), "a write command", "send signals to other processes")
 
-    async def network(self, status: SandboxStatus) -> Finding:
+    async def network(self, access: CommandAccess) -> Finding:
         """A command without network tries to reach a port of this process. First an unconfined one proves that the
         attempt can succeed."""
         check = "network"
-        access: CommandAccess = "read" if status.has_network else "write"
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             command = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached"
