@@ -20,6 +20,7 @@ from crow.cli import main
 from crow.doctor import Finding, check_everything, sandbox_advice, try_to_escape
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
+from crow.tools import CommandAccess, OnOutput
 from crow.tools.sandbox.confiner import choose_sandbox
 from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import converse, new_session
@@ -309,6 +310,16 @@ def test_confinement_is_proved_by_attempts_that_fail(run: Run, tmp_path: Path) -
     assert done.returncode == 0
 
 
+class Unconfined(DiskWorkspace):
+    """Gives every command full access."""
+
+    async def run(
+        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+    ) -> tuple[int | None, str]:
+        assert access
+        return await super().run(command, access="full", timeout_s=timeout_s, on_output=on_output)
+
+
 def test_every_attempt_to_escape_succeeds_where_nothing_confines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +331,7 @@ def test_every_attempt_to_escape_succeeds_where_nothing_confines(
     create_database(home)
     found: list[Finding] = []
     paths = load_settings({}, {"CROW_HOME": str(home)}).paths
-    anyio.run(partial(try_to_escape, DiskWorkspace(place), paths, found.append, has_network=False))
+    anyio.run(partial(try_to_escape, Unconfined(place), paths, found.append, has_network=False))
     assert [(each.check, each.state) for each in found] == [
         ("read access", "failed"),
         ("write access", "failed"),
