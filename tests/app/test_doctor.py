@@ -341,7 +341,7 @@ def test_every_attempt_to_escape_succeeds_where_nothing_confines(
     ]
     assert found[1].words == "a write command was able to write outside of the workspace"
     assert all("SECURITY.md" in each.advice for each in found)
-    assert sorted(path.name for path in home.iterdir()) == [".ssh", "crow.db"], "what the attempts wrote is removed"
+    assert not list(home.glob(".crow-doctor-*")), "what the attempts wrote is removed"
 
 
 def test_what_would_make_confinement_possible_is_said(run: Run, tmp_path: Path) -> None:
