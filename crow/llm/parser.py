@@ -93,8 +93,9 @@ class StreamParser:
             limit = f"{MAX_CALLS:,} tool calls"
         if limit:
             self._error = AnswerTooLong(
-                f"The answer of {self._origin.endpoint} was stopped at {limit}; the model may be repeating itself. What "
-                "was shown is kept; none of its tool calls ran. Prompt again, or limit answers with max_output_tokens."
+                f"The answer of {self._origin.endpoint} was stopped at {limit}; the model may be repeating itself. "
+                "What was shown is kept; none of its tool calls ran. Prompt again, or limit answers with "
+                "max_output_tokens."
             )
             raise self._error
         return self._take_pieces()
