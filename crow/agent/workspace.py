@@ -48,13 +48,18 @@ def inspect_workspace(cwd: str) -> WorkspaceContents:
     """Look for what concerns an agent. Opens no file and never walks the tree. Blocks."""
     folder = Path(cwd)
     found = (directory / INSTRUCTION_FILE for directory in (folder, *folder.parents))
-    sizes = ((str(path), size) for path in found if (size := file_size(path)))
+    sizes = ((str(path), size) for path in found if (size := file_size(path)) and stays_in_folder(path))
     return WorkspaceContents(
         cwd=cwd,
         instructions=tuple(sizes),
         skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
         ignored=tuple(name for name in IGNORED if os.path.exists(folder / name)),
     )
+
+
+def stays_in_folder(path: Path) -> bool:
+    """Whether a link does not lead out of its directory; the model does not get others."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
 
 
 def file_size(path: Path) -> int:
@@ -145,7 +150,8 @@ def describe_workspace(contents: WorkspaceContents, skills: Iterable[SkillInfo],
     """The section of `/permissions` about the workspace: lines of Markdown. `skills` are all skills of the session."""
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
-    lines += [f"- skill {code(skill.name)} ({code(skill.source)}): asks before it is loaded" for skill in own]
+    lines += [f"- skill {code(skill.name)} ({code(skill.source)}): asks before it is loaded" for skill in own[:20]]
+    lines += [f"- {len(own) - 20} more skills, which ask too"] if len(own) > 20 else []
     lines += [f"- {code(name)}: ignored; {WHY_IGNORED}" for name in contents.ignored]
     new = "" if is_known else ", where you have not worked with crow before"
     head = f"The workspace is {code(contents.cwd)}{new}."

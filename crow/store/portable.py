@@ -40,7 +40,8 @@ _MAX_ID_CHARS = 200
 _MAX_NAME_CHARS = 1_000
 _MAX_PATH_CHARS = 4_096
 _MAX_TITLE_CHARS = 200
-_PLAIN_ID = re.compile(rf"[!-~]{{1,{_MAX_ID_CHARS}}}")
+_PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
+"""An id that no shell and no option parser takes for anything else."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
@@ -150,7 +151,7 @@ _TIME = expect(
     lambda value: type(value) is int and 0 <= value < 253_402_300_800_000,
 )
 _ID = expect(
-    f"1 to {_MAX_ID_CHARS} printable ASCII characters without spaces",
+    f"1 to {_MAX_ID_CHARS} ASCII letters, digits and any of . _ : @ + -, with a letter or digit first",
     lambda value: type(value) is str and _PLAIN_ID.fullmatch(value) is not None,
 )
 _DIRECTORY = expect(

@@ -31,10 +31,14 @@ def test_what_concerns_an_agent_is_found_without_opening_a_file(tmp_path: Path) 
         (place / name).write_text("12345")
     (tmp_path / "AGENTS.md").write_text("123")
     os.mkfifo(place / "CLAUDE.md")  # opening it would wait for ever
+    (place / "sub").mkdir()
+    (place / "sub" / "AGENTS.md").symlink_to("../../AGENTS.md")
     (place / ".agents").symlink_to("loop")
     (place / "loop").symlink_to(".agents")
     found = inspect_workspace(str(place))
     assert found.instructions[:2] == ((str(place / "AGENTS.md"), 5), (str(tmp_path / "AGENTS.md"), 3))
+    below = inspect_workspace(str(place / "sub"))
+    assert below.instructions == found.instructions, "a link that leads out of its directory does not count"
     assert (found.skills, found.ignored) == (2, ("CLAUDE.md", ".claude/commands", ".mcp.json"))
 
 

@@ -415,9 +415,11 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (resealed(edited(lines, "session", {"id": "s" * 100_000})), 'session: id is "sss'),
         (
             resealed(edited(lines, "session", {"id": "s\x1b]0;x"})),
-            'session: id is "s\\u001b]0;x"; expected 1 to 200 pr',
+            'session: id is "s\\u001b]0;x"; expected 1 to 200 AS',
         ),
-        (resealed(edited(lines, "session", {"id": "s\u202e1"})), "expected 1 to 200 printable ASCII characters"),
+        (resealed(edited(lines, "session", {"id": "s\u202e1"})), "expected 1 to 200 ASCII letters, digits"),
+        (resealed(edited(lines, "session", {"id": "--all"})), "expected 1 to 200 ASCII letters, digits"),
+        (resealed(edited(lines, "session", {"id": "$(id)"})), "expected 1 to 200 ASCII letters, digits"),
         (
             resealed(edited(lines, "session", {"cwd": "work"})),
             'session: cwd is "work"; expected an absolute path of at',
