@@ -68,12 +68,14 @@ Report = Callable[[Finding], None]
 
 async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[McpServer] = ()) -> None:
     """Check everything, in the order in which a prompt needs it. `servers` are additional MCP servers to try."""
+    adapters.protect_process(loaded)
     report(_check_configuration(loaded))
     store = await _check_database(loaded, report)
     try:
         await _check_model(loaded, store, report)
-        await _check_tools(loaded, servers, report)
-        await check_confinement(loaded, report)
+        async with adapters.orphans_ended():
+            await _check_tools(loaded, servers, report)
+            await check_confinement(loaded, report)
     finally:
         if store is not None:
             await store.close()
@@ -309,7 +311,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
     """Start the built-in tools and each MCP server once."""
     wait_s = loaded.settings.limits.mcp_start_timeout_s + 1
     workspace = adapters.open_workspace(lambda: loaded, os.getcwd(), ())
-    servers = [*adapters.configured_servers(loaded.settings), *servers]
+    servers = [*adapters.configured_servers(loaded), *servers]
     ports = Ports(log=_NoSession(), plan=_NoSession())
     try:
         async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:

@@ -5,8 +5,9 @@ Each rendering uses only the stored body and the constants here, so an entry alw
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -209,20 +210,59 @@ def code(text: str) -> str:
 
 
 MASK = "…"
+RESULT_MASK = "[secret hidden by crow]"
+"""Stands for a secret in the results of tools. Files do not contain this text by chance, so tools that write can tell
+that the model has copied it."""
+
 _LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
 
 
-class SecretMask:
-    """Replaces secrets in a text: the given ones, and whatever looks like one."""
+_EDGE_CHARS = 4
+"""A part of a secret at the edge of a text is only recognised if it has this many characters."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+
+class SecretMask:
+    """Replaces secrets in a text by `mask`: the given ones, also as base64, and whatever looks like one if
+    `is_guessing`."""
+
+    def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
+        given = {secret for secret in secrets if len(secret) >= 4}
+        forms = given | {form for secret in given for form in _base64_forms(secret)}
+        self.mask = mask
+        self._secrets = sorted(given, key=len, reverse=True)
+        self._forms = sorted(forms, key=len, reverse=True)
+        self._is_guessing = is_guessing
 
     def __call__(self, text: str) -> str:
-        """The text with `MASK` in place of every secret."""
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return _LOOKS_SECRET.sub(MASK, text)
+        """The text with the mask in place of every secret."""
+        for form in self._forms:
+            text = text.replace(form, self.mask)
+        return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
+
+    def unfinished(self, text: str) -> int:
+        """How many characters at the end of the text may be the beginning of a secret, of which the rest is missing."""
+        return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
+
+    def cut_off(self, text: str) -> int:
+        """How many characters at the beginning of the text may be the end of a secret, of which the rest is missing."""
+        return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
+
+
+def _overlap(first: str, second: str, secret: str) -> int:
+    """How many characters `first` ends and `second` begins with, fewer than the secret has; 0 if they are few."""
+    longest = min(len(first), len(second), len(secret) - 1)
+    return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
+
+
+def _base64_forms(secret: str) -> Iterator[str]:
+    """The texts of which one occurs wherever base64 encodes the secret, alone or between other bytes."""
+    if len(secret) < 8:
+        return
+    data = secret.encode("utf-8", "surrogatepass")
+    for before, first in ((0, 0), (1, 2), (2, 3)):  # bytes in front of it; the first character that is all its own
+        encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
+        yield encoded
+        yield encoded.replace("+", "-").replace("/", "_")
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

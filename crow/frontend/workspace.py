@@ -88,6 +88,7 @@ class EditorWorkspace:
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
         self.start_confined = disk.start_confined
+        self.end_confined = disk.end_confined
         self.close = disk.close
 
     async def read_text(self, path: Path) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +23,15 @@ from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key
-from crow.settings.values import McpServerSettings, NamedModel, ProviderSettings, Section, Settings, expectation
+from crow.settings.values import (
+    VARIABLE,
+    McpServerSettings,
+    NamedModel,
+    ProviderSettings,
+    Section,
+    Settings,
+    expectation,
+)
 
 _FROM_ENVIRONMENT = {
     "model.name": "CROW_MODEL",
@@ -48,6 +57,8 @@ _NAMED: Mapping[str, type[Section]] = {
 }
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
+_SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
+_SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
 _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "url"})
 
 
@@ -65,10 +76,12 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
-    """The environment variables that hold keys of endpoints, and all known keys, including unused ones."""
+    """The environment variables that hold keys of endpoints, and all known keys, including unused ones and those in
+    headers. `others` are the tokens of MCP servers."""
 
     variables: frozenset[str] = frozenset()
     values: tuple[str, ...] = field(default=(), repr=False)
+    others: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,14 +384,35 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
     """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
-    providers = tree.get("providers")
-    found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
-    tables = [table for table in found if isinstance(table, Mapping)]
+    tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
     variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
     values = [key for table in tables if isinstance(key := table.get("api_key"), str)]
     values += [env[name].strip() for name in sorted(variables) if name in env]
-    return EndpointKeys(variables=frozenset(variables), values=tuple(filter(None, values)))
+    values += [secret for table in tables for secret in _secrets_in(table, "headers", _SECRET_HEADER, {})]
+    servers = _tables(_inner(tree, "mcp_servers").values())
+    others = [secret for table in servers for secret in _secrets_in(table, "headers", _SECRET_HEADER, env)]
+    others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
+    return EndpointKeys(
+        variables=frozenset(variables), values=tuple(filter(None, values)), others=tuple(filter(None, others))
+    )
+
+
+def _inner(table: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _tables(values: Iterable[object]) -> list[Mapping[str, object]]:
+    return [value for value in values if isinstance(value, Mapping)]
+
+
+def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], env: Mapping[str, str]) -> Iterator[str]:
+    """The values whose name says that they are secret. Of a header such as `Bearer TOKEN`, the token."""
+    for name, value in _inner(table, key).items():
+        if isinstance(value, str) and names.search(name):
+            words = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).split()
+            yield words[1] if len(words) == 2 else " ".join(words)
 
 
 def _stamp(file: Path) -> FileStamp:

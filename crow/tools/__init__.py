@@ -273,6 +273,7 @@ class Workspace(Protocol):
         argv: Sequence[str],
         *,
         access: Literal["read", "write"],
+        cwd: Path,
         directory: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
@@ -280,10 +281,13 @@ class Workspace(Protocol):
     ) -> Process:
         """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
 
-        It starts in `directory`, its own directory for temporary files, which it can write. The caller must end it.
+        `directory` is its own directory for temporary files, which it can write. End it with `end_confined`.
 
         :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
         """
+
+    async def end_confined(self, process: Process, grace_s: float) -> None:
+        """End a program that `start_confined` has started: SIGTERM, then SIGKILL after `grace_s`."""
 
     @property
     def has_leftovers(self) -> bool:
@@ -391,12 +395,15 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server to start: `command` is an executable, `env` is added to a minimal environment."""
+    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
+    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
+    the access that the server is confined to; None: it is not confined."""
 
     name: str
     command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    sandbox: Literal["read", "write"] | None = None
     options: ServerOptions = ServerOptions()
 
 
@@ -412,6 +419,9 @@ class HttpServer:
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
+
+THE_WORKSPACE = "\0workspace\0"
+"""Stands for the session's working directory. No real argument or variable can contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,24 +213,31 @@ class DiskWorkspace:
         argv: Sequence[str],
         *,
         access: Literal["read", "write"],
+        cwd: Path,
         directory: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
         on_errors: Callable[[bytes], None],
     ) -> Process:
         """See :meth:`crow.tools.Workspace.start_confined`."""
-        if self._confiner is None:
-            raise PermissionError(errno.EPERM, OFF.problem)
+        status = await self.sandbox_status()
+        if self._confiner is None or not status.name:
+            raise PermissionError(errno.EPERM, status.problem)
         return await self._confiner.start(
             argv,
             access,
-            cwd=directory,
+            cwd=cwd,
             env=env,
             on_output=on_output,
             on_errors=on_errors,
             takes_input=True,
             directory=directory,
         )
+
+    async def end_confined(self, process: Process, grace_s: float) -> None:
+        """See :meth:`crow.tools.Workspace.end_confined`."""
+        await process.end(grace_s)
+        await self._finish(process)
 
     async def _start(self, command: str, access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
@@ -260,11 +267,7 @@ class DiskWorkspace:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for process, signalled in left:
-                    tasks.start_soon(self._end, process, max(0.0, TERM_S - (time.monotonic() - signalled)))
-
-    async def _end(self, process: Process, grace_s: float) -> None:
-        await process.end(grace_s)
-        await self._finish(process)
+                    tasks.start_soon(self.end_confined, process, max(0.0, TERM_S - (time.monotonic() - signalled)))
 
     async def close(self) -> None:
         """See :meth:`crow.tools.Workspace.close`."""

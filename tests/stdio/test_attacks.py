@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +21,13 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.stdio.conftest import ROOT, StartCrow
-from tests.stdio.test_tools import configured, ended, server, shown
+from crow.domain.rendering import RESULT_MASK
+from tests.stdio.conftest import FRESH, ROOT, StartCrow
+from tests.stdio.test_tools import SERVERS, configured, ended, server, shown
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, chosen
 from tests.support.fake_endpoint import FakeEndpoint
-from tests.tools.conftest import until_gone
+from tests.tools.conftest import pids_in, runs, until_gone
 
 PAGE = b"<title>Nests</title>" + b"<p>" * 1_600_000
 """Takes a second or more to convert, long enough to find the converting process."""
@@ -140,8 +144,8 @@ async def test_commands_and_servers_get_no_endpoint_keys(
     told = "\n".join(said)
     assert told.count("NO_KEY=is passed on") == 2
     assert [key for key in keys if f"{key}=" in told] == []
-    assert told.count("sk-") == 3, "a variable that no setting names yet, and the one that the file gives to the server"
-    assert "sk-work-0123456789" in said
+    assert told.count("sk-") == 2, "a variable that no setting names yet"
+    assert said.count(RESULT_MASK) == 1, "the file gives this one to the server"
 
 
 async def test_commands_in_editor_terminals_get_no_endpoint_keys(
@@ -343,3 +347,258 @@ def forged(export: bytes, path: Path, content: bytes) -> bytes:
         lines.append(line)
     lines[-1] |= {"lines": len(lines) - 1, "sha256": None}
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+# Secrets, servers that start in the workspace, and processes that outlive their command.
+
+NOBODY = 65534
+USERS = (None, NOBODY) if hasattr(os, "getuid") and os.getuid() == 0 else (None,)
+"""Attacks that depend on the user run as the user of the tests and, if that is root, as an ordinary one too."""
+
+SECRET = "sk-nest-0123456789"
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """An empty directory that every user can reach."""
+    with tempfile.TemporaryDirectory(prefix="crow-tests-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        for folder in ("home", "work"):
+            (directory / folder).mkdir()
+        yield directory
+
+
+def started_by(user: int | None, place: Path) -> dict[str, Any]:
+    """Arguments of `crow` that start a new interpreter as this user, with its home in `place`."""
+    env = {"CROW_HOME": str(place / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"}
+    if user is None:
+        return {"argv": FRESH, "env": env}
+    for folder in ("home", "work"):
+        os.chown(place / folder, user, user)
+    # the other user may not be allowed to run the interpreter of the tests
+    become = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "/usr/bin/python3")
+    return {"argv": (*become, *FRESH[1:]), "env": env}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/environ")
+@pytest.mark.parametrize("user", USERS)
+async def test_no_command_finds_the_key_in_crows_own_process(
+    crow: StartCrow, endpoint: FakeEndpoint, open_place: Path, user: int | None
+) -> None:
+    start = started_by(user, open_place)
+    start["env"] |= {"OPENAI_API_KEY": SECRET, "A_COPY": f"Bearer {SECRET}", "OTHER": "is not ours"}
+    steps = [
+        "tr '\\0' '\\n' </proc/$PPID/environ",
+        "for file in environ mem maps; do (exec 3</proc/$PPID/$file) 2>/dev/null && echo opens $file; done; ulimit -Sc",
+    ]
+    endpoint.script(fake.calls(*(("shell", {"command": step}) for step in steps)), fake.text("ok"))
+    configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
+    async with crow(endpoint=endpoint, **start) as agent:
+        await agent.initialize()
+        session = await agent.new_session(open_place / "work")
+        of_process = anyio.Path(f"/proc/{agent.pid}/environ")
+        shown_by_proc = await of_process.read_bytes() if os.getuid() == 0 else b""
+        await agent.prompt(session, "go")
+        (_, environment), (_, opened) = ended(agent.updates(session))
+    if user is None and os.getuid() == 0:  # root may read everything
+        assert f"OPENAI_API_KEY={'*' * len(SECRET)}\n" in environment
+        assert f"A_COPY={'*' * len(f'Bearer {SECRET}')}\n" in environment
+        assert "OTHER=is not ours" in environment
+    else:
+        assert "Permission denied" in environment
+        assert "opens" not in opened
+    assert opened.strip("`\n").split()[-1] == "0"
+    assert SECRET.encode() not in shown_by_proc
+    assert endpoint.asked[0].headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_a_key_in_a_file_is_shown_to_nobody_and_stays_in_the_file(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    configured(
+        home,
+        f"""
+        [model]
+        api_key = "{SECRET}"
+        [permissions]
+        mode = "auto"
+        allow = ["shell", "srv__*"]
+        [providers.other]
+        base_url = "http://127.0.0.1:1/v1"
+        api_key_command = ["echo", "printed-key-0123456789"]
+        [mcp_servers.web]
+        url = "http://127.0.0.1:1/mcp"
+        headers = {{ Authorization = "Bearer tok-0123456789", Accept = "application/json" }}
+        [mcp_servers.srv]
+        {server("tiny.py", "")}
+        """,
+    )
+    (place / ".env").write_text(f"A=application/json\nKEY={SECRET}\nTOKEN=tok-0123456789\nPORT=1\n")
+    masked = f"A=application/json\nKEY={RESULT_MASK}\nTOKEN={RESULT_MASK}\nPORT=1\n"
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("read_file", {"path": ".env"}),
+        ("shell", {"command": "cat .env; base64 -w0 .env"}),
+        ("srv__env", {"text": "HOME"}),
+        ("edit_file", {"path": ".env", "old_text": "PORT=1", "new_text": "PORT=2"}),
+        ("write_file", {"path": ".env", "content": masked}),
+    ]
+    endpoint.script(*(fake.calls(step) for step in steps), fake.text("ok"))
+    async with crow(endpoint=endpoint, env={"OPENAI_API_KEY": None, "CROW_LOG": "debug"}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        said = ended(agent.updates(session))
+        lines = json.dumps([logged.message for logged in agent.log], ensure_ascii=False)
+    assert [status for status, _ in said] == ["completed", "completed", "completed", "completed", "failed"]
+    assert masked in said[1][1]
+    assert (place / ".env").read_text() == f"A=application/json\nKEY={SECRET}\nTOKEN=tok-0123456789\nPORT=2\n"
+    crow_sessions(home, "export", session, "-o", str(tmp_path / "x.jsonl"))
+    requests = b"".join(request.raw for request in endpoint.asked).decode()
+    exported = "".join(
+        line for line in (tmp_path / "x.jsonl").read_text().splitlines() if json.loads(line)["type"] != "blob"
+    )
+    for text in (lines, requests, exported):
+        assert SECRET not in text
+        assert "tok-0123456789" not in text
+        assert base64.b64encode(SECRET.encode()).decode()[3:-3] not in text
+        assert RESULT_MASK in text
+
+
+async def test_a_key_that_a_command_prints_is_masked_like_the_others(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(
+        home,
+        f"""
+        [model]
+        name = "work/m"
+        [permissions]
+        allow = ["shell"]
+        [providers.work]
+        base_url = "{endpoint.base_url}"
+        api_key_command = ["echo", "printed-0123456789"]
+        """,
+    )
+    endpoint.script(fake.calls(("shell", {"command": "echo printed-0123456789; env"})), fake.text("ok"))
+    env = {"A_COPY": "is printed-0123456789", "CROW_MODEL": None, "OPENAI_API_KEY": None, "OPENAI_BASE_URL": None}
+    async with crow(env=env) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        ((_, text),) = ended(agent.updates(session))
+    assert RESULT_MASK in text
+    assert "A_COPY" not in text
+    assert endpoint.asked[0].headers["authorization"] == "Bearer printed-0123456789"
+
+
+async def test_no_server_runs_code_of_the_workspace(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').write(__name__)\n"
+    for module in ("json.py", "nest_server.py", "sitecustomize.py", "usercustomize.py"):
+        (place / module).write_text(code)
+    for directory in (place / "node_modules" / ".bin", place / "bin", place):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in ("nest-tool", "server"):
+            (directory / name).write_text(f"#!/bin/sh\necho {name} >>{ran}\n")
+            (directory / name).chmod(0o755)
+    (place / "package.json").write_text('{"name": "nest-tool", "bin": "server"}')
+    python = json.dumps(sys.executable)
+    configured(
+        home,
+        f"""
+        mcp_servers.module = {{ command = {python}, args = ["-m", "nest_server"] }}
+        mcp_servers.imports = {{ command = {python}, args = ["-c", "import json; raise SystemExit(json.__file__)"] }}
+        mcp_servers.tool = {{ command = "nest-tool" }}
+        mcp_servers.relative = {{ command = "bin/server" }}
+        mcp_servers.npx = {{ command = "npx", args = ["--no-install", "--offline", "nest-tool"] }}
+        """,
+    )
+    path = os.pathsep.join([".", "", "bin", str(place), f"{place}/node_modules/.bin", os.environ["PATH"]])
+    given = [{"name": "given", "command": "./server", "args": [], "env": []}]
+    endpoint.script(fake.text("ok"))
+    env = {"PATH": path, "PYTHONPATH": None, "NODE_PATH": str(place)}
+    async with crow(endpoint=endpoint, env=env) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, mcpServers=given)
+        await agent.prompt(session, "go")
+        since = len(agent.log)
+        await agent.prompt(session, "/mcp")
+        states = shown(agent.updates(session, since=since))
+    assert not ran.exists()
+    assert "No module named nest_server" in states
+    assert "lib/python3" in states, "the module of the standard library"
+    assert "nest-tool is not on PATH (directories of the workspace do not count)" in states
+    assert f"No such file or directory: {home}/bin/server" in states
+    assert "its command is ./server; expected an absolute path or the name of a program on PATH" in states
+
+
+LEAVE = "mkfifo f; setsid -f sh -c 'trap \"\" TERM; echo $$ >f; exec sleep 1000 >&- 2>&-'; read pid <f; echo $pid"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a chosen process")
+@pytest.mark.parametrize("how", ["end", "cancel", "close", "SIGTERM"])
+@pytest.mark.parametrize("user", USERS)
+async def test_no_process_outlives_its_command(
+    crow: StartCrow, endpoint: FakeEndpoint, open_place: Path, user: int | None, how: str
+) -> None:
+    configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
+    line = LEAVE if how == "end" else f"{LEAVE}; read _ <f"
+    endpoint.script(fake.calls(("shell", {"command": line, "access": "full"})), fake.text("ok"))
+    async with crow(endpoint=endpoint, **started_by(user, open_place)) as agent:
+        await agent.initialize()
+        session = await agent.new_session(open_place / "work")
+        turn = await agent.start_prompt(session, "go")
+        if how == "end":
+            await turn.result()
+            ((_, text),) = ended(agent.updates(session))
+            (pid,) = numbers_in(text)
+        else:
+            pid = await printed_number(agent, session)
+            assert runs(pid)
+        if how == "cancel":
+            await agent.notify("session/cancel", {"sessionId": session})
+            assert (await turn.result())["stopReason"] == "cancelled"
+        elif how == "close":
+            await agent.close_stdin_and_wait()
+        elif how == "SIGTERM":
+            agent.send_signal(signal.SIGTERM)
+            await agent.wait()
+        await until_gone(pid)
+
+
+async def printed_number(agent: CrowProcess, session: str) -> int:
+    """Wait until the running command has printed a number."""
+    at = 0
+    with anyio.fail_after(60):
+        while True:
+            at = await agent.wait_for_update("tool_call_update", since=at) + 1
+            update = agent.log[at - 1].message["params"]["update"]
+            words = "".join(part["content"].get("text", "") for part in update.get("content") or ())
+            if numbers := numbers_in(words):
+                return numbers[0]
+
+
+def numbers_in(text: str) -> list[int]:
+    """The numbers that stand alone in a line."""
+    return [int(line) for line in text.splitlines() if line.isdigit()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a chosen process")
+async def test_no_process_outlives_its_server(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    script, file = SERVERS / "unruly.py", tmp_path / "pids"
+    arguments = json.dumps(["-I", "-S", str(script), "leaves-stray", str(file)])
+    configured(home, f"mcp_servers.srv = {{ command = {json.dumps(sys.executable)}, args = {arguments} }}\n")
+    endpoint.script(fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        (pid,) = await pids_in(file)
+        assert runs(pid)
+        await agent.request("session/close", {"sessionId": session})
+        await until_gone(pid)

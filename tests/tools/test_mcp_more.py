@@ -11,9 +11,11 @@ import pytest
 from crow.domain.entries import Announcement, CallRef
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.messages import ToolCall
-from crow.tools import Outcome, PlannedCall, ServerOptions, ServerStatus
+from crow.tools import THE_WORKSPACE, Outcome, PlannedCall, Ports, ServerOptions, ServerStatus
+from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import schema_fault, tool_fault
-from tests.tools.conftest import Box, OpenBox, call, skip_time, stdio
+from crow.tools.workspace import DiskWorkspace
+from tests.tools.conftest import Box, FixedPlan, OpenBox, RecordingLog, call, skip_time, stdio
 
 QUESTION = FormQuestion(
     message="srv: Who are you?",
@@ -39,6 +41,26 @@ class User:
 
 def names(box: Box) -> list[str]:
     return [spec.name for spec in box.toolbox.specs() if "__" in spec.name]
+
+
+async def test_a_server_learns_of_the_workspace_by_roots_and_by_its_arguments(tmp_path: Path) -> None:
+    root, other = tmp_path / "a %41 ü", tmp_path / "b#?"
+    root.mkdir()
+    other.mkdir()
+    server = stdio("various.py", "where", f"--dir={THE_WORKSPACE}/x", env=(("TOLD", THE_WORKSPACE),))
+    ports = Ports(log=RecordingLog(), plan=FixedPlan())
+
+    async def unwatched(_text: str) -> None: ...
+
+    async with open_toolbox(DiskWorkspace(root, [other]), ports, [server]) as toolbox:
+        told = json.loads((await toolbox.run(call("srv__where"), "call_1_0", unwatched)).text)
+    assert told["roots"] == [
+        {"uri": f"file://{tmp_path}/a%20%2541%20%C3%BC", "name": "a %41 ü"},
+        {"uri": f"file://{tmp_path}/b%23%3F", "name": "b#?"},
+    ]
+    assert (told["args"], told["told"]) == ([f"--dir={root}/x"], str(root))
+    assert told["files"] == []
+    assert not Path(told["cwd"]).is_relative_to(root)
 
 
 async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_box: OpenBox) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import RESULT_MASK
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, plan_change, stat_kind
+from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, check_mask, plan_change, stat_kind
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -73,7 +74,13 @@ async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments
             byte, at = error.object[error.start], error.start
             raise ArgumentError(f"{name} is not UTF-8 (byte 0x{byte:02x} at {at}); use shell to change it") from None
     body = text.removeprefix("\ufeff")
+    if RESULT_MASK in args["old_text"] and RESULT_MASK not in body:
+        raise ArgumentError(
+            f"old_text contains {RESULT_MASK}, which stands for a secret that you cannot see; choose an old_text "
+            "without it"
+        )
     edit = replace_text(body, args["old_text"], args["new_text"], every=args.get("all", False), name=name)
+    check_mask("new_text", edit.text, body)
     return text, replace(edit, text=text[: len(text) - len(body)] + edit.text)
 
 

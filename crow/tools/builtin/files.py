@@ -22,7 +22,7 @@ import anyio.to_thread
 from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
-from crow.domain.rendering import in_title
+from crow.domain.rendering import RESULT_MASK, in_title
 from crow.tools import FileStat, Outcome, PlannedCall, Workspace
 from crow.tools.builtin.tool import (
     Arguments,
@@ -227,6 +227,7 @@ class LineWindow:
 async def plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
     before, fault = await read_replaced(context, target)
+    check_mask("content", args["content"], before or "")
     diff = Diff(path=target.client_path, old_text=before, new_text=args["content"])
     return plan_change(context, target, f"Write {target.name}", diff=diff, fault=fault)
 
@@ -236,10 +237,20 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     before, fault = await read_replaced(invocation.context, target)
     if fault is not None:
         raise ArgumentError(fault)
+    check_mask("content", content, before or "")
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
     return await apply_change(invocation, target, before, content, f"Write {target.name}", done, None)
+
+
+def check_mask(argument: str, new: str, old: str) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: `argument` would put the text that stands for a secret into a file."""
+    if new.count(RESULT_MASK) > old.count(RESULT_MASK):
+        raise ArgumentError(
+            f"{argument} contains {RESULT_MASK}, which stands for a secret that you cannot see; writing it would "
+            "destroy the secret. Change only other lines with edit_file"
+        )
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:

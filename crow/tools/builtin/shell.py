@@ -104,10 +104,9 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
-    output = job.unread.text()
+    output = job.take_output()
     hint = "" if job.is_running or not job.command.returncode else context.workspace.explain_failure(job.access, output)
     text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
-    job.unread.clear()
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
 

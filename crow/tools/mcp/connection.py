@@ -23,11 +23,21 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import FileUrl
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.tools import ElicitationHandler, HttpServer, OnOutput, Outcome, ServerPrompt, ServerStatus, StdioServer
-from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, parts_of, report_progress
+from crow.tools import (
+    ElicitationHandler,
+    HttpServer,
+    OnOutput,
+    Outcome,
+    ServerPrompt,
+    ServerStatus,
+    StdioServer,
+    Workspace,
+)
+from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
@@ -61,7 +71,7 @@ class ServerConnection:
 
     server: StdioServer | HttpServer
     prefix: str
-    cwd: Path
+    workspace: Workspace
     keys: KeySource
     start_timeout_s: float
     call_timeout_s: float
@@ -186,6 +196,8 @@ class ServerConnection:
                     read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
                     elicitation_callback=self._on_question,
+                    # a server elsewhere has no use for the paths of this machine
+                    list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
                 )
                 await stack.enter_async_context(client)
                 self._is_initialized = True
@@ -207,7 +219,7 @@ class ServerConnection:
         """The transport to the server."""
         match self.server:
             case StdioServer() as server:
-                self._process = ServerProcess(server, self.cwd, self.keys)
+                self._process = ServerProcess(server, self.workspace, self.keys)
                 return self._process
             case HttpServer(transport="sse", url=url, headers=headers):
                 return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
@@ -288,6 +300,7 @@ class ServerConnection:
             await self.on_change()
 
     async def _fail(self, detail: str) -> None:
+        detail = self.keys().mask(detail)
         lived_s = time.monotonic() - self._ready_at
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
@@ -372,6 +385,10 @@ class ServerConnection:
                 self._questions.pop(scope, None)
         return mcp.ElicitResult(action="cancel")
 
+    async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
+        """Tell the server where the workspace is."""
+        return mcp.ListRootsResult(roots=[root_of(directory) for directory in self.workspace.directories])
+
     def _failure(self, words: str) -> Outcome:
         return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
 
@@ -387,6 +404,11 @@ class ServerConnection:
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"
+
+
+def root_of(directory: Path) -> mcp.Root:
+    """A directory of the workspace as MCP names it."""
+    return mcp.Root(uri=FileUrl(directory.as_uri()), name=encodable(directory.name) or None)
 
 
 def refused_handshake(error: BaseException) -> bool:

@@ -1,9 +1,17 @@
-"""Runs an MCP server as a child process and exchanges messages with it over its standard streams."""
+"""Runs an MCP server as a child process and exchanges messages with it over its standard streams.
+
+A server starts in an empty directory of its own, not in the workspace: programs such as `python -m` and `npx` run code
+that they find in the directory where they start.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import tempfile
 from collections import deque
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +19,14 @@ from types import TracebackType
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import mcp_types as mcp
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
 
-from crow.tools import StdioServer
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
+from crow.domain.errors import ToolServerError
+from crow.tools import THE_WORKSPACE, StdioServer, Workspace
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start, trusted_path
 
 logger = logging.getLogger(__name__)
 
@@ -41,19 +51,21 @@ class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
     once.
 
-    The child gets a minimal environment without the `keys`. It leads a process group. On leaving, the child's input is
-    closed; after `CLOSE_S` the whole group gets SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that
-    are not messages are ignored. Its standard error is logged.
+    The child gets a minimal environment without the `keys`, a PATH without relative directories and those of the
+    workspace, and an empty directory, which is removed on leaving. It leads a process group. On leaving, the child's
+    input is closed; after `CLOSE_S` the whole group and all processes that left it get SIGTERM, and after a further
+    `TERM_S` SIGKILL. Lines of its output that are not messages are ignored. Its standard error is logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
     these happened.
     """
 
     server: StdioServer
-    cwd: Path
+    workspace: Workspace
     keys: KeySource = HiddenKeys
     closed: anyio.Event = field(default_factory=anyio.Event)
     reason: str = ""
+    _private: Path | None = None
     _process: Process | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _partial: bytearray = field(default_factory=bytearray)
@@ -78,15 +90,30 @@ class ServerProcess:
     async def __aenter__(
         self,
     ) -> tuple[ObjectReceiveStream[SessionMessage | Exception], ObjectSendStream[SessionMessage]]:
-        """Start the server. :raises OSError: it cannot be started. :raises ValueError: a NUL in its command."""
-        self._process = await start(
-            [self.server.command, *self.server.args],
-            cwd=self.cwd,
-            env=child_environment(self.keys(), only=INHERITED, more=dict(self.server.env)),
-            on_output=self._on_output,
-            on_errors=self._on_errors,
-            takes_input=True,
-        )
+        """Start the server.
+
+        :raises OSError: it cannot be started.
+        :raises ValueError: a NUL in its command.
+        :raises ~crow.domain.errors.ToolServerError: its command is a relative path, or it cannot be confined.
+        """
+        command, cwd = self.server.command, str(self.workspace.cwd)
+        if os.path.dirname(command) and not os.path.isabs(command):
+            raise ToolServerError(
+                f"its command is {command}; expected an absolute path or the name of a program on PATH"
+            )
+        argv = [command, *(arg.replace(THE_WORKSPACE, cwd) for arg in self.server.args)]
+        self._stack.push_async_callback(self._remove_directory)
+        self._private = await anyio.to_thread.run_sync(make_directory)
+        try:
+            self._process = await self._start(argv, self._environment(cwd), self._private / "temporary")
+        except FileNotFoundError as error:
+            await self._stack.aclose()
+            if os.path.dirname(command):
+                raise
+            raise ToolServerError(f"{command} is not on PATH (directories of the workspace do not count)") from error
+        except BaseException:
+            await self._stack.aclose()
+            raise
         self._stack.push_async_callback(self._end, self._process)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
@@ -126,12 +153,51 @@ class ServerProcess:
         if self._process.write(line.encode("utf-8", "replace") + b"\n") > UNREAD_BYTES:
             self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
 
+    def _environment(self, cwd: str) -> Mapping[str, str]:
+        path = {"PATH": trusted_path(self.workspace.contains)}
+        own = {name: value.replace(THE_WORKSPACE, cwd) for name, value in self.server.env}
+        return child_environment(self.keys(), only=INHERITED, more=path | own)
+
+    async def _start(self, argv: list[str], env: Mapping[str, str], directory: Path) -> Process:
+        if self.server.sandbox is None:
+            return await start(
+                argv,
+                cwd=directory / "work",
+                env=env,
+                on_output=self._on_output,
+                on_errors=self._on_errors,
+                takes_input=True,
+            )
+        try:
+            return await self.workspace.start_confined(
+                argv,
+                access=self.server.sandbox,
+                cwd=directory / "work",
+                directory=directory,
+                env=env,
+                on_output=self._on_output,
+                on_errors=self._on_errors,
+            )
+        except PermissionError as error:
+            raise ToolServerError(
+                f'it was not started, because nothing confines it as sandbox = "{self.server.sandbox}" demands: '
+                f"{error.strerror} Remove sandbox to run it unconfined."
+            ) from error
+
+    async def _remove_directory(self) -> None:
+        if self._private is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda path: shutil.rmtree(path, ignore_errors=True), self._private)
+
     async def _end(self, process: Process) -> None:
         process.close_input()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S):
                 await process.exited.wait()
-            await process.end(TERM_S)
+            if self.server.sandbox is None:
+                await process.end(TERM_S)
+            else:
+                await self.workspace.end_confined(process, TERM_S)
 
     async def _watch_process(self, process: Process) -> None:
         """Notice the end of the process, even if one of its children keeps the output open."""
@@ -192,6 +258,18 @@ class ServerProcess:
                 logger.info("%s: %s", self.server.name, line[:LAST_WORDS_CHARS])
             elif self._error_lines == LOGGED_LINES + 1:
                 logger.info("%s: further lines are not logged", self.server.name)
+
+
+def make_directory() -> Path:
+    """Make a directory that only this user can access. A server starts in its empty directory `temporary/work`.
+
+    npm and similar programs search the parents of the directory where they start for a project. They stop at
+    `node_modules`. In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
+    """
+    private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-")))
+    for name in ("node_modules", "temporary/work"):
+        (private / name).mkdir(mode=0o700, parents=True)
+    return private
 
 
 class _Incoming(ObjectReceiveStream[SessionMessage | Exception]):

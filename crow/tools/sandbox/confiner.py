@@ -68,11 +68,13 @@ def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -
 
     `is_untrusted` tells whether a resolved path is in the workspace: programs from there are not used.
     """
+    probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
     if sys.platform == "darwin":
-        probes: list[tuple[str, Callable[[], Sandbox | str]]] = [("Seatbelt", probe_seatbelt)]
+        probes = [("Seatbelt", probe_seatbelt)]
     elif sys.platform.startswith("linux"):
         program = found_program("bwrap", is_untrusted)
-        probes = [] if program is None else [(program, partial(probe_bubblewrap, program, is_untrusted))]
+        if program is not None:
+            probes.append((program, partial(probe_bubblewrap, program, is_untrusted)))
         probes.append(("Landlock", probe_landlock))
     else:
         return Choice(None, f"Nothing can confine commands on {sys.platform}.")
@@ -264,7 +266,9 @@ class KernelConfiner:
         confinement = self._policy.confinement(access, places, snapshot)
         if access == "read" and sandbox.has_overlay and self._overlay_works(sandbox, confinement, private):
             confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
-        return Prepared(confinement=confinement, env=self._policy.environment(access, places), snapshot=snapshot)
+        # A server runs for hours, in which the user changes protected files too: only those that exist are protected.
+        undone = snapshot if directory is None else None
+        return Prepared(confinement=confinement, env=self._policy.environment(access, places), snapshot=undone)
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
         """Whether the file system of this workspace can be below an overlay."""

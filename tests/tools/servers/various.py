@@ -1,8 +1,8 @@
 """An MCP server over standard streams that does what few do; the first argument says what.
 
-`asks`: its tools put questions to the user. `faulty`: one tool of two cannot be offered. `many`: a hundred tools.
-`listens`: it speaks only the newer protocol, and its tool adds another one. `prompts`: it has prompts, and filling in
-`more` adds one.
+`asks`: its tools put questions to the user. `where`: its tool tells where it runs and which roots it is told. `faulty`:
+one tool of two cannot be offered. `many`: a hundred tools. `listens`: it speaks only the newer protocol, and its tool
+adds another one. `prompts`: it has prompts, and filling in `more` adds one.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 how = sys.argv[1]
 ANY = {"type": "object"}
 CATALOGUES: dict[str, list[dict[str, Any]]] = {
+    "where": [{"name": "where", "inputSchema": ANY}],
     "asks": [{"name": name, "inputSchema": ANY} for name in ("ask", "suggest", "visit")],
     "faulty": [
         {"name": "bad type", "inputSchema": {"type": "object", "properties": {"a": {"type": "strng"}}}},
@@ -79,6 +80,12 @@ def told(words: str) -> dict[str, Any]:
 
 def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
     match name:
+        case "where":
+            send({"id": "q1", "method": "roots/list"})
+            answered.wait(600)
+            answered.clear()
+            place = {"cwd": os.getcwd(), "files": os.listdir(), "path": os.environ["PATH"], "args": sys.argv[2:]}
+            return told(json.dumps({**place, "roots": answers["q1"]["roots"], "told": os.environ.get("TOLD")}))
         case "ask":
             question: dict[str, Any] = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
         case "suggest":
