@@ -19,9 +19,9 @@ users = pytest.mark.parametrize("user", USERS)
 
 SETUP = (
     f"{GIT} init -q && {GIT} commit -q --allow-empty -m one && mkdir .vscode sub empty && "
-    "echo '{}' >.vscode/tasks.json && echo rules >AGENTS.md && ln -s AGENTS.md CLAUDE.md && echo rules >sub/AGENTS.md && "
-    "ln -s .git/config shortcut && ln -s ../../outside escape && ln -s ../empty .git/modules && "
-    "printf '#!/bin/sh\\n' >.git/hooks/pre-push"
+    "echo '{}' >.vscode/tasks.json && echo rules >AGENTS.md && ln -s AGENTS.md CLAUDE.md && "
+    "echo rules >sub/AGENTS.md && ln -s .git/config shortcut && ln -s ../../outside escape && "
+    "ln -s ../empty .git/modules && printf '#!/bin/sh\\n' >.git/hooks/pre-push"
 )
 
 WRITES = {
