@@ -242,6 +242,7 @@ class OpenSessions:
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
+        await self._warn_about_sandbox()
         await self._add_models()
 
     def reload_settings(self) -> None:
@@ -339,21 +340,21 @@ class OpenSessions:
             return None
         return await anyio.to_thread.run_sync(inspect_workspace, cwd)
 
-    async def _send_news(self, opened: OpenSession) -> None:
-        """Tells the user about a new directory and, once per process, that nothing confines commands.
+    async def _warn_about_sandbox(self) -> None:
+        """Warns once per process, in the first session, if nothing confines commands.
 
         If the editor shows no notices, the history of a new session says so instead.
         """
-        session, contents, is_new = opened.session, opened.contents, opened.session.branch.leaf is None
-        if contents is not None and opened.client.takes_notices:
-            await opened.client.publish(notice_of_workspace(contents))
-        if not self._has_checked_sandbox:
-            self._has_checked_sandbox = True
-            notice = notice_of_sandbox(await session.workspace.sandbox_status())
-            if notice is not None and opened.client.takes_notices:
-                await opened.client.publish(notice)
-            elif notice is not None and is_new:
-                session.remark_later(notice)
+        opened = next(iter(self._open.values()), None)
+        if opened is None or self._has_checked_sandbox:
+            return
+        self._has_checked_sandbox = True
+        is_new = opened.session.branch.leaf is None
+        notice = notice_of_sandbox(await opened.session.workspace.sandbox_status())
+        if notice is not None and opened.client.takes_notices:
+            await opened.client.publish(notice)
+        elif notice is not None and is_new:
+            opened.session.remark_later(notice)
 
     def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
         """Tells the user, after the response, that a running session cannot move to another directory."""
@@ -379,9 +380,11 @@ class OpenSessions:
             title = {"title": row.title, "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         client.open()
+        if opened.contents is not None and client.takes_notices:
+            await client.publish(notice_of_workspace(opened.contents))
         if self._is_warm:
             session.warm()
-        await self._send_news(opened)
+            await self._warn_about_sandbox()
 
     def _commands(self, session: Session) -> list[dict[str, Any]]:
         """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
