@@ -20,12 +20,12 @@ import anyio.to_thread
 
 from crow.agent import new_remark
 from crow.agent.branch import Branch
+from crow.agent.workspace import INSTRUCTION_FILE
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
-INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
 GIT_FILE_BYTES = 4_096
 GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
@@ -102,7 +102,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
     blocks = [role if isinstance(role, str) else ROLE]
     blocks += [tagged(name, text) for name, text in sections.items() if text]
     blocks += [extra] if isinstance(extra, str) and extra else []
-    return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model)
+    return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model, recorded_here=True)
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
@@ -232,7 +232,11 @@ class Briefing:
         self._facts = facts_now(row.mode, self._instructions, servers, skills)
         self._tools = tuple(tools)
         newest = self._branch.prompt
-        if newest is not None and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools):
+        if (
+            newest is not None
+            and newest.recorded_here
+            and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools)
+        ):
             return
         entries = [NewEntry(body=await self.fresh_prompt())]
         if newest is not None and newest.cwd != row.cwd:

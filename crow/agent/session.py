@@ -94,6 +94,7 @@ class Session:
         self.closing = False
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._has_warned = False
+        self._remarks: list[str] = []
         self._queue: deque[PendingPrompt] = deque()
         self._wake = anyio.Event()
         self._ended = anyio.Event()
@@ -216,6 +217,10 @@ class Session:
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
         else:
             prompt.scope.cancel()
+
+    def remark_later(self, notice: NoticeShown) -> None:
+        """Add this notice to the history when the next turn begins. For editors that show no notices."""
+        self._remarks.append(f"{notice.title}. {notice.description}".strip())
 
     def warm(self) -> None:
         """Start the MCP servers before the first prompt needs them."""
@@ -366,6 +371,9 @@ class Session:
         if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
+        if self._remarks:
+            remarks, self._remarks = self._remarks, []
+            await branch.record([new_remark(text) for text in remarks])
         if moved:
             await branch.record([new_remark("Another process added messages to this session; they are included now.")])
         await branch.set_default_title()

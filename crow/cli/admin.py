@@ -47,8 +47,9 @@ async def import_file(context: SessionsContext) -> None:
     defaults = ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
     for one in await context.admin.import_file(Path(context.options.file), defaults):
         result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
-        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new}
-        _report(context, [values], *(f"{name}: {result}" for name in one.sessions))
+        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
+        cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
+        _report(context, [values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
 
 
 async def set_archived(context: SessionsContext, *, archived: bool) -> None:

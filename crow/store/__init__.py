@@ -260,6 +260,10 @@ class Store(Protocol):
             1.
         """
 
+    async def is_known_directory(self, paths: Sequence[str]) -> bool:
+        """Return whether the user has prompted in one of these directories: whether a session with a prompt has it as
+        its cwd. Imported conversations do not count."""
+
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
 

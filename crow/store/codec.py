@@ -78,7 +78,7 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 def decode_value(kind: str, value: object, load: Load) -> Body:
     """Decode a body from JSON that is already parsed. Otherwise the same as `decode`."""
     if kind not in _BODIES:
-        raise Unreadable(f"its kind {kind!r} is unknown to this version")
+        raise Unreadable(f"its kind {kind[:80]!r} is unknown to this version")
     try:
         return cast("Body", _BODIES[kind].decode(value, load))
     except (ValueError, TypeError, RecursionError) as error:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+import anyio.to_thread
+
 from crow.agent import new_session_id
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.permissions import MODES, Rule, rule_text, rules_in, typed_rule
+from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.store import SessionChanges
@@ -94,12 +97,22 @@ async def permissions(context: CommandContext, argument: str) -> str:
         if rules:
             lines += ["", "Rules of this session:"]
             lines += [f"{number}. {describe(rule)}" for number, rule in enumerate(rules, 1)]
-        return "\n".join([*lines, "", USAGE])
+        return "\n".join([*lines, *await describe_surroundings(context), "", USAGE])
     if verb in ("allow", "deny") and rest:
         return await add_rule(context, rules, typed_rule(rest, allow=verb == "allow"))
     if verb == "forget" and rest:
         return await forget_rules(context, rules, rest)
     raise ArgumentError(USAGE)
+
+
+async def describe_surroundings(context: CommandContext) -> list[str]:
+    """What confines commands, and what the workspace holds for an agent."""
+    cwd = str(context.workspace.cwd)
+    contents = await anyio.to_thread.run_sync(inspect_workspace, cwd)
+    is_known = await context.store.is_known_directory((cwd, str(context.workspace.resolve("."))))
+    skills = (await context.toolbox()).skills()
+    status = await context.workspace.sandbox_status()
+    return ["", *describe_sandbox(status), "", *describe_workspace(contents, skills, is_known=is_known)]
 
 
 async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -> str:

@@ -121,6 +121,15 @@ class SessionMethods(UsesDatabase):
         found = tuple(session_of(row) for row in rows[:limit])
         return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
 
+    @snapshot(raise_if_moved=True)
+    def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
+        query = (
+            "SELECT 1 FROM sessions WHERE cwd IN (SELECT value FROM json_each(?)) AND has_prompt = 1"
+            " AND parent_id IS NULL AND deleted_ms IS NULL AND conversation NOT IN (SELECT conversation FROM imports)"
+            " LIMIT 1"
+        )
+        return sql.execute(query, (json.dumps(list(paths)),)).fetchone() is not None
+
     @transaction()
     def update_session(self, sql: Connection, session_id: str, changes: SessionChanges) -> SessionRow:
         session_row(sql, session_id)

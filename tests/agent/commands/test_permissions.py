@@ -58,7 +58,7 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
         "This rule exists already: 1. allow `shell(echo one)`",
         f"From now on in this session: deny `srv__*`. No tool has such a name at present. {take_back.format(4)}",
     ]
-    assert answers[5].splitlines()[:-2] == [
+    assert answers[5].splitlines()[:10] == [
         "The mode is `ask`. Deny rules win over everything else.",
         "",
         "Rules in config.toml:",
