@@ -21,6 +21,7 @@ from crow.domain.rendering import in_title
 from crow.tools import Outcome, PlannedCall, html
 from crow.tools.builtin.files import IMAGE_BYTES, image_type
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.limits import FETCHES
 from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MAX_BYTES, Document, get, normalize_url
 
@@ -37,6 +38,11 @@ async def plan_fetch(_context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    async with FETCHES.slot(invocation.context.workspace):
+        return await fetch(invocation, args)
+
+
+async def fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     document = await get(args["url"], allow_private=invocation.context.fetches_private)
     if document.moved_to is not None:
         return Outcome(

@@ -25,6 +25,7 @@ from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.limits import SEARCHES
 from crow.tools.process import found_program
 
 MAX_LISTED = 500
@@ -134,7 +135,8 @@ async def scan_directory(workspace: Workspace, top: Path, request: Mapping[str, 
         command = f"{enter} && {program} </dev/null"
     else:
         command = f"{enter} && {GIT_FILES.format(git=shlex.quote(git))}{program}"
-    exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=ignore_output)
+    async with SEARCHES.slot(workspace):
+        exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=ignore_output)
     if exit_code is None:
         raise ArgumentError(f"timed out after {TIMEOUT_S:g} s; narrow the search with path, or use a simpler pattern")
     if exit_code != 0:
