@@ -30,6 +30,7 @@ from datetime import datetime
 from functools import reduce
 
 from crow.domain import errors
+from crow.domain.messages import is_too_deep
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -178,7 +179,8 @@ def find_error(body: object) -> ErrorBody | None:
     """Find the error in a parsed event or in the body of a *successful* response, in any known form. Return None if
     there is no error."""
     if isinstance(body, list):
-        return next((found for item in body if (found := find_error(item)) is not None), None)
+        items = (item for item in body if not isinstance(item, list))  # lists may nest without end
+        return next((found for item in items if (found := find_error(item)) is not None), None)
     if not isinstance(body, Mapping):
         return None
     if body.get("error"):
@@ -206,8 +208,10 @@ def parse_error_response(status: int, content: bytes) -> ErrorBody:
     """Read the body of an HTTP error. An HTML page is reduced to its title."""
     text = content.decode("utf-8", "replace").strip()
     try:
-        body = json.loads(text) if text else None
+        body, is_json = json.loads(text) if text else None, True
     except (ValueError, RecursionError):
+        body, is_json = None, False
+    if not is_json or is_too_deep(body):
         message = page_title(text) or text
         return ErrorBody(message=message[:_SHOWN_CHARS], status=status, everything=message[:_SEARCHED_CHARS])
     found = find_error(body)

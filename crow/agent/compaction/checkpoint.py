@@ -195,6 +195,6 @@ def parsed(arguments: str) -> dict[str, object] | None:
     """A call's arguments; None if they are not a JSON object."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
+from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, SkillInfo, Workspace
 from crow.tools.jobs import Jobs
 from crow.tools.process import HiddenKeys, KeySource
@@ -20,6 +20,7 @@ Arguments: TypeAlias = Mapping[str, Any]
 """Arguments checked against the tool's schema; optional ones may be absent."""
 
 SHOWN_CHARS = 80
+TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,9 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ArgumentError(f"{tool}: the arguments are not valid JSON: {error}") from None
     except RecursionError:
-        raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
+        raise ArgumentError(f"{tool}: {TOO_DEEP}") from None
+    if is_too_deep(value):
+        raise ArgumentError(f"{tool}: {TOO_DEEP}")
     if not isinstance(value, dict):
         raise ArgumentError(f"{tool}: the arguments are {format_value(value)}; expected a JSON object")
     return value
