@@ -225,19 +225,68 @@ class SecretMask:
         return _LOOKS_SECRET.sub(MASK, text)
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except line ends and tabs
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the direction of the text around them
+    "\u2028\u2029"  # line ends for some programs only
+    "\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f"  # draw nothing
+    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\ud800-\udfff"  # halves of surrogate pairs
+    "]"
+)
+_JOINERS = "\u200c\u200d"
+_EMOJI_STYLE = "\ufe0f"
+_LAST_LATIN = "\u02ff"
 
 
 def safe(text: str) -> str:
-    """Replace each control character except line ends and tabs with a visible symbol."""
-    return _CONTROL.sub(_picture, text)
+    """Replace each character that could hide, reorder or forge text by an escape such as `\\u202e`.
+
+    These are control characters (except line ends and tabs), marks that change the direction of writing, characters
+    that draw nothing, and unusual line separators. Joiners inside words of other scripts and inside emoji stay.
+    """
+    return _HIDDEN.sub(_escape, text)
 
 
 def on_one_line(text: str) -> str:
-    """`text` without line ends, tabs and control characters."""
+    """`text` without line ends and tabs, and with hidden characters escaped."""
     return safe(" ".join(text.split()))
 
 
-def _picture(control: re.Match[str]) -> str:
-    code_point = ord(control[0])
-    return chr(0x2400 + code_point) if code_point < 0x20 else "␡" if code_point == 0x7F else "\ufffd"
+TITLE_CHARS = 200
+
+
+def title_line(text: str, limit: int = TITLE_CHARS) -> str:
+    """The first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of the
+    title says how much: `make … (+2 lines)`."""
+    first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
+    shown = limit
+    while len(title := safe(first[:shown])) > limit:  # escapes take more room
+        shown = shown * 3 // 4
+    marks = [f"+{len(first) - shown:,} characters"] if len(first) > shown else []
+    if more:
+        marks.append(f"+{len(more):,} line{'s' * (len(more) > 1)}")
+    title = title.replace("\t", " ")
+    return f"{title} … ({', '.join(marks)})" if marks else title
+
+
+def _escape(hidden: re.Match[str]) -> str:
+    char, text, at = hidden[0], hidden.string, hidden.start()
+    before, after = text[max(0, at - 1) : at], text[at + 1 : at + 2]
+    if char == "\r":
+        return char if after == "\n" else "\\r"
+    if char in _JOINERS and _is_joined(before) and _is_joined(after):
+        return char
+    if char == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):
+        return char
+    code_point = ord(char)
+    if code_point < 0x100:
+        return f"\\x{code_point:02x}"
+    return f"\\u{code_point:04x}" if code_point < 0x10000 else f"\\U{code_point:08x}"
+
+
+def _is_joined(char: str) -> bool:
+    """Whether a joiner beside this character may be part of a word or an emoji."""
+    return char > _LAST_LATIN and (char == _EMOJI_STYLE or not _HIDDEN.match(char))

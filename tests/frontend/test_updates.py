@@ -418,7 +418,7 @@ def test_replay_sends_one_update_per_call_with_its_final_status() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "title"),
     [
-        ('{"command": "make\\n  test"}', "execute", "make test"),
+        ('{"command": "make\\n  test"}', "execute", "make … (+1 line)"),
         ('{"path": "src/__init__.py", "content": "x"}', "other", "tool `src/__init__.py`"),
         ('{"pattern": "nest", "path": "src"}', "other", "tool src"),
         ('{"url": 7, "depth": 2}', "other", "tool"),

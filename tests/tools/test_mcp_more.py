@@ -50,7 +50,12 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
     assert json.loads(visit.text) == {"action": "accept"}
     assert user.questions == [
         QUESTION,
-        UrlQuestion(message="srv: Sign in.", url="https://example.com/", id="e7", call=CallRef(assistant=7, index=0)),
+        UrlQuestion(
+            message="srv: Sign in.\n\nThis opens a page on example.com.",
+            url="https://example.com/",
+            id="e7",
+            call=CallRef(assistant=7, index=0),
+        ),
     ]
 
 

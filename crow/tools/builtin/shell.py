@@ -9,27 +9,26 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import in_title
+from crow.domain.rendering import in_title, title_line
 from crow.tools import CommandAccess, Outcome, PlannedCall
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
+from crow.tools.limits import COMMANDS
 
 DEFAULT_ACCESS: CommandAccess = "read"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 MAX_WAIT_S = 600
 FIRST_OUTPUT_S = 0.3
-TITLE_CHARS = 300
 
 
 async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
-    title = " ".join(args["command"].split())
-    title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…"
     return PlannedCall(
-        announcement=Announcement(title=title, kind="execute"),
+        announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
         argument=args["command"],
         command_access=effective_access(context, args),
+        requested_access=args.get("access", DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
 
@@ -49,9 +48,9 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         job = await invocation.context.jobs.start(command, access)
         await job.wait(FIRST_OUTPUT_S)
         return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
-    code, output = await invocation.context.workspace.run(
-        command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
-    )
+    workspace = invocation.context.workspace
+    async with COMMANDS.slot(workspace):
+        code, output = await workspace.run(command, access=access, timeout_s=timeout_s, on_output=invocation.on_output)
     end = describe_end(code, timeout_s)
     return Outcome(
         text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
@@ -77,7 +76,7 @@ def describe_end(code: int | None, timeout_s: int) -> str:
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return session_call(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
+    return session_call(f"Output of {job.id}: {in_title(title_line(job.line))}", "read")
 
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -89,7 +88,7 @@ async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return session_call(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
+    return session_call(f"End {job.id}: {in_title(title_line(job.line))}", "other")
 
 
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
