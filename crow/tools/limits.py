@@ -63,9 +63,10 @@ class FairLimiter:
         if not self._taken[holder]:
             del self._taken[holder]
         while self.taken < self._total:
-            following = next((one for one in self._waiting if self._taken[one] < self._each), None)
-            if following is None:
+            eligible = [one for one in self._waiting if self._taken[one] < self._each]
+            if not eligible:
                 return
+            following = eligible[0]
             requests = self._waiting.pop(following)
             requests.popleft().set()
             self._taken[following] += 1
