@@ -6,8 +6,9 @@ Each rendering uses only the stored body and the constants here, so an entry alw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import assert_never
 
 from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
@@ -225,20 +226,27 @@ class SecretMask:
         return _LOOKS_SECRET.sub(MASK, text)
 
 
-_HIDDEN = re.compile(
-    "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, except line ends and tabs
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the direction of the text around them
-    "\u2028\u2029"  # line ends for some programs only
-    "\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f"  # draw nothing
-    "\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-    "\ud800-\udfff"  # halves of surrogate pairs
-    "]"
+_ALWAYS_HIDDEN = (
+    *((0x00, 0x08), (0x0B, 0x0C), (0x0E, 0x1F), (0x7F, 0x9F)),  # control characters, except line ends and tabs
+    *((0x061C, 0x061C), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069)),  # change the direction of writing
+    (0x2028, 0x2029),  # line ends for some programs only
+    # These draw nothing.
+    *((0xAD, 0xAD), (0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x200B, 0x200B)),
+    *((0x2060, 0x2065), (0x206A, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0E), (0xFEFF, 0xFEFF)),
+    *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0xFFFE, 0xFFFF), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
+    (0xE0000, 0xE0FFF),
+    (0xD800, 0xDFFF),  # halves of surrogate pairs
 )
+"""Ranges of code points."""
+
 _JOINERS = "\u200c\u200d"
 _EMOJI_STYLE = "\ufe0f"
 _LAST_LATIN = "\u02ff"
+_HIDDEN = re.compile(
+    f"[{_JOINERS}{_EMOJI_STYLE}" + "".join(f"{chr(first)}-{chr(last)}" for first, last in _ALWAYS_HIDDEN) + "]"
+)
+_LONE_CR = re.compile(r"\r(?!\n)")
+_SOMETIMES_HIDDEN = re.compile(f"[{_JOINERS}]+|{_EMOJI_STYLE}")
 
 
 def safe(text: str) -> str:
@@ -247,7 +255,11 @@ def safe(text: str) -> str:
     These are control characters (except line ends and tabs), marks that change the direction of writing, characters
     that draw nothing, and unusual line separators. Joiners inside words of other scripts and inside emoji stay.
     """
-    return _HIDDEN.sub(_escape, text)
+    if "\r" in text:
+        text = _LONE_CR.sub(r"\\r", text)
+    if not _HIDDEN.search(text):
+        return text
+    return _SOMETIMES_HIDDEN.sub(_escape_unless_joined, text).translate(_escapes())
 
 
 def on_one_line(text: str) -> str:
@@ -272,19 +284,25 @@ def title_line(text: str, limit: int = TITLE_CHARS) -> str:
     return f"{title} … ({', '.join(marks)})" if marks else title
 
 
-def _escape(hidden: re.Match[str]) -> str:
-    char, text, at = hidden[0], hidden.string, hidden.start()
-    before, after = text[max(0, at - 1) : at], text[at + 1 : at + 2]
-    if char == "\r":
-        return char if after == "\n" else "\\r"
-    if char in _JOINERS and _is_joined(before) and _is_joined(after):
-        return char
-    if char == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):
-        return char
-    code_point = ord(char)
-    if code_point < 0x100:
-        return f"\\x{code_point:02x}"
-    return f"\\u{code_point:04x}" if code_point < 0x10000 else f"\\U{code_point:08x}"
+@cache
+def _escapes() -> Mapping[int, str]:
+    """The escapes of all characters that are always hidden. A table is much faster than a function for each match."""
+    return {point: _escape(point) for first, last in _ALWAYS_HIDDEN for point in range(first, last + 1)}
+
+
+def _escape(point: int) -> str:
+    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def _escape_unless_joined(found: re.Match[str]) -> str:
+    """A joiner between two characters of one word or emoji, or a mark that a symbol is an emoji, as it is."""
+    chars, text = found[0], found.string
+    before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
+    if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):
+        return chars
+    if chars in (*_JOINERS,) and _is_joined(before) and _is_joined(after):
+        return chars
+    return "".join(_escape(ord(char)) for char in chars)
 
 
 def _is_joined(char: str) -> bool:

@@ -326,12 +326,17 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
 
 
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """The answer in the response to `session/request_permission`; anything unclear or not `offered` is a rejection."""
+    """The answer in the response to `session/request_permission`; anything unclear is a rejection.
+
+    An "always" answer that is not `offered` counts once.
+    """
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
             return "cancelled"
         case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            return next((kind for kind in PERMISSION_KINDS if kind == chosen and kind in offered), "reject_once")
+            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
+            once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
+            return kind if kind in offered else once
         case _:
             return "reject_once"
 

@@ -10,7 +10,7 @@ import re
 import textwrap
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -68,7 +68,8 @@ def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arg
 def raw_input(arguments: str) -> object:
     """The arguments as an object, with hidden characters escaped and long texts cut."""
     value = parsed_arguments(arguments)
-    return limit_json(_escaped({"arguments": arguments} if value is None else value), _INPUT_BYTES)
+    short = limit_json({"arguments": arguments} if value is None else value, _INPUT_BYTES)
+    return limit_json(_escaped(short), _INPUT_BYTES)
 
 
 def parsed_arguments(arguments: str) -> Fields | None:
@@ -144,7 +145,7 @@ def text_content(text: str) -> Fields:
 
 def shown_text(text: str) -> str:
     """A text of a tool, with hidden characters escaped, cut if it is long."""
-    return limit_text(safe(limit_text(text)))
+    return _cut(text, _TEXT_BYTES, safe)[0]
 
 
 def console_block(text: str) -> str:
@@ -192,7 +193,8 @@ def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_netwo
 
     `has_network`: commands with the access `write` may use the network.
     """
-    contents, hidden = diff_view(plan.announcement.diffs)
+    contents, hidden_changes = diff_view(plan.announcement.diffs)
+    hidden = 0
     blocks: list[str] = []
 
     def add(text: str, language: str = "") -> None:
@@ -218,7 +220,7 @@ def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_netwo
         blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
     if blocks:
         contents.append(text_content("\n\n".join(blocks)))
-    return contents, not hidden
+    return contents, not hidden and not hidden_changes
 
 
 def _access_key(plan: PlannedCall, *, has_network: bool) -> str:
@@ -294,13 +296,14 @@ def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple
         if at in shown:
             continue
         old_text, new_text = regions[at].old_text, regions[at].new_text
-        content = _diff(path, old_text, new_text)
-        if json_bytes(content) > left:
+        is_large = len(old_text) + len(new_text) > left
+        content = _diff(path, "", "") if is_large else _diff(path, old_text, new_text)
+        if is_large or json_bytes(content) > left:
             if shown or left <= _DIFF_BYTES // 2:
                 break
             # A single change that is larger than the limit: both sides are cut.
             (old_text, old_hidden), (new_text, new_hidden) = (
-                _cut(safe(text), left // 3) for text in (old_text, new_text)
+                _cut(text, left // 3, safe) for text in (old_text, new_text)
             )
             content, hidden = _diff(path, old_text, new_text), old_hidden + new_hidden
         left -= json_bytes(content)
@@ -324,16 +327,18 @@ def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
     return _cut(text, limit)[0]
 
 
-def _cut(text: str, limit: int) -> tuple[str, int]:
-    """See `limit_text`. Also returns how many characters are left out."""
-    if _fits(text, limit):
-        return text, 0
+def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
+    """See `limit_text`; `change` is applied to what is shown. Also returns how many characters are left out."""
+    if len(text) <= limit and _fits(shown := change(text), limit):
+        return shown, 0
     keep = min(limit, len(text))
     while True:
         shown, omitted = _head_and_tail(text, keep)
-        if keep < 2 or json_bytes(shown) <= limit:
+        shown = change(shown)
+        size = json_bytes(shown)
+        if keep < 2 or size <= limit:
             return shown, omitted
-        keep = keep * 3 // 4
+        keep = min(keep * limit // size, keep - 1) * 15 // 16
 
 
 def _head_and_tail(text: str, keep: int) -> tuple[str, int]:

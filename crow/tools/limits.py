@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 
 
 class FairLimiter:
@@ -34,7 +35,9 @@ class FairLimiter:
 
     @asynccontextmanager
     async def slot(self, holder: object = None) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it during the block. Cancelling the wait leaves no slot taken."""
+        """Wait for a slot, and hold it during the block. Cancelling the wait leaves no slot taken. A cancelled task gets
+        no slot, even if one is free."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
         if self.taken < self._total and self._taken[holder] < self._each:
             self._taken[holder] += 1
         else:

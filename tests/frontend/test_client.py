@@ -183,19 +183,18 @@ def test_a_question_with_a_long_title_shows_the_whole_of_it() -> None:
 
 
 def test_a_write_that_is_too_large_to_show_is_counted_and_only_allowed_once() -> None:
-    new_text = "head\n" + "middle\n" * 300_000 + "tail\n"
+    new_text = "head\n" + "middle\n" * 300_000 + "tail\u202e\n"
     diff = Diff(path="/w/a.sh", old_text="old\n", new_text=new_text)
     plan = PlannedCall(announcement=Announcement(title="Write a.sh", kind="edit", diffs=(diff,)), access="write")
     call = CallRef(assistant=3, index=0)
     question = PermissionQuestion(call=call, name="write_file", arguments="{}", plan=plan, always="write_file")
     params = permission_params("s", question)
-    shown, note, count = params["toolCall"]["content"]
+    shown, note = params["toolCall"]["content"]
     head, marker, tail = re.split(r"\n\[…(.*)…\]\n", shown["newText"])
-    assert (head[:5], tail[-5:]) == ("head\n", "tail\n")
-    hidden = len(new_text) - len(head) - len(tail)
+    assert (head[:5], tail[-11:]) == ("head\n", "tail\\u202e\n")
+    hidden = len(new_text) - len(head) - (len(tail) - 5)
     assert marker == f" {hidden:,} characters are not shown here "
     assert note["content"]["text"].endswith(f"{hidden:,} characters of the change are not shown.")
-    assert count["content"]["text"] == f"{hidden:,} characters are not shown."
     assert [option["kind"] for option in params["options"]] == ONCE
 
 
@@ -220,9 +219,10 @@ def test_hidden_characters_of_a_file_are_visible_in_its_diff() -> None:
     )
 
 
-def test_an_answer_that_was_not_offered_rejects_the_call() -> None:
-    answer = {"outcome": {"outcome": "selected", "optionId": "allow_always"}}
-    assert permission_answer(answer, ["allow_once", "reject_once"]) == "reject_once"
+@pytest.mark.parametrize(("chosen", "meaning"), [("allow_always", "allow_once"), ("reject_always", "reject_once")])
+def test_an_always_answer_that_was_not_offered_counts_once(chosen: str, meaning: str) -> None:
+    answer = {"outcome": {"outcome": "selected", "optionId": chosen}}
+    assert permission_answer(answer, ["allow_once", "reject_once"]) == meaning
 
 
 @pytest.mark.parametrize(

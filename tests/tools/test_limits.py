@@ -113,6 +113,14 @@ async def test_a_holder_takes_only_its_share_while_others_find_a_slot() -> None:
     assert (limiter.taken, limiter.waiting) == (0, 0)
 
 
+async def test_a_cancelled_task_gets_no_slot_even_if_one_is_free() -> None:
+    limiter, order = FairLimiter(1), list[Request]()
+    request = Request("a")
+    request.scope.cancel()
+    await request.run(limiter, order)
+    assert (request.state, order, limiter.taken) == ("over", [], 0)
+
+
 @pytest.mark.parametrize("is_granted", [False, True])
 async def test_a_cancelled_wait_ends_at_once_even_if_the_slot_was_just_granted(is_granted: bool) -> None:
     limiter, order = FairLimiter(1), list[Request]()

@@ -38,11 +38,6 @@ async def plan_fetch(_context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    async with FETCHES.slot(invocation.context.workspace):
-        return await fetch(invocation, args)
-
-
-async def fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     document = await get(args["url"], allow_private=invocation.context.fetches_private)
     if document.moved_to is not None:
         return Outcome(
@@ -107,4 +102,4 @@ FETCH_SPEC = tool_spec(
     required="url",
     url=argument("string", "An http or https URL.", minLength=1),
 )
-FETCH = Builtin(FETCH_SPEC, "fetch", "fetch", plan_fetch, run_fetch)
+FETCH = Builtin(FETCH_SPEC, "fetch", "fetch", plan_fetch, run_fetch, FETCHES)

@@ -135,8 +135,7 @@ async def scan_directory(workspace: Workspace, top: Path, request: Mapping[str, 
         command = f"{enter} && {program} </dev/null"
     else:
         command = f"{enter} && {GIT_FILES.format(git=shlex.quote(git))}{program}"
-    async with SEARCHES.slot(workspace):
-        exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=ignore_output)
+    exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=ignore_output)
     if exit_code is None:
         raise ArgumentError(f"timed out after {TIMEOUT_S:g} s; narrow the search with path, or use a simpler pattern")
     if exit_code != 0:
@@ -160,7 +159,7 @@ LIST_FILES_SPEC = tool_spec(
     path=argument("string", "The directory. Default: the working directory."),
     pattern=argument("string", "A glob: *.py matches file names in any directory, src/**/*.py matches relative paths."),
 )
-LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list)
+LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list, SEARCHES)
 
 GREP_SPEC = tool_spec(
     "grep",
@@ -172,4 +171,4 @@ GREP_SPEC = tool_spec(
     glob=argument("string", "Search only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),
 )
-GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep)
+GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)

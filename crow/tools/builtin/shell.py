@@ -48,9 +48,9 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         job = await invocation.context.jobs.start(command, access)
         await job.wait(FIRST_OUTPUT_S)
         return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
-    workspace = invocation.context.workspace
-    async with COMMANDS.slot(workspace):
-        code, output = await workspace.run(command, access=access, timeout_s=timeout_s, on_output=invocation.on_output)
+    code, output = await invocation.context.workspace.run(
+        command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
+    )
     end = describe_end(code, timeout_s)
     return Outcome(
         text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
@@ -127,7 +127,7 @@ SHELL_SPEC = tool_spec(
     ),
     description=argument("string", "The purpose in a few words."),
 )
-SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
+SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell, COMMANDS)
 
 JOB = argument("string", "The job's id, such as job1.", minLength=1)
 

@@ -13,6 +13,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, SkillInfo, Workspace
 from crow.tools.jobs import Jobs
+from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.workspace import SeenFiles
 
@@ -28,7 +29,8 @@ class Builtin:
     """A built-in tool. `kind` and `access` apply to each of its calls, including invalid ones.
 
     `plan` describes a call and finds errors in it without changing anything. `run` executes the call. Both may raise
-    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front.
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front. `limiter`
+    limits how many calls run at once.
     """
 
     spec: ToolSpec
@@ -36,6 +38,7 @@ class Builtin:
     access: Access
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
+    limiter: FairLimiter | None = None
 
 
 def tool_spec(name: str, description: str, /, *, required: str = "", **properties: Mapping[str, Any]) -> ToolSpec:
