@@ -175,7 +175,7 @@ class SubAgentClient:
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput) -> None:
         self.ask = client.ask
         self.elicit = client.elicit
-        self.elicited = client.elicited
+        self.finish_question = client.finish_question
         self.takes_notices = False
         self.answers: list[int] = []
         self.branch: Branch | None = None
@@ -190,9 +190,9 @@ class SubAgentClient:
         self._usage: list[Usage] = []
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
-        return self._client.elicits
+        return self._client.question_kinds
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""

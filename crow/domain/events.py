@@ -151,7 +151,7 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page for the user to visit. `Client.elicited` gets the `id` when the question is over."""
+    """A page for the user to visit. `Client.finish_question` gets the `id` when the question is over."""
 
     message: str
     url: str

@@ -255,14 +255,14 @@ class SessionClient:
         return self._caps.notices
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
-        return self._caps.elicits
+        return self._caps.question_kinds
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
         params = elicitation_params(self._session_id, question)
-        if params["mode"] not in self.elicits or json_bytes(params) > PART_BYTES:
+        if params["mode"] not in self.question_kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
         await self._is_known.wait()
         if self._eliciting.waiting >= MAX_WAITING_QUESTIONS:
@@ -291,7 +291,7 @@ class SessionClient:
             logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
         if question_id in self._page_ids:
             self._page_ids.discard(question_id)

@@ -297,14 +297,14 @@ class ElicitationHandler(Protocol):
     """Passes questions of MCP servers to the user."""
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user, after the questions that came before. If too many wait already, decline. If the editor fails or
         sends an invalid answer, the question counts as dismissed."""
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
 
 

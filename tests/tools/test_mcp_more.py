@@ -29,7 +29,7 @@ class User:
     """Answers questions; keeps them."""
 
     def __init__(self, answer: ElicitationAnswer, *kinds: ElicitationKind) -> None:
-        self.elicits = frozenset(kinds)
+        self.question_kinds = frozenset(kinds)
         self.questions: list[Elicitation] = []
         self._answer = answer
 
@@ -37,7 +37,7 @@ class User:
         self.questions.append(question)
         return self._answer
 
-    async def elicited(self, question_id: str) -> None: ...
+    async def finish_question(self, question_id: str) -> None: ...
 
 
 def names(box: Box) -> list[str]:

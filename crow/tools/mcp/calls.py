@@ -191,7 +191,7 @@ async def ask_user(
     except ArgumentError as error:
         logger.warning("MCP server %s: its question was refused: %s", server, error)
         return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
-    if elicitation is None or kind not in elicitation.elicits:
+    if elicitation is None or kind not in elicitation.question_kinds:
         return mcp.ElicitResult(action="decline")
     answer = await elicitation.elicit(question)
     if answer.action != "accept" or isinstance(question, UrlQuestion):

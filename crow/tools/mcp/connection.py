@@ -282,7 +282,7 @@ class ServerConnection:
             case mcp.PromptListChangedNotification():
                 self._prompts_changed.set()
             case mcp.ElicitCompleteNotification() if self.elicitation is not None:
-                await self.elicitation.elicited(message.params.elicitation_id)
+                await self.elicitation.finish_question(message.params.elicitation_id)
             case _:
                 pass
 
