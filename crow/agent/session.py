@@ -21,7 +21,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
-from crow.agent.templates import ParsedCommand, called
+from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
@@ -135,7 +135,7 @@ class Session:
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers:
-            prompt.called = called(text)
+            prompt.called = parse_prompt_call(text)
         self._queue.append(prompt)
         return prompt
 
