@@ -35,8 +35,8 @@ class FairLimiter:
 
     @asynccontextmanager
     async def slot(self, holder: object = None) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it during the block. Cancelling the wait leaves no slot taken. A task that is already
-        cancelled gets no slot, even if one is free."""
+        """Wait for a slot, and hold it during the block. Cancelling the wait leaves no slot taken. A task that is
+        already cancelled gets no slot, even if one is free."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         if self.taken < self._total and self._taken[holder] < self._each:
             self._taken[holder] += 1
