@@ -30,7 +30,6 @@ from datetime import datetime
 from functools import reduce
 
 from crow.domain import errors
-from crow.domain.messages import is_too_deep
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -208,10 +207,8 @@ def parse_error_response(status: int, content: bytes) -> ErrorBody:
     """Read the body of an HTTP error. An HTML page is reduced to its title."""
     text = content.decode("utf-8", "replace").strip()
     try:
-        body, is_json = json.loads(text) if text else None, True
+        body = json.loads(text) if text else None
     except (ValueError, RecursionError):
-        body, is_json = None, False
-    if not is_json or is_too_deep(body):
         message = page_title(text) or text
         return ErrorBody(message=message[:_SHOWN_CHARS], status=status, everything=message[:_SEARCHED_CHARS])
     found = find_error(body)

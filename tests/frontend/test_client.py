@@ -11,7 +11,14 @@ import pytest
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import ElicitationAnswer, FormQuestion, UrlQuestion
-from crow.frontend.client import elicitation_answer, elicitation_params, permission_answer, permission_params
+from crow.frontend.client import (
+    SessionClient,
+    elicitation_answer,
+    elicitation_params,
+    permission_answer,
+    permission_params,
+)
+from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
 from crow.tools import CommandAccess, PlannedCall
 from crow.trace.schema import SchemaChecker, validate
@@ -240,3 +247,29 @@ def test_an_always_answer_that_was_not_offered_counts_once(chosen: str, meaning:
 )
 def test_an_unclear_answer_rejects_the_call(answer: Any, meaning: str) -> None:
     assert permission_answer(answer) == meaning
+
+
+class Wire:
+    """A connection that accepts every question and records what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def request(self, method: str, _: dict[str, Any]) -> Any:
+        self.sent.append(method)
+        return {"action": "accept"}
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        self.sent.append(f"{method} {params['elicitationId']}")
+
+
+async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once() -> None:
+    wire: Any = Wire()
+    caps = ClientCapabilities(question_kinds=frozenset({"url"}))
+    client = SessionClient("s", wire, caps, cwd="/", options=list, commands=list, user_timeout_s=60)
+    client.open()
+    await client.finish_question("e1")
+    await client.elicit(UrlQuestion(message="Sign in.", url="https://example.com/", id="e1"))
+    for question_id in ("e2", "e1", "e1"):
+        await client.finish_question(question_id)
+    assert wire.sent == ["elicitation/create", "elicitation/complete e1"]
