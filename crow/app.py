@@ -99,6 +99,7 @@ class Wiring:
             hidden_variables=lambda: adapters.hidden_keys(self._loaded).names(),
             editor_timeout_s=editor.answer_timeout_s,
             user_timeout_s=editor.user_timeout_s,
+            has_network=self._settings.sandbox.network,
             servers=adapters.configured_servers(self._loaded),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )

@@ -21,7 +21,7 @@ READ_S = 3.0
 DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
 
 
-async def with_contents(parts: Sequence[Part], workspace: Workspace) -> tuple[Part, ...]:
+async def attach_files(parts: Sequence[Part], workspace: Workspace) -> tuple[Part, ...]:
     """Return the parts of a prompt. Links to small text files of the workspace are replaced by the files."""
     found = list(parts)
     with anyio.move_on_after(READ_S):

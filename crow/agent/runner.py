@@ -20,7 +20,7 @@ from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
 from crow.agent.subagents import SubAgents
-from crow.agent.templates import ParsedCommand, filled
+from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
@@ -105,7 +105,7 @@ class TurnRunner:
         prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
-            parts = await filled(await self.tools.toolbox(), typed, prompt.parts)
+            parts = await fill_prompt(await self.tools.toolbox(), typed, prompt.parts)
         except (ArgumentError, ToolServerError) as error:
             body = Command(text=prompt.text, answer=str(error), message_id=prompt.message_id)
             await self._branch.record([NewEntry(body=body)])

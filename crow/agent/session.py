@@ -20,8 +20,8 @@ from crow.agent.background import BackgroundTask, after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
-from crow.agent.links import with_contents
-from crow.agent.templates import ParsedCommand, called
+from crow.agent.links import attach_files
+from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
@@ -136,7 +136,7 @@ class Session:
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers:
-            prompt.called = called(text)
+            prompt.called = parse_prompt_call(text)
         self._queue.append(prompt)
         return prompt
 
@@ -147,7 +147,7 @@ class Session:
         """
         try:
             if prompt.command is None:
-                prompt.parts = await with_contents(self._expand_template(prompt), self.workspace)
+                prompt.parts = await attach_files(self._expand_template(prompt), self.workspace)
                 prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
@@ -183,7 +183,7 @@ class Session:
         if self._turn is None:
             return False
         message_id = new_message_id()
-        parts = await with_contents(parts, self.workspace)
+        parts = await attach_files(parts, self.workspace)
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)

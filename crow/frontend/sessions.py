@@ -23,6 +23,7 @@ from crow.agent.templates import hint_of
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox, notice_of_workspace
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.rendering import title_line
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
@@ -51,6 +52,7 @@ class ServerDependencies:
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
     - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
+    - `has_network`: confined commands with the access `write` may use the network.
     - `servers` are the user's own MCP servers, for every session.
     - `log_hint` is a sentence that says where the log is.
     """
@@ -71,6 +73,7 @@ class ServerDependencies:
     log_hint: str
     editor_timeout_s: float
     user_timeout_s: float
+    has_network: bool = False
     hidden_variables: Callable[[], Sequence[str]] = tuple
     servers: Sequence[McpServer] = ()
 
@@ -283,6 +286,7 @@ class OpenSessions:
             options=lambda: self.options(session),
             commands=lambda: self._commands(session),
             user_timeout_s=dependencies.user_timeout_s,
+            has_network=dependencies.has_network,
         )
         workspace = dependencies.workspace(row.cwd, row.additional_directories)
         in_terminals = dependencies.editor_terminals and caps.terminals
@@ -377,7 +381,7 @@ class OpenSessions:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
         if row.title is not None:
-            title = {"title": row.title, "updatedAt": _iso_time(row.updated_ms)}
+            title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         client.open()
         if opened.contents is not None and client.takes_notices:
@@ -395,8 +399,8 @@ class OpenSessions:
             *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
         ]
         return [
-            {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
-            for name, description, hint in commands
+            {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
+            for name, text, hint in commands
         ]
 
     async def _add_models(self) -> None:
@@ -471,7 +475,7 @@ def session_info(row: SessionRow) -> dict[str, Any]:
     """A session as `session/list` shows it."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
     if row.title is not None:
-        info["title"] = row.title
+        info["title"] = title_line(row.title)
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
     return info

@@ -93,9 +93,9 @@ class StreamParser:
             limit = f"{MAX_CALLS:,} tool calls"
         if limit:
             self._error = AnswerTooLong(
-                f"The answer from {self._origin.endpoint} was cut off after {limit}; the model may be repeating itself. "
-                "The part that was shown is kept, but none of its tool calls ran. Prompt again, or limit answers with "
-                "max_output_tokens."
+                f"The answer from {self._origin.endpoint} was cut off after {limit}; the model may be repeating "
+                "itself. The part that was shown is kept, but none of its tool calls ran. Prompt again, or limit "
+                "answers with max_output_tokens."
             )
             raise self._error
         return self._take_pieces()

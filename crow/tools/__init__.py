@@ -66,6 +66,7 @@ class PlannedCall:
     the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
     session. `review_text` is the text that the user should read before they answer.
     `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
+    `requested_access`: the access that the model asked for.
     """
 
     announcement: Announcement
@@ -81,6 +82,7 @@ class PlannedCall:
     asks_once: bool = False
     review_text: str = ""
     command_access: CommandAccess | None = None
+    requested_access: CommandAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,13 +357,14 @@ class ElicitationHandler(Protocol):
     """Passes questions of MCP servers to the user."""
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user. If the editor fails or sends an invalid answer, the question counts as dismissed."""
+        """Ask the user, after the questions that came before. If too many wait already, decline. If the editor fails or
+        sends an invalid answer, the question counts as dismissed."""
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,11 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.domain.rendering import RESULT_MASK
+from crow.domain.rendering import RESULT_MASK, safe
 from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.stdio.test_tools import SERVERS, configured, ended, server, shown
 from tests.support import fake_endpoint as fake
-from tests.support.acp_client import CrowProcess, chosen
+from tests.support.acp_client import CrowProcess, RpcError, chosen
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.tools.conftest import pids_in, runs, until_gone
 
@@ -602,3 +603,360 @@ async def test_no_process_outlives_its_server(
         assert runs(pid)
         await agent.request("session/close", {"sessionId": session})
         await until_gone(pid)
+
+
+# Questions to the user show what runs, and nothing that the editor gets hides or forges text
+
+
+HIDDEN = "\x1b[2K\x9b\u202e\u2066\u200b\ufeff\u2028\x85\U000e0041"
+
+
+def texts_of(question: dict[str, Any]) -> str:
+    """All text in the content of a permission request."""
+    parts = question["toolCall"].get("content", ())
+    return "\n".join(part["content"]["text"] for part in parts if part["type"] == "content")
+
+
+def kinds_of(question: dict[str, Any]) -> list[str]:
+    return [option["kind"] for option in question["options"]]
+
+
+def hidden_strings(value: Any, where: str = "") -> Iterator[str]:
+    """Where `value` has hidden characters. The text of messages and what tools returned as data may have any."""
+    match value:
+        case str() if "\r" in value or safe(value) != value:
+            yield f"{where}: {value[:200]!r}"
+        case dict():
+            if str(value.get("sessionUpdate", "")).endswith("_chunk"):
+                return
+            for key, item in value.items():
+                yield from hidden_strings(key, f"{where}.{key}")
+                if key not in ("rawOutput", "terminal_output"):
+                    yield from hidden_strings(item, f"{where}.{key}")
+        case list():
+            for item in value:
+                yield from hidden_strings(item, where)
+
+
+async def test_a_question_shows_every_line_and_every_hidden_character_of_a_command(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    line = f"echo '```'\n\ntouch made # {HIDDEN}\n"
+    endpoint.script(fake.calls(("shell", {"command": line})), fake.text("ok"))
+    asked: list[dict[str, Any]] = []
+
+    def reject(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return chosen(params, "reject_once")
+
+    async with crow(endpoint=endpoint, answers={"session/request_permission": reject}) as agent:
+        await agent.initialize(_meta={"terminal_output": True})
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        (question,) = asked
+    assert question["toolCall"]["title"] == "```` echo '```' … (+1 line) ````"
+    escaped = r"\x1b[2K\x9b\u202e\u2066\u200b\ufeff\u2028\x85\U000e0041"
+    assert texts_of(question) == (
+        f"````sh\necho '```'\n\ntouch made # {escaped}\n````\n\nIt is not confined, because commands cannot be "
+        "confined here: it can do everything that you can."
+    )
+    assert question["toolCall"]["content"][-1]["type"] == "terminal"
+    assert [*hidden_strings(question)] == []
+    assert kinds_of(question) == ["allow_once", "allow_always", "reject_once", "reject_always"]
+    assert not (place / "made").exists()
+
+
+async def test_a_call_that_is_too_large_to_show_is_counted_and_cannot_be_allowed_for_good(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    line = f"true {'a' * 50_000}; touch made; true {'b' * 50_000}"
+    write = {"path": "big.txt", "content": "top\n" + "middle\n" * 300_000 + "end\n"}
+    for name in ("big.txt", "other.txt"):
+        other = write | {"path": name}
+        endpoint.script(fake.calls(("shell", {"command": line}), ("write_file", other)), fake.text("ok"))
+    asked: list[dict[str, Any]] = []
+
+    def always(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"outcome": {"outcome": "selected", "optionId": "allow_always"}}
+
+    async with crow(endpoint=endpoint, answers={"session/request_permission": always}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        await agent.prompt(session, "go")
+    command, file, *_ = asked
+    assert [kinds_of(question) for question in asked] == [["allow_once", "reject_once"]] * 4, "asked again"
+    assert f"{len(line) - 16_000:,} characters are not shown." in texts_of(command)
+    diff = next(part for part in file["toolCall"]["content"] if part["type"] == "diff")
+    assert (diff["newText"][:4], diff["newText"][-4:]) == ("top\n", "end\n")
+    assert "characters of the change are not shown." in texts_of(file)
+    assert (place / "made").exists(), "the user did allow it"
+
+
+async def test_nothing_that_an_editor_shows_has_hidden_characters(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    name = "".join(f"\\U{ord(char):08x}" for char in HIDDEN)
+    configured(
+        home,
+        f"[mcp_servers.evil]\n{server('various.py', 'hostile')}"
+        f'[mcp_servers.gone]\ncommand = "/no/such{name}"\n'
+        '[permissions]\nallow = ["shell(ls)"]\n',
+    )
+    (place / f"a{HIDDEN}.txt").write_text(HIDDEN)
+    endpoint.models = ["fake-model", f"other{HIDDEN}"]
+    plan = {"items": [{"content": f"Step {HIDDEN}\nmore", "status": "pending"}]}
+    endpoint.script(
+        fake.calls(
+            ("evil__x_y", {HIDDEN: HIDDEN}),
+            ("update_plan", plan),
+            ("list_files", {"pattern": f"*{HIDDEN}"}),
+            ("read_file", {"path": f"a{HIDDEN}.txt"}),
+            ("write_file", {"path": f"a{HIDDEN}.txt", "content": f"{HIDDEN}\n"}),
+            ("shell", {"command": "ls"}),
+            ("task", {"description": HIDDEN, "prompt": "x", "tools": [HIDDEN]}),
+            (f"tool{HIDDEN}", {}),
+        ),
+        fake.failing(400, f"broken {HIDDEN}"),
+    )
+    notices: dict[str, Any] = {"notices": {}}
+    answers = {"elicitation/create": lambda _: {"action": "accept", "content": {"name": "Ada"}}}
+    async with crow(endpoint=endpoint, answers=answers) as agent:
+        await agent.initialize(elicitation={"form": {}, "url": {}}, session=notices)
+        session = await agent.new_session(place)
+        call = await agent.start_prompt(session, f"go {HIDDEN}")
+        with pytest.raises(RpcError):
+            await call.result()
+        await agent.prompt(session, f"/title T{HIDDEN}")
+        await agent.prompt(session, "/mcp")
+        await agent.request("session/list", {})
+        before = len(agent.log)
+        await agent.load_session(session, place)
+        sent = [logged.message for logged in agent.log if logged.sender == "agent"]
+        assert len(agent.updates(session, "tool_call", since=before)) == 8
+    assert [found for message in sent for found in hidden_strings(message)] == []
+    assert [message.get("method") for message in sent].count("elicitation/create") == 1
+    links = [value for value in uris(sent) if not value.startswith(("https://", "http://", "file:///"))]
+    assert links == []
+
+
+def uris(value: Any) -> Iterator[str]:
+    """The values of all `uri` and `url` members."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if key in ("uri", "url") and isinstance(item, str):
+                    yield item
+                yield from uris(item)
+        case list():
+            for item in value:
+                yield from uris(item)
+
+
+@pytest.mark.parametrize(
+    "page", ["javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/"]
+)
+async def test_a_server_cannot_send_the_user_to_a_page_that_is_not_https(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, page: str
+) -> None:
+    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "{page}"]\n'
+    configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
+    endpoint.script(fake.calls(("nest__visit", {})), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(elicitation={"form": {}, "url": {}})
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        ((status, said),) = ended(agent.updates(session))
+        assert not any(logged.message.get("method") == "elicitation/create" for logged in agent.log)
+    assert status == "completed"
+    assert "url is" in said
+
+
+# Ceilings
+
+
+async def test_two_hundred_commands_in_one_answer_run_a_dozen_at_once(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[permissions]\nmode = "auto"\nallow = ["shell"]\n')
+    (place / "run").mkdir()
+    line = "touch run/$$; ls run | wc -l; rm run/$$"
+    endpoint.script(fake.calls(*[("shell", {"command": line})] * 200), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        said = ended(agent.updates(session))
+    assert [status for status, _ in said] == ["completed"] * 200
+    counts = [int(found) for _, text in said for found in re.findall(r"^\d+$", text, re.MULTILINE)]
+    assert 1 <= max(counts) <= 12
+
+
+def files(directory: Path, pattern: str) -> list[Path]:
+    return [*directory.glob(pattern)]
+
+
+async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[permissions]\nmode = "auto"\nallow = ["shell"]\n')
+    os.mkfifo(place / "gate")
+    steps = [("shell", {"command": f"touch began{number}; read line < gate"}) for number in range(60)]
+    endpoint.script(fake.calls(*steps))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        greedy, other = await agent.new_session(place), await agent.new_session(place)
+        for _ in range(3):
+            turn = await agent.start_prompt(greedy, "go")
+            with anyio.fail_after(60):
+                while len(files(place, "began*")) < 12:  # noqa: ASYNC110 - written by other processes
+                    await anyio.sleep(0.005)
+            endpoint.script(fake.calls(*[("shell", {"command": "echo hi"})] * 8), fake.text("ok"))
+            assert (await agent.prompt(other, "go"))["stopReason"] == "end_turn"
+            await agent.notify("session/cancel", {"sessionId": greedy})
+            assert (await turn.result())["stopReason"] == "cancelled"
+            began = files(place, "began*")
+            assert len(began) == 12
+            for file in began:
+                file.unlink()
+            endpoint.script(fake.calls(*steps))
+
+
+async def test_three_hundred_sub_agents_in_one_answer_run_eight_at_once_and_fifty_in_all(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    running = [0, 0]
+
+    def answer(_: Any) -> fake.Reply:
+        def steps() -> Iterator[bytes]:
+            running[0] += 1
+            running[1] = max(running)
+            yield fake.sse(fake.chunk({"role": "assistant", "content": "I"}), done=False)
+            yield fake.sse(fake.chunk({"content": " look."}), done=False)
+            running[0] -= 1
+            yield fake.sse(fake.chunk(finish="stop"), fake.usage())
+
+        return fake.Reply(steps=steps())
+
+    tasks = [("task", {"description": f"Look {number}", "prompt": "Look."}) for number in range(300)]
+    endpoint.script(fake.calls(*tasks), *[answer] * 50, fake.text("Done."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "Done."
+        said = ended(agent.updates(session))
+    assert len(endpoint.asked) == 52
+    assert running[1] <= 8
+    assert len([text for status, text in said if status == "completed" and "I look." in text]) == 50
+    refused = [text for status, text in said if status == "failed"]
+    assert len(refused) == 250
+    assert "this turn has started 50 tasks, and no turn may start more" in refused[0]
+
+
+async def test_two_thousand_questions_of_a_server_show_one_at_a_time_and_decline_most(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "2000"]\n'
+    configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
+    endpoint.script(fake.calls(("nest__flood", {})), fake.text("ok"))
+    shown_at_once = [0, 0]
+    is_full = anyio.Event()
+
+    async def answer(_: dict[str, Any]) -> dict[str, Any]:
+        shown_at_once[0] += 1
+        shown_at_once[1] = max(shown_at_once)
+        await is_full.wait()
+        shown_at_once[0] -= 1
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+    async with crow(endpoint=endpoint, answers={"elicitation/create": answer}) as agent:
+        await agent.initialize(elicitation={"form": {}}, session={"notices": {}})
+        session = await agent.new_session(place)
+        turn = await agent.start_prompt(session, "go")
+        notice = await agent.wait_for_update("notice", severity="warning")
+        is_full.set()
+        assert (await turn.result())["stopReason"] == "end_turn"
+        ((_, said),) = ended(agent.updates(session))
+        title = agent.log[notice].message["params"]["update"]["title"]
+        asked = sum(logged.message.get("method") == "elicitation/create" for logged in agent.log)
+    counts = json.loads(said)
+    assert shown_at_once == [0, 1]
+    assert title == "MCP servers ask too much: 16 questions wait for your answer already."
+    assert (sum(counts.values()), counts["accept"]) == (2_000, asked)
+    assert counts["decline"] > 0
+
+
+async def test_sub_agents_ask_for_permission_one_at_a_time_and_a_cancel_ends_all(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    tasks = [("task", {"description": f"Write {number}", "prompt": "Write."}) for number in range(6)]
+    command = fake.calls(("shell", {"command": "touch made"}), prefix="sub")
+    endpoint.script(fake.calls(*tasks), *[command] * 6)
+    open_questions = [0, 0]
+    never = anyio.Event()
+
+    async def answer(params: dict[str, Any]) -> dict[str, Any]:
+        open_questions[0] += 1
+        open_questions[1] = max(open_questions)
+        if open_questions[0] < 0 or len(asked) < 3:
+            asked.append(params["toolCall"]["toolCallId"])
+            open_questions[0] -= 1
+            return chosen(params, "reject_once")
+        await never.wait()
+        return {}
+
+    asked: list[str] = []
+    endpoint.script(*[fake.text("No.")] * 3)
+    async with crow(endpoint=endpoint, answers={"session/request_permission": answer}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        turn = await agent.start_prompt(session, "go")
+        with anyio.fail_after(60):
+            while open_questions[0] < 1 or len(asked) < 3:  # noqa: ASYNC110 - the answer function cannot wake a waiter
+                await anyio.sleep(0.005)
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert (await turn.result())["stopReason"] == "cancelled"
+        asked.clear()
+        open_questions[0] = 0
+        endpoint.script(fake.calls(("shell", {"command": "touch made"})), fake.text("ok"))
+        assert (await agent.prompt(session, "again"))["stopReason"] == "end_turn"
+    assert open_questions[1] == 1
+    assert len(asked) == 1
+    assert not (place / "made").exists()
+
+
+async def test_values_that_nest_without_end_are_answered_and_harm_nothing(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "deep", "5000"]\n'
+    configured(home, f'[mcp_servers.srv]\n{program}[permissions]\nallow = ["srv__*"]\n')
+    deep = '{"a":' * 5_000 + "1" + "}" * 5_000
+    less_deep = '{"a":' * 700 + "1" + "}" * 700
+    fragments = [
+        {"index": at, "id": f"c{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for at, (name, arguments) in enumerate(
+            [("read_file", deep), ("read_file", less_deep), ("srv__fine", deep), ("srv__fine", less_deep)]
+        )
+    ]
+    chunks = [fake.chunk({"tool_calls": [fragment]}) for fragment in fragments]
+    endpoint.script(
+        fake.calls(("srv__answer", {}), ("srv__ask", {})),
+        fake.Reply(steps=(fake.sse(*chunks, fake.chunk(finish="tool_calls"), fake.usage()),)),
+        fake.text("Still here."),
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(elicitation={"form": {}})
+        session = await agent.new_session(place)
+        await agent.send_raw(
+            b'{"jsonrpc":"2.0","id":"deep","method":"session/prompt","params":' + deep.encode() + b"}\n"
+        )
+        await agent.wait_for(lambda message: message.get("error", {}).get("code") == -32700)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "Still here."
+        said = [text for _, text in ended(agent.updates(session))]
+        await agent.load_session(session, place)
+    assert len(said) == 6
+    assert sum("recursion limit exceeded" in text for text in said) == 2
+    assert sum("nested too deeply" in text for text in said) == 4

@@ -81,7 +81,7 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
         "table": Outcome(text='{\n  "rows": [\n    1,\n    2\n  ]\n}', raw_output={"rows": [1, 2]}),
         "links": Outcome(
             text=(
-                "[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
+                "b (file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
                 "[file:///c.zip, application/zip, 3 bytes: not shown]\n"
                 "[a picture, image/png, 3 bytes: of a kind that models cannot see]"
             ),

@@ -7,6 +7,7 @@ plan) is sent in `_meta`. Progress messages carry the output so far.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
-__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "plan"]
+__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "plan", "slot_for"]
 
 META = "crow"
 CALL_ID = "crow/call_id"
@@ -72,6 +73,14 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: they are missing or wrong."""
     spec = TOOLS[call.name].spec
     return check(call.name, spec.input_schema, parse_call(call, spec))
+
+
+def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> AbstractAsyncContextManager[None]:
+    """Waits until a call may run. Background commands do not wait: their number is limited for each session."""
+    limiter = TOOLS[name].limiter
+    if limiter is None or arguments.get("background", False):
+        return nullcontext()
+    return limiter.slot(context.workspace)
 
 
 def build_server(context: ToolContext, ports: Ports) -> Server[Any]:

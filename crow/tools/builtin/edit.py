@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import RESULT_MASK
+from crow.domain.rendering import RESULT_MASK, in_title
 from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, check_mask, plan_change, stat_kind
 from crow.tools.builtin.tool import (
@@ -42,7 +42,7 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
         line = replacement.line
     except (ArgumentError, OSError) as error:
         fault = describe_error(error)
-    return plan_change(context, target, f"Edit {target.name}", diff=diff, fault=fault, line=line)
+    return plan_change(context, target, f"Edit {in_title(target.name)}", diff=diff, fault=fault, line=line)
 
 
 async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -50,7 +50,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     before, edit = await prepare_edit(invocation.context, target, args)
     where = "1 place, at line" if edit.count == 1 else f"{edit.count} places, the first at line"
     done = f"Edited {target.name} in {where} {edit.line}{f' ({edit.remark})' if edit.remark else ''}."
-    return await apply_change(invocation, target, before, edit.text, f"Edit {target.name}", done, edit.line)
+    return await apply_change(invocation, target, before, edit.text, f"Edit {in_title(target.name)}", done, edit.line)
 
 
 async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:

@@ -229,7 +229,7 @@ async def plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     before, fault = await read_replaced(context, target)
     check_mask("content", args["content"], before or "")
     diff = Diff(path=target.client_path, old_text=before, new_text=args["content"])
-    return plan_change(context, target, f"Write {target.name}", diff=diff, fault=fault)
+    return plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 
 async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -241,7 +241,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
-    return await apply_change(invocation, target, before, content, f"Write {target.name}", done, None)
+    return await apply_change(invocation, target, before, content, f"Write {in_title(target.name)}", done, None)
 
 
 def check_mask(argument: str, new: str, old: str) -> None:

@@ -25,6 +25,7 @@ from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.limits import SEARCHES
 from crow.tools.process import found_program
 
 MAX_LISTED = 500
@@ -158,7 +159,7 @@ LIST_FILES_SPEC = tool_spec(
     path=argument("string", "The directory. Default: the working directory."),
     pattern=argument("string", "A glob: *.py matches file names in any directory, src/**/*.py matches relative paths."),
 )
-LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list)
+LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list, SEARCHES)
 
 GREP_SPEC = tool_spec(
     "grep",
@@ -170,4 +171,4 @@ GREP_SPEC = tool_spec(
     glob=argument("string", "Search only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),
 )
-GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep)
+GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
+from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, SkillInfo, Workspace
 from crow.tools.jobs import Jobs
+from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.workspace import SeenFiles
 
@@ -20,6 +21,7 @@ Arguments: TypeAlias = Mapping[str, Any]
 """Arguments checked against the tool's schema; optional ones may be absent."""
 
 SHOWN_CHARS = 80
+TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Builtin:
     """A built-in tool. `kind` and `access` apply to each of its calls, including invalid ones.
 
     `plan` describes a call and finds errors in it without changing anything. `run` executes the call. Both may raise
-    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front.
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front. `limiter`
+    limits how many calls run at once.
     """
 
     spec: ToolSpec
@@ -35,6 +38,7 @@ class Builtin:
     access: Access
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
+    limiter: FairLimiter | None = None
 
 
 def tool_spec(name: str, description: str, /, *, required: str = "", **properties: Mapping[str, Any]) -> ToolSpec:
@@ -158,7 +162,9 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ArgumentError(f"{tool}: the arguments are not valid JSON: {error}") from None
     except RecursionError:
-        raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
+        raise ArgumentError(f"{tool}: {TOO_DEEP}") from None
+    if is_too_deep(value):
+        raise ArgumentError(f"{tool}: {TOO_DEEP}")
     if not isinstance(value, dict):
         raise ArgumentError(f"{tool}: the arguments are {format_value(value)}; expected a JSON object")
     return value

@@ -279,7 +279,9 @@ class McpToolbox:
 
         arguments, meta = builtin.arguments_of(call), builtin.meta_for(call_id, planned)
         try:
-            result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
+            # In the task of the caller: a cancelled turn ends all its waiting calls at once, so none of them starts.
+            async with builtin.slot_for(call.name, arguments, self._context):
+                result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
                 raise error.__cause__ from None  # a bug in crow, which MCP has wrapped

@@ -37,6 +37,7 @@ from crow.tools import (
     StdioServer,
     Workspace,
 )
+from crow.tools.limits import FairLimiter
 from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
 from crow.tools.mcp.stdio import ServerProcess
@@ -49,6 +50,9 @@ OnChange = Callable[[], Awaitable[None]]
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
+MAX_CALLS = 32
+"""How many calls of one server run at once; the others wait in order."""
+
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
@@ -98,6 +102,7 @@ class ServerConnection:
     _tools_changed: anyio.Event = field(default_factory=anyio.Event)
     _prompts_changed: anyio.Event = field(default_factory=anyio.Event)
     _prompts_known: anyio.Event = field(default_factory=anyio.Event)
+    _slots: FairLimiter = field(default_factory=lambda: FairLimiter(MAX_CALLS))
     _running: list[str] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
@@ -289,7 +294,7 @@ class ServerConnection:
             case mcp.PromptListChangedNotification():
                 self._prompts_changed.set()
             case mcp.ElicitCompleteNotification() if self.elicitation is not None:
-                await self.elicitation.elicited(message.params.elicitation_id)
+                await self.elicitation.finish_question(message.params.elicitation_id)
             case _:
                 pass
 
@@ -327,6 +332,12 @@ class ServerConnection:
     ) -> Outcome:
         """Call a tool; a failure is an outcome that names the server."""
         await self.available()
+        async with self._slots.slot():
+            return await self._call(tool, arguments, on_output, call_id)
+
+    async def _call(
+        self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str
+    ) -> Outcome:
         if self._client is None:
             return self._failure(f"is not available: {self._detail or 'it was stopped'}")
         self._running.append(call_id)
@@ -401,6 +412,8 @@ class ServerConnection:
             self._lost.set()
         if error.code == mcp.REQUEST_TIMEOUT:
             return f"did not answer {tool.name} within {self.call_timeout_s:g} s"
+        if error.code == mcp.PARSE_ERROR:
+            return f"gave {tool.name} an answer that cannot be read: {describe_error(error)}"
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections import deque
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ import anyio.to_thread
 import mcp_types as mcp
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
 from crow.domain.errors import ToolServerError
 from crow.tools import THE_WORKSPACE, StdioServer, Workspace
@@ -37,6 +39,13 @@ QUEUED_BYTES = 4_000_000
 UNREAD_BYTES = 64_000_000
 LAST_WORDS_CHARS = 2_000
 LOGGED_LINES = 1_000
+ID_BYTES = 2_000
+SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
+MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
+SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + MEMBER + rb",)+")
+SCALARS_AFTER = re.compile(rb"(?:," + MEMBER + rb")+\}\s*\Z")
+"""Match the members of a message that stand before or after all objects and lists. `SCALAR` finds the id in them."""
+
 INHERITED = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
     *("LANG", "LC_ALL", "LC_CTYPE", "TZ"),
@@ -132,7 +141,7 @@ class ServerProcess:
         await anyio.lowlevel.checkpoint()  # a server that floods must not block the event loop
         while True:
             while self._lines:
-                message = parse_message(self._lines.popleft())
+                message = self._parse(self._lines.popleft())
                 if not self._lines:
                     self._resume()
                 if message is not None:
@@ -141,6 +150,19 @@ class ServerProcess:
                 raise anyio.EndOfStream
             self._arrived = anyio.Event()
             await self._arrived.wait()
+
+    def _parse(self, line: bytes) -> SessionMessage | None:
+        """The message in a line. A request that cannot be read is answered here with an error, and a response that
+        cannot be read becomes an error response. Otherwise one side would wait for ever."""
+        try:
+            return parse_message(line)
+        except ValueError as error:
+            logger.debug("no JSON-RPC message: %r", line[:LAST_WORDS_CHARS])
+            response, is_request = unreadable_message(line, error)
+        if response is not None and is_request:
+            with suppress(anyio.BrokenResourceError):
+                self.send(SessionMessage(response))
+        return None if response is None or is_request else SessionMessage(response)
 
     def send(self, message: SessionMessage) -> None:
         """Queue a message without waiting, so that a server that does not read its input cannot block the sender.
@@ -300,11 +322,25 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
 
 
 def parse_message(line: bytes) -> SessionMessage | None:
-    """The message in a line; None if there is none."""
-    if not line.strip():
-        return None
-    try:
-        return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError:
-        logger.debug("no JSON-RPC message: %r", line[:LAST_WORDS_CHARS])
-        return None
+    """The message in a line; None if there is none. :raises ValueError: it is no valid JSON-RPC message."""
+    return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False)) if line.strip() else None
+
+
+def unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
+    """The error response with which an unreadable message ends its request, and whether it is a request of the server.
+
+    The message may nest too deeply, for example. Its id is found if it stands before or after all objects and lists,
+    as in all usual messages. No response: the line is no message, or its id is not found.
+    """
+    members: dict[bytes, bytes] = {}
+    for part in (SCALARS_BEFORE.match(line[:ID_BYTES]), SCALARS_AFTER.search(line[-ID_BYTES:])):
+        members |= dict(SCALAR.findall(part[0])) if part is not None else {}
+    text = members.get(b"id")
+    if text is None:
+        return None, False
+    request_id = text[1:-1].decode("utf-8", "replace") if text.startswith(b'"') else int(text)
+    reason = (
+        error.errors(include_url=False, include_input=False)[0]["msg"] if isinstance(error, ValidationError) else ""
+    )
+    data = mcp.ErrorData(code=mcp.PARSE_ERROR, message=reason or "it is not valid")
+    return mcp.JSONRPCError(jsonrpc="2.0", id=request_id, error=data), b"method" in members
