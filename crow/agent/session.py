@@ -21,6 +21,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
+from crow.agent.permissions import Rule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
@@ -147,7 +148,7 @@ class Session:
         """
         try:
             if prompt.command is None:
-                prompt.parts = await attach_files(self._expand_template(prompt), self.workspace)
+                prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
                 prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
@@ -164,6 +165,9 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return current_rules(self.adapters.settings().rules, self.branch.row)
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
         """Return the prompt's parts. If the prompt calls a user-defined command, that command's text replaces it."""
@@ -183,7 +187,7 @@ class Session:
         if self._turn is None:
             return False
         message_id = new_message_id()
-        parts = await attach_files(parts, self.workspace)
+        parts = await attach_files(parts, self.workspace, self._rules())
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)

@@ -42,7 +42,8 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
         line = replacement.line
     except (ArgumentError, OSError) as error:
         fault = describe_error(error)
-    return plan_change(context, target, f"Edit {in_title(target.name)}", diff=diff, fault=fault, line=line)
+    title = f"Edit {in_title(target.name)}"
+    return await plan_change(context, target, title, diff=diff, fault=fault, line=line)
 
 
 async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
