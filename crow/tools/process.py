@@ -472,9 +472,10 @@ class Orphans:
         return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]
 
     def _orphans(self) -> list[Relative]:
+        if not self.is_adopting:
+            return []
         own = os.getsid(0)
-        children = [child for child in adopted() if child.pid not in self._foreign] if self.is_adopting else []
-        states = [(child, ProcessState.of(child.pid)) for child in children]
+        states = [(child, ProcessState.of(child.pid)) for child in adopted() if child.pid not in self._foreign]
         return [child for child, state in states if state is not None and state.session != own]
 
 
