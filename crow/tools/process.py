@@ -440,16 +440,11 @@ class Orphans:
         self._foreign = {child.pid for child in adopted()}
 
     def reap(self) -> None:
-        """Release the orphans that have ended.
-
-        Children of crow itself are left to those who wait for them: they lead a session, or are in crow's own.
-        """
+        """Release the orphans that have ended. Children of crow itself are left to those who wait for them."""
+        if Process.starts:
+            return
         for child in self._orphans():
-            found = ProcessState.of(child.pid)
-            if found is None or found.is_running:
-                continue
-            is_leader = found.session == child.pid
-            if not is_leader or (not Process.starts and child.pid not in Process.not_reaped):
+            if child.pid not in Process.not_reaped:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child.pid, os.WNOHANG)
 
