@@ -133,11 +133,13 @@ def open_toolbox(
     from crow.tools.mcp.client import ToolSettings, open_toolbox
 
     limits = loaded().settings.limits
+    runtime = filter(os.path.isabs, [os.environ.get("XDG_RUNTIME_DIR", "")])
     settings = ToolSettings(
         start_timeout_s=limits.mcp_start_timeout_s,
         call_timeout_s=limits.mcp_call_timeout_s,
         offered=limits.offered_tools,
         skill_folders=(loaded().paths.config_file.parent / "skills",),
+        server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
         keys=lambda: hidden_keys(loaded()),
     )

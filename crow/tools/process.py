@@ -440,16 +440,11 @@ class Orphans:
         self._foreign = {child.pid for child in adopted()}
 
     def reap(self) -> None:
-        """Release the orphans that have ended.
-
-        Children of crow itself are left to those who wait for them: they lead a session, or are in crow's own.
-        """
+        """Release the orphans that have ended. Children of crow itself are left to those who wait for them."""
+        if Process.starts:
+            return
         for child in self._orphans():
-            found = ProcessState.of(child.pid)
-            if found is None or found.is_running:
-                continue
-            is_leader = found.session == child.pid
-            if not is_leader or (not Process.starts and child.pid not in Process.not_reaped):
+            if child.pid not in Process.not_reaped:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child.pid, os.WNOHANG)
 
@@ -472,9 +467,10 @@ class Orphans:
         return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]
 
     def _orphans(self) -> list[Relative]:
+        if not self.is_adopting:
+            return []
         own = os.getsid(0)
-        children = [child for child in adopted() if child.pid not in self._foreign] if self.is_adopting else []
-        states = [(child, ProcessState.of(child.pid)) for child in children]
+        states = [(child, ProcessState.of(child.pid)) for child in adopted() if child.pid not in self._foreign]
         return [child for child, state in states if state is not None and state.session != own]
 
 

@@ -92,6 +92,22 @@ async def test_a_server_starts_in_an_empty_private_directory_that_is_removed(roo
     assert not await anyio.Path(result["cwd"]).exists()
 
 
+async def test_its_directory_is_in_a_place_outside_of_the_workspace(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    program = (
+        "import json, os; print(json.dumps({'jsonrpc': '2.0', 'id': 1, 'result': {'cwd': os.getcwd()}}), flush=True); "
+        "input()"
+    )
+    places = (root / "cache", tmp_path / "file" / "none", tmp_path / "own" / "servers", tmp_path)
+    async with ServerProcess(python(program), DiskWorkspace(root), places=places) as (read, _):
+        with anyio.fail_after(60):
+            message = await read.receive()
+    assert isinstance(message, SessionMessage)
+    assert isinstance(message.message, mcp.JSONRPCResponse)
+    assert Path(message.message.result["cwd"]).is_relative_to(tmp_path / "own" / "servers")
+    assert os.listdir(tmp_path / "own" / "servers") == []
+
+
 @pytest.mark.parametrize("command", ["./server", "bin/server", "tool-of-the-workspace"])
 async def test_no_command_is_looked_up_in_the_workspace(
     root: Path, monkeypatch: pytest.MonkeyPatch, command: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import anyio
 import pytest
 
 from crow.tools.mcp.stdio import ServerProcess
-from crow.tools.process import ProcessState, adopted, orphans_ended
+from crow.tools.process import Orphans, Process, ProcessState, adopted, orphans_ended, starting
 from crow.tools.workspace import LEFT_RUNNING, DiskWorkspace
 from tests.tools.conftest import SERVERS, pids_in, runs, stdio, until_gone
 
@@ -155,6 +156,28 @@ async def test_orphans_that_end_are_released_and_exit_codes_are_not_lost(workspa
     with anyio.fail_after(60):
         while zombies():
             await workspace.run("true", access="full", timeout_s=100, on_output=unwatched)
+
+
+async def test_children_for_which_crow_waits_are_left_to_it() -> None:
+    orphans = Orphans()
+    waited_for, started, orphan = [await ended_child() for _ in range(3)]
+    Process.not_reaped.add(waited_for.pid)
+    with starting():
+        orphans.reap()
+        assert started.wait() == 7
+    orphans.reap()
+    assert waited_for.wait() == 7
+    Process.not_reaped.discard(waited_for.pid)
+    assert not Path(f"/proc/{orphan.pid}").exists()  # noqa: ASYNC240
+    orphan.wait()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+async def ended_child() -> subprocess.Popen[bytes]:
+    """A child in a session of its own that has ended, and for which nobody has waited."""
+    child = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)  # noqa: ASYNC220
+    await anyio.to_thread.run_sync(os.waitid, os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return child
 
 
 def zombies() -> list[int]:

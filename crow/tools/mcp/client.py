@@ -56,13 +56,15 @@ class ToolSettings:
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
     there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` are the
-    user's own folders. Processes that tools start do not get the `keys`, and results do not show them.
+    user's own folders. Servers start in directories below the `server_places`, in which only the user can write.
+    Processes that tools start do not get the `keys`, and results do not show them.
     """
 
     start_timeout_s: float = 10.0
     call_timeout_s: float = 600.0
     offered: int = 100
     skill_folders: tuple[Path, ...] = ()
+    server_places: tuple[Path, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
 
@@ -93,6 +95,7 @@ async def open_toolbox(
             call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
             elicitation=ports.elicitation,
+            places=settings.server_places,
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]

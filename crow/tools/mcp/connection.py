@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,6 +81,7 @@ class ServerConnection:
     call_timeout_s: float
     on_change: OnChange | None
     elicitation: ElicitationHandler | None = None
+    places: Sequence[Path] = ()
     tools: tuple[ExternalTool, ...] = ()
     """The newest known tools, kept when the server is gone."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
@@ -224,7 +225,7 @@ class ServerConnection:
         """The transport to the server."""
         match self.server:
             case StdioServer() as server:
-                self._process = ServerProcess(server, self.workspace, self.keys)
+                self._process = ServerProcess(server, self.workspace, self.keys, self.places)
                 return self._process
             case HttpServer(transport="sse", url=url, headers=headers):
                 return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)

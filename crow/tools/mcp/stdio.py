@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,9 +61,11 @@ class ServerProcess:
     once.
 
     The child gets a minimal environment without the `keys`, a PATH without relative directories and those of the
-    workspace, and an empty directory, which is removed on leaving. It leads a process group. On leaving, the child's
-    input is closed; after `CLOSE_S` the whole group and all processes that left it get SIGTERM, and after a further
-    `TERM_S` SIGKILL. Lines of its output that are not messages are ignored. Its standard error is logged.
+    workspace, and an empty directory, which is removed on leaving. That is made in one of the `places`, but not in the
+    workspace: `npx` searches all parents of the directory where it starts for programs. The child leads a process
+    group. On leaving, its input is closed; after `CLOSE_S` the whole group and all processes that left it get SIGTERM,
+    and after a further `TERM_S` SIGKILL. Lines of its output that are not messages are ignored. Its standard error is
+    logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
     these happened.
@@ -72,6 +74,7 @@ class ServerProcess:
     server: StdioServer
     workspace: Workspace
     keys: KeySource = HiddenKeys
+    places: Sequence[Path] = ()
     closed: anyio.Event = field(default_factory=anyio.Event)
     reason: str = ""
     _private: Path | None = None
@@ -112,7 +115,7 @@ class ServerProcess:
             )
         argv = [command, *(arg.replace(THE_WORKSPACE, cwd) for arg in self.server.args)]
         self._stack.push_async_callback(self._remove_directory)
-        self._private = await anyio.to_thread.run_sync(make_directory)
+        self._private = await anyio.to_thread.run_sync(make_directory, self._trusted_places())
         try:
             self._process = await self._start(argv, self._environment(cwd), self._private / "temporary")
         except FileNotFoundError as error:
@@ -174,6 +177,11 @@ class ServerProcess:
         line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
         if self._process.write(line.encode("utf-8", "replace") + b"\n") > UNREAD_BYTES:
             self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
+
+    def _trusted_places(self) -> list[Path]:
+        if self.server.sandbox is not None:  # which may hide the places; its /tmp is empty
+            return []
+        return [place for place in self.places if not self.workspace.contains(Path(os.path.realpath(place)))]
 
     def _environment(self, cwd: str) -> Mapping[str, str]:
         path = {"PATH": trusted_path(self.workspace.contains)}
@@ -282,15 +290,22 @@ class ServerProcess:
                 logger.info("%s: further lines are not logged", self.server.name)
 
 
-def make_directory() -> Path:
-    """Make a directory that only this user can access. A server starts in its empty directory `temporary/work`.
+def make_directory(places: Sequence[Path]) -> Path:
+    """Make a directory that only this user can access, in the first place where that works, else in that for temporary
+    files. A server starts in its empty directory `temporary/work`.
 
-    npm and similar programs search the parents of the directory where they start for a project. They stop at
-    `node_modules`. In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
+    In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
     """
-    private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-")))
-    for name in ("node_modules", "temporary/work"):
-        (private / name).mkdir(mode=0o700, parents=True)
+    for place in (*places, None):
+        try:
+            if place is not None:
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-", dir=place)))
+            break
+        except OSError:
+            if place is None:
+                raise
+    (private / "temporary" / "work").mkdir(mode=0o700, parents=True)
     return private
 
 
