@@ -7,8 +7,10 @@ them. So the functions that need them import them when they are called.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio.to_thread
@@ -23,6 +25,8 @@ from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
 from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
+from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:
@@ -42,8 +46,11 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 """Returns the current settings, because the user may change them while a session is open."""
 
 
-def import_prompt_adapters() -> None:
-    """Import the packages that are first needed by a prompt. Blocks."""
+def prepare_prompts(*, confines: bool) -> None:
+    """Import the packages that are first needed by a prompt. Blocks. If commands may be confined, also try in another
+    thread how."""
+    if confines:
+        threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
     import crow.llm.chat_completions
     import crow.tools.mcp.client  # noqa: F401
@@ -129,7 +136,32 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
     paths = loaded().paths
     config = paths.config_file.parent
     own = (paths.config_file, paths.database, paths.log_file, config / "skills", config / "commands")
-    return DiskWorkspace(cwd, directories, keys=lambda: hidden_keys(loaded()), own=own)
+    return DiskWorkspace(
+        cwd,
+        directories,
+        keys=lambda: hidden_keys(loaded()),
+        own=own,
+        confiner=open_confiner(loaded(), cwd, directories),
+    )
+
+
+def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> KernelConfiner | None:
+    """What confines the commands of a workspace; None if the user has switched it off."""
+    sandbox, paths = loaded.settings.sandbox, loaded.paths
+    if sandbox.enabled == "off":
+        return None
+    config = paths.config_file.parent
+    is_own = config.name == "crow" or config == paths.data_dir
+    files = (paths.config_file, *(() if paths.trace is None else (paths.trace,)))
+    options = SandboxOptions(
+        enabled=sandbox.enabled,
+        network=sandbox.network,
+        readable=sandbox.readable,
+        writable=sandbox.writable,
+        own=(*files, *((config,) if is_own else ()), paths.data_dir, paths.log_file.parent),
+        caches=paths.cache_dir / "commands",
+    )
+    return KernelConfiner([Path(cwd), *map(Path, directories)], options)
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:

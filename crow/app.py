@@ -69,7 +69,9 @@ class Wiring:
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._retired_models: list[Model] = []
-        self._imports = BackgroundImport(adapters.import_prompt_adapters)
+        self._imports = BackgroundImport(
+            partial(adapters.prepare_prompts, confines=loaded.settings.sandbox.enabled != "off")
+        )
         self._hooks = Hooks(find_hooks)
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))

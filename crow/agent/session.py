@@ -243,6 +243,7 @@ class Session:
                 if self._runner is not None:
                     self._runner.tools.close()
                 self.tools_wanted.set()
+            await self.workspace.close()
         finally:
             self.closing = True
             for prompt in self._queue:

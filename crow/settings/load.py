@@ -59,6 +59,7 @@ class Paths:
     data_dir: Path
     database: Path
     log_file: Path
+    cache_dir: Path
     trace: Path | None = None
 
 
@@ -148,16 +149,20 @@ def find_paths(env: Mapping[str, str]) -> Paths:
     """
     if env.get("CROW_HOME"):
         config_dir = data_dir = log_dir = _absolute(env["CROW_HOME"])
+        cache_dir = config_dir / "cache"
     else:
         dirs = PlatformDirs("crow", appauthor=False)
         config_dir, data_dir, log_dir = dirs.user_config_path, dirs.user_data_path, dirs.user_log_path
+        cache_dir = dirs.user_cache_path
         if env.get("HOME") == "" or not all(path.is_absolute() for path in (config_dir, data_dir, log_dir)):
             config_dir = data_dir = log_dir = _temporary_home()
+            cache_dir = config_dir / "cache"
     return Paths(
         config_file=_absolute(env["CROW_CONFIG"]) if env.get("CROW_CONFIG") else config_dir / "config.toml",
         data_dir=data_dir,
         database=data_dir / "crow.db",
         log_file=log_dir / "crow.log",
+        cache_dir=cache_dir,
         trace=_absolute(env["CROW_TRACE"]) if env.get("CROW_TRACE") else None,
     )
 

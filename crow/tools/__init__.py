@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
@@ -18,9 +19,33 @@ CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
 `full` has the network, unless the user's settings give it to `write` too."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStatus:
+    """What confines the commands of a workspace.
+
+    `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. It is empty if nothing confines commands; then
+    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`,
+    what a command with the access `read` writes into the workspace is thrown away; otherwise such a write fails.
+    `has_network`: commands with the access `write` have the network. `readable` and `writable` are the directories
+    that the user's settings add.
+    """
+
+    name: str = ""
+    problem: str = ""
+    setting: Literal["auto", "off", "required"] = "auto"
+    has_overlay: bool = False
+    has_network: bool = False
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 Protection: TypeAlias = Literal["none", "ask", "never"]
 """How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
 advance. `never` is for crow's own files."""
+
+SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
+"""Folders of a workspace that may hold skills."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Called while a call runs, with all of its output that has been kept so far."""
@@ -173,6 +198,10 @@ class Workspace(Protocol):
     def cwd(self) -> Path:
         """Where relative paths and commands start."""
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """cwd and the additional directories, as they were given: links are not resolved."""
+
     def resolve(self, path: str) -> Path:
         """The absolute path, links and `..` resolved, even if no such file exists; `~` is not expanded.
 
@@ -213,7 +242,14 @@ class Workspace(Protocol):
     @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
-        access."""
+        access. Not known before `sandbox_status` was called."""
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """What confines commands. The first call of the process tries it out, in a thread."""
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """A line for the model if a failed command's output shows that its access was not enough; else empty. The line
+        says which access or setting would be."""
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
@@ -232,12 +268,32 @@ class Workspace(Protocol):
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
 
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
+
+        It starts in `directory`, its own directory for temporary files, which it can write. The caller must end it.
+
+        :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
+        """
+
     @property
     def has_leftovers(self) -> bool:
         """Whether cancelled commands have left processes that `reap` must kill."""
 
     async def reap(self) -> None:
         """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
+
+    async def close(self) -> None:
+        """Remove the directories that commands used. The session's task calls it at the end."""
 
 
 class Log(Protocol):

@@ -89,21 +89,22 @@ async def start(
     on_output: Callable[[bytes], None],
     on_errors: Callable[[bytes], None] | None = None,
     takes_input: bool = False,
+    make: Callable[[Callable[[bytes], None], Callable[[bytes], None] | None], Process] | None = None,
 ) -> Process:
     """Start `argv` in its own process group. Without `on_errors`, standard error goes to `on_output` too, in the order
     of writing.
 
-    Standard input is /dev/null unless `takes_input`.
+    Standard input is /dev/null unless `takes_input`. `make` creates the returned object.
 
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
     """
     _, process = await asyncio.get_running_loop().subprocess_exec(
-        lambda: Process(on_output, on_errors),
+        lambda: (make or Process)(on_output, on_errors),
         *argv,
         stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT if on_errors is None else asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT if on_errors is None and make is None else asyncio.subprocess.PIPE,
         cwd=cwd,
         env=dict(env),
         start_new_session=True,
@@ -120,6 +121,7 @@ class Process(asyncio.SubprocessProtocol):
         self.pid = 0
         self.exited = anyio.Event()
         self.output_ended = anyio.Event()
+        self.errors_ended = anyio.Event()
         self._on_output = on_output
         self._on_errors = on_errors
 
@@ -151,8 +153,23 @@ class Process(asyncio.SubprocessProtocol):
     async def wait(self) -> None:
         """Wait until the child has ended, and a short time for the rest of its output."""
         await self.exited.wait()
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Wait a short time for the rest of the output. Another process may hold the pipes open."""
         with anyio.move_on_after(DRAIN_S):
             await self.output_ended.wait()
+            await self.errors_ended.wait()
+
+    @property
+    def left_others(self) -> bool:
+        """Whether the child left processes running that have already been ended."""
+        return False
+
+    @property
+    def failure(self) -> str:
+        """Why the command never began, although a child was started for it; empty if it did."""
+        return ""
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group, or only the child if the system has no process groups. Do nothing if they have
@@ -203,6 +220,8 @@ class Process(asyncio.SubprocessProtocol):
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
         self.pid = transport.get_pid()
+        if transport.get_pipe_transport(2) is None:
+            self.errors_ended.set()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by asyncio with a piece of standard output (1) or error (2)."""
@@ -215,6 +234,8 @@ class Process(asyncio.SubprocessProtocol):
         """Called by asyncio when a pipe has ended."""
         if fd == 1:
             self.output_ended.set()
+        elif fd == 2:
+            self.errors_ended.set()
 
     def process_exited(self) -> None:
         """Called by asyncio when the child has ended and was reaped."""

@@ -14,17 +14,19 @@ import secrets
 import signal
 import stat as modes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 from unicodedata import category, normalize
 
 import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import CommandAccess, FileStat, OnOutput, Protection
+from crow.tools import BackgroundCommand, CommandAccess, FileStat, OnOutput, Protection, SandboxStatus
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
+from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
@@ -35,7 +37,7 @@ RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
-DRAIN_S = 0.2
+OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
 LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
 QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
 QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
@@ -75,7 +77,7 @@ class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
     Commands do not get the `keys`. `own` are crow's files and folders; paths that begin with one of them are crow's
-    too, such as the log files beside a database.
+    too, such as the log files beside a database. Without a `confiner`, all commands have full access.
     """
 
     def __init__(
@@ -85,11 +87,15 @@ class DiskWorkspace:
         *,
         keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
+        confiner: Confiner | None = None,
     ) -> None:
         self.cwd = Path(cwd)
         """Where relative paths and commands start, as given: links are not resolved."""
+        self.directories = (self.cwd, *map(Path, additional_directories))
+        """See :meth:`crow.tools.Workspace.directories`."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
+        self._confiner = confiner
         self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
@@ -128,17 +134,33 @@ class DiskWorkspace:
 
     async def write_text(self, path: Path, text: str) -> str:
         """See :meth:`crow.tools.Workspace.write_text`."""
-        await anyio.to_thread.run_sync(replace_file, path, text.encode("utf-8"))
+        await anyio.to_thread.run_sync(self._replace, path, text.encode("utf-8"))
         return text
 
     async def restore(self, path: Path, content: bytes | None) -> None:
         """See :meth:`crow.tools.Workspace.restore`."""
-        await anyio.to_thread.run_sync(path.unlink if content is None else lambda: replace_file(path, content))
+        await anyio.to_thread.run_sync(self._replace, path, content)
+
+    def _replace(self, path: Path, content: bytes | None) -> None:
+        if content is None:
+            path.unlink()
+        else:
+            replace_file(path, content)
+        if self._confiner is not None and is_protected(path):
+            self._confiner.accept(path)
 
     @property
     def confines(self) -> bool:
         """See :meth:`crow.tools.Workspace.confines`."""
-        return False
+        return self._confiner is not None and self._confiner.confines
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """See :meth:`crow.tools.Workspace.sandbox_status`."""
+        return OFF if self._confiner is None else await self._confiner.status()
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """See :meth:`crow.tools.Workspace.explain_failure`."""
+        return "" if self._confiner is None else self._confiner.explain(access, output)
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
@@ -158,27 +180,69 @@ class DiskWorkspace:
                 await show_output(process, retained, on_output)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
+            sentences = await self._finish(process)
         except BaseException:
             self._leave(process)
             raise
         retained.feed(decoder.decode(b"", final=True))
+        notes = "".join(f"\n[{sentence}]\n" for sentence in sentences)
         if timeout.cancelled_caught:
-            return None, retained.text()
+            return None, retained.text() + notes
+        if process.failure:
+            process.close()
+            raise PermissionError(
+                errno.EPERM, f"The command was not run, because it could not be confined: {process.failure}"
+            )
         code = process.returncode
-        if await process.is_alive():
+        if is_left := await process.is_alive():
             self._leave(process)
-            return code, retained.text() + LEFT_RUNNING
-        process.close()
-        return code, retained.text()
+        else:
+            process.close()
+        return code, retained.text() + (LEFT_RUNNING if is_left or process.left_others else "") + notes
 
-    async def spawn(self, command: str, on_output: Callable[[str], None], *, access: CommandAccess) -> Process:
+    async def spawn(
+        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+    ) -> BackgroundCommand:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+        return SpawnedCommand(process, self._finish, on_output)
 
-    async def _start(self, command: str, _access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """See :meth:`crow.tools.Workspace.start_confined`."""
+        if self._confiner is None:
+            raise PermissionError(errno.EPERM, OFF.problem)
+        return await self._confiner.start(
+            argv,
+            access,
+            cwd=directory,
+            env=env,
+            on_output=on_output,
+            on_errors=on_errors,
+            takes_input=True,
+            directory=directory,
+        )
+
+    async def _start(self, command: str, access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
-        return await start([*self._shell, command], cwd=self.cwd, env=env, on_output=on_output)
+        argv = [*self._shell, command]
+        if access == "full":
+            return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
+        if self._confiner is None:
+            raise PermissionError(errno.EPERM, OFF.problem)
+        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output)
+
+    async def _finish(self, process: Process) -> tuple[str, ...]:
+        return () if self._confiner is None else await self._confiner.finish(process)
 
     def _leave(self, process: Process) -> None:
         """Send SIGTERM to the process. `reap` waits for its end later."""
@@ -196,7 +260,51 @@ class DiskWorkspace:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for process, signalled in left:
-                    tasks.start_soon(process.end, max(0.0, TERM_S - (time.monotonic() - signalled)))
+                    tasks.start_soon(self._end, process, max(0.0, TERM_S - (time.monotonic() - signalled)))
+
+    async def _end(self, process: Process, grace_s: float) -> None:
+        await process.end(grace_s)
+        await self._finish(process)
+
+    async def close(self) -> None:
+        """See :meth:`crow.tools.Workspace.close`."""
+        if self._confiner is not None:
+            await self._confiner.close()
+
+
+class SpawnedCommand:
+    """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called once, after the end of the process."""
+
+    def __init__(
+        self,
+        process: Process,
+        finish: Callable[[Process], Awaitable[tuple[str, ...]]],
+        on_output: Callable[[str], None],
+    ) -> None:
+        self._process = process
+        self._finish = finish
+        self._on_output = on_output
+
+    @property
+    def returncode(self) -> int | None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        return self._process.returncode
+
+    async def wait(self) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        await self._process.wait()
+        await self._settle()
+
+    async def end(self, grace_s: float) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        await self._process.end(grace_s)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        if self._process.failure:
+            self._on_output(f"\n[the command was not run, because it could not be confined: {self._process.failure}]\n")
+        for sentence in await self._finish(self._process):
+            self._on_output(f"\n[{sentence}]\n")
 
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
@@ -209,8 +317,7 @@ async def show_output(process: Process, retained: OutputBuffer, on_output: OnOut
         if retained.total_chars > shown and not process.exited.is_set():
             shown = retained.total_chars
             await on_output(retained.newest(SHOWN_CHARS))
-    with anyio.move_on_after(DRAIN_S):
-        await process.output_ended.wait()
+    await process.drain()
 
 
 def is_protected(path: Path) -> bool:

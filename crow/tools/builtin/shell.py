@@ -29,14 +29,15 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
         announcement=Announcement(title=title, kind="execute"),
         access="execute",
         argument=args["command"],
-        command_access=effective_access(context, args),
+        command_access=await effective_access(context, args),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
 
 
-def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
+async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
     """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
+    await context.workspace.sandbox_status()  # finds out whether commands are confined
     return requested if context.workspace.confines else "full"
 
 
@@ -44,7 +45,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
     if "\0" in command:
         raise ArgumentError("command contains a NUL character; expected a command line")
-    access = effective_access(invocation.context, args)
+    access = await effective_access(invocation.context, args)
     if args.get("background", False):
         job = await invocation.context.jobs.start(command, access)
         await job.wait(FIRST_OUTPUT_S)
@@ -53,8 +54,9 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
     )
     end = describe_end(code, timeout_s)
+    hint = invocation.context.workspace.explain_failure(access, output) if end else ""
     return Outcome(
-        text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
+        text="\n".join(filter(None, [output.removesuffix("\n"), end, hint])) or "(no output)",
         is_error=bool(end),
         raw_output={"exit_code": code, "timed_out": code is None},
     )
