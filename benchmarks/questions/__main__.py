@@ -180,6 +180,8 @@ class Worker:
     def _renew(self) -> None:
         shutil.rmtree(self._area, ignore_errors=True)
         subprocess.run(["/bin/cp", "-a", str(self._template), str(self._area)], check=True)
+        refresh = ["git", "update-index", "--refresh"]  # the index knows the inodes of the files
+        subprocess.run(refresh, cwd=self._area / "work", check=False, capture_output=True)
 
     def _asks(self, command: Command, sandbox: str) -> Mapping[str, int]:
         """The questions about a command that is not run."""
@@ -210,6 +212,7 @@ class Worker:
             asks: Mapping[str, int] = {mode: isinstance(decide("shell", plan, mode, ()), Ask) for mode in MODES}
             outcome = await box.run(shell, "call_1_0", unwatched, planned=plan) if runs else None
         await workspace.reap()
+        await workspace.close()
         return asks, outcome
 
 
@@ -267,15 +270,13 @@ def summary(results: Sequence[Result]) -> list[Row]:
             rows.append(share("  what is left", after / before, limit=20 if mode == "ask" else None))
     groups = {group: total(result for result in results if result.command.group == group) for group in names(results)}
     rows += [
-        share(f"mode ask, {group}: what is left of {each.before} questions", each.after / max(each.before, 1))
+        share(f"mode ask, {group}: what is left of {each.before} questions", each.after / each.before)
         for group, each in groups.items()
     ]
     for mix, weights in MIXES.items():
-        weighed = {group: weight for group, weight in weights.items() if group in groups}
-        left = sum(
-            weight * groups[group].after / max(groups[group].before, 1) for group, weight in weighed.items()
-        ) / sum(weighed.values())
-        rows.append(share(f"mode ask, groups weighed as in {mix}: what is left", left))
+        if weighed := {group: weight for group, weight in weights.items() if group in groups}:
+            left = sum(weight * groups[group].after / groups[group].before for group, weight in weighed.items())
+            rows.append(share(f"mode ask, groups weighed as in {mix}: what is left", left / sum(weighed.values())))
     return rows
 
 
