@@ -19,12 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.questions.repository import changes, ignored, make_area, toolchains
 from benchmarks.rows import Row, arguments, report
-from benchmarks.tools import NoLog, call, unwatched
+from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
 from crow.agent.permissions import Ask, Mode, decide
 from crow.settings import load_settings
@@ -293,10 +294,11 @@ def share(what: str, fraction: float, *, limit: float | None = None) -> Row:
     return Row(what, 100 * fraction, 100 * fraction, "%", limit)
 
 
-def measure(root: Path, number: int, commands: Sequence[Command]) -> list[Result]:
-    """Run commands in this process."""
-    worker = Worker(root, number)
-    return [worker.measure(command) for command in commands]
+def measure(root: Path, number: int, commands: Sequence[Command], sandbox: str | None) -> list[Result]:
+    """Run commands in this process, confined by what has this name; None: by what crow chooses."""
+    with nullcontext() if sandbox is None else chosen(sandboxes()[sandbox]):
+        worker = Worker(root, number)
+        return [worker.measure(command) for command in commands]
 
 
 def describe(results: Iterable[Result]) -> list[str]:
@@ -337,7 +339,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="crow-questions-", ignore_cleanup_errors=True) as directory:
         root, jobs = Path(directory).resolve(), range(options.jobs)
         with ProcessPoolExecutor(options.jobs) as pool:
-            shares = [pool.submit(measure, root, number, commands[number :: options.jobs]) for number in jobs]
+            shares = [
+                pool.submit(measure, root, number, commands[number :: options.jobs], options.sandbox) for number in jobs
+            ]
         found = {result.command: result for share in shares for result in share.result()}
     results = [found[command] for command in commands]
     print(f"{len(commands)} lines in {time.monotonic() - since:.0f} s", file=sys.stderr)
