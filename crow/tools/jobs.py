@@ -22,6 +22,7 @@ class Job:
 
     id: str
     line: str
+    access: CommandAccess
     command: BackgroundCommand
     unread: OutputBuffer
 
@@ -40,8 +41,11 @@ class Job:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until the command has ended, at most `timeout_s`."""
-        with anyio.move_on_after(timeout_s):
-            await self.command.wait()
+        if self.is_running:
+            with anyio.move_on_after(timeout_s):
+                await self.command.wait()
+        if not self.is_running:
+            await self.command.wait()  # for the rest of its output
 
 
 class Jobs:
@@ -70,7 +74,7 @@ class Jobs:
             command = await self._workspace.spawn(line, unread.feed, access=access)
         finally:
             self._starting -= 1
-        self._jobs[job_id] = Job(id=job_id, line=line, command=command, unread=unread)
+        self._jobs[job_id] = Job(id=job_id, line=line, access=access, command=command, unread=unread)
         return self._jobs[job_id]
 
     def find(self, job_id: str) -> Job:

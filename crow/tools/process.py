@@ -124,6 +124,8 @@ class Process(asyncio.SubprocessProtocol):
         self.errors_ended = anyio.Event()
         self._on_output = on_output
         self._on_errors = on_errors
+        if on_errors is None:
+            self.errors_ended.set()
 
     @property
     def returncode(self) -> int | None:
@@ -220,8 +222,6 @@ class Process(asyncio.SubprocessProtocol):
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
         self.pid = transport.get_pid()
-        if transport.get_pipe_transport(2) is None:
-            self.errors_ended.set()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by asyncio with a piece of standard output (1) or error (2)."""

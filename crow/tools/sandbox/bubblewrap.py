@@ -210,10 +210,11 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
     views = path_views(confinement, has_overlay=overlay != "none")
     masks = []
     for path, view in sorted(views.items(), key=lambda item: len(item[0].parts)):
-        outer = next((views[parent] for parent in path.parents if parent in views), "read")
+        parent = next((parent for parent in path.parents if parent in views), None)
+        outer = "read" if parent is None else "write" if is_temporary(parent, views) else views[parent]
         place = str(path)
         match view:
-            case "mask" if path in TEMPORARY:
+            case "mask" if is_temporary(path, views):
                 yield "--bind", str(confinement.temporary), place
             case "mask" if outer == "mask":
                 yield "--dir", place
@@ -236,6 +237,13 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
                 yield "--ro-bind", str(sealed_file(confinement)), place
     for place in masks:
         yield "--remount-ro", place
+    if os.geteuid() == 0:  # many files in /proc, such as those in /proc/sys, ask only for the user root
+        yield "--remount-ro", "/proc"
+
+
+def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
+    """Whether the command's own directory for temporary files takes the place of this directory."""
+    return path in TEMPORARY and views[path] == "mask"
 
 
 def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, View]:

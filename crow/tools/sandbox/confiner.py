@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from crow.tools.process import Process, found_program
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.policy import REMOVED, Policy, PrivateDirectories, SandboxOptions, is_inside
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
+from crow.tools.sandbox.seatbelt import Seatbelt
 
 if sys.platform != "win32":
     import fcntl
@@ -55,7 +57,9 @@ class Choice:
     problem: str = ""
 
 
-_probed: dict[str, bubblewrap.Bubblewrap | str] = {}
+_probed: dict[str, Sandbox | str] = {}
+"""What works, by program or kind. A text says why it does not work."""
+
 _probing = threading.Lock()
 
 
@@ -64,17 +68,43 @@ def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -
 
     `is_untrusted` tells whether a resolved path is in the workspace: programs from there are not used.
     """
-    if not sys.platform.startswith("linux"):
+    if sys.platform == "darwin":
+        probes: list[tuple[str, Callable[[], Sandbox | str]]] = [("Seatbelt", probe_seatbelt)]
+    elif sys.platform.startswith("linux"):
+        program = found_program("bwrap", is_untrusted)
+        probes = [] if program is None else [(program, partial(probe_bubblewrap, program, is_untrusted))]
+        probes.append(("Landlock", probe_landlock))
+    else:
         return Choice(None, f"Nothing can confine commands on {sys.platform}.")
-    program = found_program("bwrap", is_untrusted)
-    if program is None:
-        return Choice(None, "bubblewrap is not installed.")
-    with _probing:
-        if program not in _probed:
-            tools = {name: found_program(name, is_untrusted) for name in ("unshare", "mount")}
-            _probed[program] = bubblewrap.probe(program, **tools)
-        found = _probed[program]
-    return Choice(None, f"{found}.") if isinstance(found, str) else Choice(found)
+    problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
+    for key, probe in probes:
+        with _probing:
+            if key not in _probed:
+                _probed[key] = probe()
+            found = _probed[key]
+        if not isinstance(found, str):
+            return Choice(found)
+        problems.append(f"{found}.")
+    return Choice(None, " ".join(problems))
+
+
+def probe_bubblewrap(program: str, is_untrusted: Callable[[Path], bool]) -> Sandbox | str:
+    unshare, mount = (found_program(name, is_untrusted) for name in ("unshare", "mount"))
+    return bubblewrap.probe(program, unshare=unshare, mount=mount)
+
+
+def probe_landlock() -> Sandbox | str:
+    from crow.tools.sandbox.landlock import Landlock  # imports ctypes: 10 ms
+
+    sandbox = Landlock()
+    problem = sandbox.probe()
+    return f"Landlock: {problem}" if problem else sandbox
+
+
+def probe_seatbelt() -> Sandbox | str:
+    sandbox = Seatbelt()
+    problem = sandbox.probe()
+    return f"Seatbelt: {problem}" if problem else sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +254,7 @@ class KernelConfiner:
     def _prepare(self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None) -> Prepared:
         with self._lock:
             if self._private is None:
+                self._policy.create_own()
                 self._private = Private.create(self.options.caches, self._policy.roots)
             if self._protected is None:
                 self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept)

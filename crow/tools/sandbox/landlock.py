@@ -71,12 +71,18 @@ class Landlock:
     `abi` limits the ABI, for tests.
     """
 
-    name = "Landlock"
+    protects_files = False
+    has_overlay = False
 
     def __init__(self, *, abi: int = sys.maxsize) -> None:
         self._max_abi = abi
         self._rulesets: OrderedDict[Confinement, Ruleset] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The sandbox's name for users, with the version of the kernel's Landlock."""
+        return f"Landlock {min(landlock_abi(), self._max_abi)}"
 
     async def start(
         self,

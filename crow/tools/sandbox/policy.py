@@ -207,8 +207,8 @@ class Policy:
         read_only: Sequence[Path] = ()
         throwaway: tuple[Path, ...] = ()
         if access == "write":
-            read_only, renamable = protected_parts(snapshot)
-            own_writable += [*writable, *renamable]
+            read_only, folders = protected_parts(snapshot)
+            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *found.hidden), writable)]
         else:
             throwaway = tuple(root for root in self.roots if not is_inside(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
@@ -244,7 +244,7 @@ class Policy:
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
         for name, place in KEPT_PLACES.items():
-            if name not in self.env and (home / place).is_dir():
+            if name not in self.env and os.path.isdir(home / place):
                 variables[name] = str(home / place)
         return variables
 
@@ -256,6 +256,13 @@ class Policy:
             toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden(home))
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
+
+    def create_own(self) -> None:
+        """Create those of crow's own directories that a command could create otherwise. :raises OSError:"""
+        roots = self.writable_roots()
+        for path in self.options.own:
+            if not path.suffix and is_inside(Path(os.path.realpath(path)), roots):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
         temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
@@ -274,7 +281,7 @@ class Policy:
             return
         yield from existing(home / name for name in TOOLCHAINS)
         for directory in (home, home / ".config"):
-            yield from (path for path in sorted(directory.glob(".gitconfig*")) if path.is_file())
+            yield from (path for path in sorted(directory.glob(".gitconfig*")) if os.path.isfile(path))
         named = [self.env.get(name, "").split(os.pathsep) for name in TOOL_VARIABLES]
         yield from self._program_places(chain(*named), home)
         for place in self._program_places(self.env.get("PATH", "").split(os.pathsep), home):
@@ -283,7 +290,7 @@ class Policy:
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
         own = self.writable_roots()
         for place in filter(None, map(literal, paths)):
-            if place.is_dir() and not is_general(place, home) and not is_inside(place, own):
+            if os.path.isdir(place) and not is_general(place, home) and not is_inside(place, own):
                 yield place
 
     def _named(self, entries: Iterable[str], *, is_writable: bool = False) -> Iterator[Path]:
@@ -297,7 +304,7 @@ class Policy:
         if "\0" in entry or not os.path.isabs(path):
             return "is not an absolute path; expected a path such as ~/datasets"
         place = Path(os.path.realpath(path))
-        if not place.exists():
+        if not os.path.exists(place):
             return "does not exist"
         if is_writable and place in SYSTEM:
             return "is a directory of the system; expected a directory below it"
@@ -323,13 +330,13 @@ class Policy:
             common = linked_path(own / "commondir")
         except (OSError, ValueError):
             return None
-        is_repository = common is not None and own.parent == common / "worktrees" and (common / "HEAD").is_file()
+        is_repository = common is not None and own.parent == common / "worktrees" and os.path.isfile(common / "HEAD")
         return LinkedRepository(own, common) if common is not None and is_repository else None
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
     """The resolved path that a file of git names, except for the last part; None if it names none."""
-    if file.is_symlink() or not file.is_file():
+    if os.path.islink(file) or not os.path.isfile(file):
         return None
     with file.open("rb") as opened:
         text = os.fsdecode(opened.read(16_384)).rstrip("\r\n")
@@ -358,7 +365,7 @@ def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
     """The paths that exist, with links resolved except for the last part."""
     for path in paths:
         place = literal(str(path))
-        if place is not None and place.exists():
+        if place is not None and os.path.exists(place):
             yield place
 
 
@@ -375,9 +382,17 @@ def is_general(place: Path, home: Path) -> bool:
 def installed_tree(directory: Path, home: Path) -> Path:
     """The tree of the program that a directory on PATH belongs to, or the directory itself."""
     tree = directory.parent
-    if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or directory.is_symlink():
+    if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or os.path.islink(directory):
         return directory
-    return tree if any((tree / part).exists() for part in PREFIX_PARTS) else directory
+    return tree if any(os.path.exists(tree / part) for part in PREFIX_PARTS) else directory
+
+
+def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
+    """The folders between the roots and the paths. A command must not rename them, since it would move the paths."""
+    for path in paths:
+        for root in roots:
+            if path.is_relative_to(root):
+                yield from (parent for parent in path.parents if parent.is_relative_to(root))
 
 
 def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:

@@ -127,7 +127,7 @@ class ProtectedFiles:
         """
         with self._lock:
             running = next(iter(self._active), None)
-            states = self._scan(opens_folders=False) if running is None else running.states
+            states = self._scan() if running is None else running.states
             snapshot = Snapshot(states)
             self._active.add(snapshot)
             return snapshot
@@ -141,10 +141,10 @@ class ProtectedFiles:
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
             for _ in range(ROUNDS):
-                if not undo.run(self._scan(opens_folders=True)):
+                if not undo.run(self._scan(snapshot.states)):
                     break
             else:
-                undo.report_unstable(self._scan(opens_folders=True))
+                undo.report_unstable(self._scan(snapshot.states))
             self._active.discard(snapshot)
             return tuple(undo.sentences.values())
 
@@ -155,7 +155,7 @@ class ProtectedFiles:
             if not self._active:
                 return
             states = next(iter(self._active)).states
-            current = self._scan(opens_folders=False)
+            current = self._scan()
             for changed in states.keys() | current.keys():
                 if path is None or is_related(changed, str(path)):
                     if changed in current:
@@ -163,10 +163,13 @@ class ProtectedFiles:
                     else:
                         del states[changed]
 
-    def _scan(self, *, opens_folders: bool) -> dict[str, FileState]:
-        scan = Scan(self._states, self._listings, opens_folders=opens_folders)
+    def _scan(self, before: Mapping[str, FileState] | None = None) -> dict[str, FileState]:
+        """The states of the protected paths now, also of those that were protected before."""
+        scan = Scan(self._states, self._listings, opens_folders=before is not None)
         for root in self._roots:
             scan.add_root(root)
+        if before is not None:
+            scan.add_known(before)
         self._states, self._listings = scan.states, scan.listings
         return dict(scan.states)
 
@@ -200,6 +203,12 @@ class Scan:
                 below += listing.folders
             folders_left -= min(len(level), folders_left)
             level = below
+
+    def add_known(self, before: Mapping[str, FileState]) -> None:
+        """Add what was protected before and still exists, even if a command has created so much that it is beyond the
+        limits now."""
+        for path in before.keys() - self.states.keys():
+            self._add_one(path, is_repository=before[path].is_repository, is_mutable=before[path].is_mutable)
 
     def _list_folder(self, folder: str) -> Listing:
         earlier = self._earlier_listings.get(folder)
@@ -256,14 +265,14 @@ class Scan:
         stack = [path]
         while stack:
             path = stack.pop()
-            state = self._add_one(path)
+            state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
             if state is not None and state.kind == "directory":
                 stack.extend(entry.path for entry in self._entries(path))
 
     def _add_repository(self, path: str) -> None:
         """Add a repository's own directory, or the file that stands for it."""
         state = self._add_one(path, is_repository=True)
-        if state is None or state.kind != "directory":
+        if state is None or len(self.states) >= MAX_ENTRIES or state.kind != "directory":
             return
         for entry in sorted(self._entries(path), key=lambda entry: entry.name):
             folded = quick_fold(entry.name)
@@ -274,7 +283,7 @@ class Scan:
 
     def _add_repositories(self, path: str) -> None:
         """Add the repositories in a folder. Those of submodules may be several folders deep."""
-        state = self._add_one(path)
+        state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
         if state is not None and state.kind == "directory":
             for entry in self._entries(path):
                 if os.path.lexists(os.path.join(entry.path, "HEAD")):
@@ -283,8 +292,6 @@ class Scan:
                     self._add_repositories(entry.path)
 
     def _add_one(self, path: str, *, is_repository: bool = False, is_mutable: bool = False) -> FileState | None:
-        if len(self.states) >= MAX_ENTRIES:
-            return None
         try:
             found = os.lstat(path)
         except OSError:

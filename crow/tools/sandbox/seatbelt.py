@@ -58,6 +58,8 @@ class Seatbelt:
     """
 
     name = "Seatbelt"
+    protects_files = True
+    has_overlay = False
 
     async def start(
         self,

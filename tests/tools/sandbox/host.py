@@ -22,7 +22,7 @@ LIMIT_S = 30
 
 async def run(sandbox: Sandbox, request: dict[str, Any]) -> tuple[int | None, str]:
     """Run a confined command. Return its exit code and output."""
-    paths = {name: tuple(map(Path, value)) for name, value in request["paths"].items()}
+    paths: dict[str, Any] = {name: tuple(map(Path, value)) for name, value in request["paths"].items()}
     confinement = Confinement(
         access=request["access"],
         temporary=Path(request["temporary"]),

@@ -405,3 +405,24 @@ def test_dependencies_are_not_watched(root: Path, kept: Path) -> None:
 
     assert after(root, kept, change) == ()
     assert (root / "node_modules" / "left-pad" / "AGENTS.md").exists()
+
+
+def test_new_folders_do_not_push_protected_files_out_of_sight(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protected, "MAX_FOLDERS", 3)
+    monkeypatch.setattr(protected, "MAX_ENTRIES", 30)
+    (root / "src" / "AGENTS.md").write_text("inner")
+    (root / "src" / ".envrc").write_text("mine")
+
+    def change() -> None:
+        for number in range(10):
+            (root / f"a{number}" / ".vscode").mkdir(parents=True)
+        (root / "src" / "AGENTS.md").write_text("evil")
+
+    said = after(root, kept, change)
+
+    assert [sentence for sentence in said if "src" in sentence] == [
+        f"the command changed src/AGENTS.md; the former content was put back; the new one is in {kept}/src/AGENTS.md"
+    ]
+    assert (root / "src" / "AGENTS.md").read_text() == "inner"

@@ -20,7 +20,6 @@ from crow.tools.sandbox.transport import start_in_thread
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs process groups and pipes")
 Start = Callable[..., Awaitable[Process]]
-GUARD_S = 20
 
 
 async def start_elsewhere(
@@ -66,12 +65,6 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     return start
 
 
-@pytest.fixture(autouse=True)
-async def guard() -> Any:
-    with anyio.fail_after(GUARD_S):
-        yield
-
-
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9)])
 async def test_the_exit_code_and_the_output_arrive(start: Start, script: str, code: int) -> None:
     output = bytearray()
@@ -102,6 +95,7 @@ async def test_megabytes_arrive_whole_and_reading_can_pause(start: Start) -> Non
     paused = sum(sizes)
     process.read_output(True)
     await process.output_ended.wait()
+    await process.exited.wait()
     process.close()
     assert paused < sum(sizes) == 7_000_000
 
@@ -151,6 +145,25 @@ async def test_the_child_leads_its_own_session_and_inherits_no_file(start: Start
     os.close(reader)
     os.close(writer)
     assert bytes(output) == f"{process.pid}\n".encode()
+
+
+def test_a_child_is_reaped_if_the_event_loop_ends_first(tmp_path: Path) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        children.append(subprocess.Popen(["sleep", "60"], bufsize=0, stdout=subprocess.PIPE, start_new_session=True))
+        return children[0]
+
+    async def main() -> None:
+        process = Process(lambda _: None, None)
+        await start_in_thread(start, process)
+        process.close()
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name == "wait for a child":
+            thread.join()
+    assert children[0].returncode == -signal.SIGKILL
 
 
 async def test_a_child_dies_if_its_starter_is_cancelled(tmp_path: Path) -> None:

@@ -1,0 +1,329 @@
+"""Confined commands: what must go on working, and what each access may do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import anyio
+import pytest
+
+from crow.tools import Ports
+from crow.tools.mcp.client import open_toolbox
+from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.workspace import DiskWorkspace
+from tests.tools.confined import USERS, Place, as_user, available, run
+from tests.tools.conftest import FixedPlan, RecordingLog, call, skip_time
+
+GIT = "git -c user.name=A -c user.email=a@b.c -c init.defaultBranch=main"
+users = pytest.mark.parametrize("user", USERS)
+
+
+@users
+def test_each_access_changes_only_what_it_may(user: str) -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        (place.root / "file").write_text("old\n")
+        read = await run(workspace, "read", "echo new >file; cat file; echo t >/tmp/out; echo u >$TMPDIR/other")
+        after_read = (place.root / "file").read_text()
+        write = await run(workspace, "write", "cat /tmp/out $TMPDIR/other /var/tmp/out; echo new >file; echo x >new")
+        outside = await run(workspace, "write", f"echo x >{place.outside}/new; echo x >/usr/new; echo x >~/new; :")
+        await workspace.close()
+        written = [(place.root / name).read_text() for name in ("file", "new")]
+        escaped = [path for path in (place.outside / "new", Path("/usr/new"), place.home / "new") if path.exists()]
+        has_overlay = (await workspace.sandbox_status()).has_overlay
+        return has_overlay, read[1].splitlines()[-1:], after_read, write, len(outside[1].splitlines()), written, escaped
+
+    has_overlay, read, after_read, write, failures, written, escaped = as_user(user, scenario)
+    assert read == (["new"] if has_overlay else ["old"])
+    assert after_read == "old\n"
+    assert write == [0, "t\nu\nt\n"]
+    assert (failures, written, escaped) == (3, ["new\n", "x\n"], [])
+
+
+@users
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 3", 3),
+        ("exit 137", 137),
+        ("exit 129", 129),
+        ("kill -KILL $$", -9),
+        ("kill -HUP $$", -1),
+        ("kill -SEGV $$", -11),
+    ],
+)
+def test_exit_codes_and_signals_are_those_of_the_command(user: str, command: str, code: int) -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        return [await run(workspace, "read", command), await run(workspace, "full", command)]
+
+    assert as_user(user, scenario) == [[code, ""], [code, ""]]
+
+
+def test_git_works() -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        assert (await run(workspace, "full", f"{GIT} init -q && echo a >a && git add a && {GIT} commit -qm one"))[
+            0
+        ] == 0
+        looked = await run(workspace, "read", "git status -s && git log --format=%s && git diff HEAD && git grep -n a")
+        changed = await run(
+            workspace,
+            "write",
+            f"echo b >a && {GIT} commit -qam two && git checkout -q -b side && echo c >c && git add c && {GIT} stash -q "
+            f"&& {GIT} stash pop -q && {GIT} commit -qm three && git checkout -q main && {GIT} merge -q side && git tag v1 "
+            "&& git log --format=%s && git status -s",
+        )
+        await workspace.close()
+        return looked, changed
+
+    assert as_user(USERS[0], scenario) == [[0, "one\na:1:a\n"], [0, "three\ntwo\none\n"]]
+
+
+def test_a_test_run_with_caches_needs_no_write() -> None:
+    async def scenario(place: Place) -> Any:
+        (place.root / "Makefile").write_text(f"test:\n\t{sys.executable} -m pytest -q -p no:anyio test_it.py\n")
+        (place.root / "pytest.ini").write_text("[pytest]\n")
+        (place.root / "test_it.py").write_text(
+            "import socket\n"
+            "def test_loopback(tmp_path):\n"
+            "    server = socket.create_server(('127.0.0.1', 0))\n"
+            "    client = socket.create_connection(server.getsockname())\n"
+            "    server.accept()[0].sendall(b'x')\n"
+            "    assert client.recv(1) == b'x'\n"
+            "    (tmp_path / 'a').write_text('x')\n"
+        )
+        workspace = place.open()
+        code, output = await run(workspace, "read", "make test && ls -d .pytest_cache")
+        return (await workspace.sandbox_status()).has_overlay, code, output, sorted(os.listdir(place.root))
+
+    has_overlay, code, output, left = as_user(USERS[0], scenario)
+    assert "1 passed" in output
+    assert (code == 0) is has_overlay
+    assert left == ["Makefile", "pytest.ini", "test_it.py"]
+
+
+BUILDS = {
+    "gcc": ({"main.c": '#include <stdio.h>\nint main(void) { puts("built"); }\n'}, "gcc -o main main.c && ./main"),
+    "cargo": (
+        {
+            "Cargo.toml": '[package]\nname = "x"\nversion = "0.1.0"\n',
+            "src/main.rs": 'fn main() { println!("built"); }\n',
+        },
+        "cargo build -q --offline && ./target/debug/x",
+    ),
+    "go": (
+        {"go.mod": "module x\n", "main.go": 'package main\nfunc main() { println("built") }\n'},
+        "go build -o x . && ./x",
+    ),
+    "npm": (
+        {
+            "package.json": '{"name": "x"}',
+            "dep/package.json": '{"name": "dep", "version": "1.0.0"}',
+            "dep/index.js": "console.log('built')",
+        },
+        "npm install --offline --no-audit --no-fund --install-links --loglevel error ./dep >&2 && node -e 'require(\"dep\")'",
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", available(*BUILDS))
+def test_builds_work(tool: str) -> None:
+    files, command = BUILDS[tool]
+    home = os.environ["HOME"]
+
+    async def scenario(place: Place) -> Any:
+        for name, text in files.items():
+            (place.root / name).parent.mkdir(exist_ok=True)
+            (place.root / name).write_text(text)
+        os.environ["HOME"] = home  # toolchains may be there
+        workspace = place.open()
+        return await run(workspace, "write", command)
+
+    code, output = as_user(USERS[0], scenario)
+    assert (code, output.splitlines()[-1:]) == (0, ["built"]), output
+
+
+def test_packages_are_installed_from_the_network_with_a_private_cache() -> None:
+    async def scenario(place: Place) -> Any:
+        index = place.outside / "index" / "demo"
+        index.mkdir(parents=True)
+        wheel = "demo-1.0-py3-none-any.whl"
+        with ZipFile(index / wheel, "w") as file:
+            file.writestr("demo.py", "print('installed')")
+            file.writestr("demo-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n")
+            file.writestr("demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr("demo-1.0.dist-info/RECORD", "")
+        (index / "index.html").write_text(f"<a href='{wheel}'>{wheel}</a>")
+        handler = partial(Quiet, directory=str(index.parent))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            command = (
+                f"{sys.executable} -m venv .venv && .venv/bin/pip install -q --index-url "
+                f"http://127.0.0.1:{server.server_port}/ demo && .venv/bin/python -m demo && echo $PIP_CACHE_DIR"
+            )
+            try:
+                without = await run(place.open(), "write", command)
+                allowed = await run(place.open(network=True), "write", command)
+            finally:
+                server.shutdown()
+                thread.join()
+        return without[0], allowed, str(place.base / "caches")
+
+    without, (code, output), caches = as_user(USERS[0], scenario)
+    assert without != 0
+    lines = output.splitlines()
+    assert (code, lines[-2]) == (0, "installed"), output
+    assert lines[-1].startswith(caches)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("shape", ["in tmp", "is home", "spaces", "newline", "linked", "additional"])
+def test_every_shape_of_workspace_works(shape: str) -> None:
+    async def scenario(place: Place) -> Any:
+        root, more = place.root, []
+        match shape:
+            case "in tmp":
+                root = place.outside
+            case "is home":
+                root = place.home
+            case "spaces":
+                root = place.home / "a  b 'c\" \\x"
+            case "newline":
+                root = place.home / "a\nb"
+            case "linked":
+                (place.home / "link").symlink_to(place.root)
+                root = place.home / "link"
+            case "additional":
+                more = [place.outside]
+        root.mkdir(exist_ok=True)
+        workspace = place.open(root, *more)
+        written = await run(workspace, "write", "echo one >file && echo two >>file && pwd -P")
+        read = await run(
+            workspace, "read", "cat file; touch file new; cat ~/.ssh/id_ed25519 ~/.config/crow/config.toml"
+        )
+        also = await run(workspace, "write", f"echo more >>{place.outside}/file")
+        outside = (place.outside / "file").read_text()
+        await workspace.close()
+        return written, read[1], os.path.realpath(root), also[0], outside, (root / "new").exists()
+
+    written, read, real, _, outside, is_new = as_user(USERS[0], scenario)
+    assert written == [0, real + "\n"]
+    assert read.startswith("one\ntwo\n")
+    assert "PRIVATE" not in read
+    assert ("more" in outside) == (shape in ("in tmp", "additional"))
+    assert not is_new
+
+
+def test_a_linked_worktree_has_its_repository_but_a_forged_one_does_not() -> None:
+    async def scenario(place: Place) -> Any:
+        main, tree, forged = place.home / "main", place.home / "tree", place.home / "forged"
+        setup = (
+            f"{GIT} init -q {main} && cd {main} && {GIT} commit -q --allow-empty -m one && git worktree add -q {tree} && "
+            f"mkdir {forged} && echo gitdir: {main}/.git >{forged}/.git"
+        )
+        assert (await run(place.open(), "full", setup))[0] == 0
+        workspace = place.open(tree)
+        committed = await run(
+            workspace, "write", f"echo a >a && git add a && {GIT} commit -qm two && git log --format=%s"
+        )
+        attacked = await run(
+            workspace,
+            "write",
+            f"echo '[alias] x = !sh' >>{main}/.git/config; echo x >{main}/.git/hooks/post-commit; echo x >{main}/new; "
+            f"echo x >{main}/.git/worktrees/tree/gitdir; echo x >{main}/.git/commondir; echo $(ls -a {main})",
+        )
+        hostile = await run(place.open(forged), "read", f"ls {main}/.git; git log")
+        config = (main / ".git" / "config").read_text()
+        left = [
+            str(path)
+            for path in (main / "new", main / ".git/hooks/post-commit", main / ".git/commondir")
+            if path.exists()
+        ]
+        return committed, attacked[1].splitlines(), hostile[0], config, left
+
+    committed, attacked, hostile, config, left = as_user(USERS[0], scenario)
+    assert committed == [0, "two\none\n"]
+    assert ". .. .git" in attacked
+    assert hostile != 0
+    assert "alias" not in config
+    assert left == []
+
+
+SURVIVOR = (
+    "(setsid sh -c 'trap \"\" TERM; exec >alive; touch ready; while :; do sleep 100; done' &) ; "
+    "until [ -e ready ]; do sleep 0.01; done; "
+)
+"""Starts a process that leaves the session, ignores SIGTERM, and holds the pipe `alive`."""
+
+
+@users
+@pytest.mark.parametrize("end", ["cancel", "timeout", "exit"])
+def test_no_process_outlives_its_command(user: str, end: str) -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        os.mkfifo(place.root / "alive")
+        reader = os.open(place.root / "alive", os.O_RDONLY | os.O_NONBLOCK)
+        last = ":" if end == "exit" else "trap 'echo bye >said; exit' TERM; echo up; while :; do sleep 0.05; done"
+        output = ""
+        with anyio.fail_after(1000):
+            with anyio.CancelScope() as scope:
+
+                async def on_output(_text: str) -> None:
+                    if end == "cancel":
+                        scope.cancel()
+                    else:
+                        skip_time(300)
+
+                _, output = await workspace.run(SURVIVOR + last, access="write", timeout_s=300, on_output=on_output)
+            await workspace.reap()
+            os.set_blocking(reader, True)
+            while await anyio.to_thread.run_sync(os.read, reader, 100):
+                pass
+        os.close(reader)
+        said = (place.root / "said").read_text() if end != "exit" else "bye\n"
+        return said, "left running" in output
+
+    assert as_user(user, scenario) == ["bye\n", end == "exit"]
+
+
+async def test_a_job_in_the_background_is_confined_and_ends(tmp_path: Path) -> None:
+    if choose_sandbox().sandbox is None:
+        pytest.skip(choose_sandbox().problem)
+    root = tmp_path / "project"
+    root.mkdir()
+    options = SandboxOptions(caches=tmp_path / "caches")
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
+    async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+
+        async def use(tool: str, /, **arguments: object) -> str:
+            return (await toolbox.run(call(tool, **arguments), "c", ignore)).text
+
+        line = "mkfifo in; touch ~/x; mkdir .vscode; echo up; cat <>in"
+        started = await use("shell", command=line, background=True, access="write")
+        fed = await use("shell", command="echo said >in", access="write")
+        while "said" not in (output := await use("shell_output", job="job1")):
+            assert "running" in output
+        killed = await use("shell_kill", job="job1")
+    await workspace.close()
+    assert "up" in started
+    assert "Read-only file system" in started
+    assert "exit code" not in fed
+    assert "[the command created .vscode; it was moved to" in fed + killed
+    assert killed.endswith("[job1: ended by signal 15]")
+    assert os.listdir(root) == ["in"]
+
+
+async def ignore(_text: str) -> None: ...
