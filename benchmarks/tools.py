@@ -113,7 +113,7 @@ async def steps(name: str, step: Callable[[int], ToolCall], limit_ms: float, *, 
 async def turn(root: Path, model: ScriptedModel, workspace: DiskWorkspace) -> float:
     async def load() -> None: ...
 
-    async def chosen(_: str) -> ScriptedModel:
+    async def choose(_: str) -> ScriptedModel:
         return model
 
     store = await SqliteStore.open(root / "crow.db")
@@ -121,7 +121,7 @@ async def turn(root: Path, model: ScriptedModel, workspace: DiskWorkspace) -> fl
     adapters = Adapters(
         store=store,
         load=load,
-        model=chosen,
+        model=choose,
         info=lambda _: model.info,
         open_toolbox=open_toolbox,
         settings=lambda: SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionPolicy(auto=False)),

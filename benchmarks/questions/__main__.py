@@ -325,6 +325,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="how many commands run at once")
     parser.add_argument("--group", nargs="+", help="run these groups alone")
     parser.add_argument("--grep", metavar="REGEX", help="run the lines that match alone")
+    parser.add_argument("--sandbox", choices=sandboxes(), help="what confines; without it, what crow chooses")
     parser.add_argument(
         "--details", action="store_true", help="print the lines that did not run or did not do the same"
     )
