@@ -129,7 +129,7 @@ def in_child(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             text = json.dumps({"result": asyncio.run(guarded(scenario, place))}, default=str)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the parent raises it
             text = json.dumps({"error": traceback.format_exc()})
         finally:
             with open(writer, "w") as pipe:

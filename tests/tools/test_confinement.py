@@ -78,9 +78,9 @@ def test_git_works() -> None:
         changed = await run(
             workspace,
             "write",
-            f"echo b >a && {GIT} commit -qam two && git checkout -q -b side && echo c >c && git add c && {GIT} stash -q "
-            f"&& {GIT} stash pop -q && {GIT} commit -qm three && git checkout -q main && {GIT} merge -q side && git tag v1 "
-            "&& git log --format=%s && git status -s",
+            f"echo b >a && {GIT} commit -qam two && git checkout -q -b side && echo c >c && git add c "
+            f"&& {GIT} stash -q && {GIT} stash pop -q && {GIT} commit -qm three && git checkout -q main "
+            f"&& {GIT} merge -q side && git tag v1 && git log --format=%s && git status -s",
         )
         await workspace.close()
         return looked, changed
@@ -130,7 +130,10 @@ BUILDS = {
             "dep/package.json": '{"name": "dep", "version": "1.0.0"}',
             "dep/index.js": "console.log('built')",
         },
-        "npm install --offline --no-audit --no-fund --install-links --loglevel error ./dep >&2 && node -e 'require(\"dep\")'",
+        (
+            "npm install --offline --no-audit --no-fund --install-links --loglevel error ./dep >&2 "
+            "&& node -e 'require(\"dep\")'"
+        ),
     ),
 }
 
@@ -217,7 +220,7 @@ def test_every_shape_of_workspace_works(shape: str) -> None:
         also = await run(workspace, "write", f"echo more >>{place.outside}/file")
         outside = (place.outside / "file").read_text()
         await workspace.close()
-        return written, read[1], os.path.realpath(root), also[0], outside, (root / "new").exists()
+        return written, read[1], real_path(root), also[0], outside, (root / "new").exists()
 
     written, read, real, _, outside, is_new = as_user(USERS[0], scenario)
     assert written == [0, real + "\n"]
@@ -231,8 +234,8 @@ def test_a_linked_worktree_has_its_repository_but_a_forged_one_does_not() -> Non
     async def scenario(place: Place) -> Any:
         main, tree, forged = place.home / "main", place.home / "tree", place.home / "forged"
         setup = (
-            f"{GIT} init -q {main} && cd {main} && {GIT} commit -q --allow-empty -m one && git worktree add -q {tree} && "
-            f"mkdir {forged} && echo gitdir: {main}/.git >{forged}/.git"
+            f"{GIT} init -q {main} && cd {main} && {GIT} commit -q --allow-empty -m one && "
+            f"git worktree add -q {tree} && mkdir {forged} && echo gitdir: {main}/.git >{forged}/.git"
         )
         assert (await run(place.open(), "full", setup))[0] == 0
         workspace = place.open(tree)
@@ -324,6 +327,10 @@ async def test_a_job_in_the_background_is_confined_and_ends(tmp_path: Path) -> N
     assert "[the command created .vscode; it was moved to" in fed + killed
     assert killed.endswith("[job1: ended by signal 15]")
     assert os.listdir(root) == ["in"]
+
+
+def real_path(path: Path) -> str:
+    return os.path.realpath(path)
 
 
 async def ignore(_text: str) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ from tests.tools.test_confinement import GIT
 users = pytest.mark.parametrize("user", USERS)
 
 SETUP = (
-    f"{GIT} init -q && {GIT} commit -q --allow-empty -m one && mkdir .vscode sub empty && echo '{{}}' >.vscode/tasks.json "
-    "&& echo rules >AGENTS.md && ln -s AGENTS.md CLAUDE.md && ln -s .git/config shortcut && echo rules >sub/AGENTS.md "
-    "&& ln -s ../../outside escape && printf '#!/bin/sh\\n' >.git/hooks/pre-push && ln -s ../empty .git/modules"
+    f"{GIT} init -q && {GIT} commit -q --allow-empty -m one && mkdir .vscode sub empty && "
+    "echo '{}' >.vscode/tasks.json && echo rules >AGENTS.md && ln -s AGENTS.md CLAUDE.md && echo rules >sub/AGENTS.md && "
+    "ln -s .git/config shortcut && ln -s ../../outside escape && ln -s ../empty .git/modules && "
+    "printf '#!/bin/sh\\n' >.git/hooks/pre-push"
 )
 
 WRITES = {
     "outside": "echo x >$OUTSIDE/file; rm -f $OUTSIDE/file; chmod 777 $OUTSIDE; touch $OUTSIDE/new",
     "through a link": "echo x >escape/file; echo x >>shortcut",
-    "hard links": "ln $OUTSIDE/file a; ln .git/config b; ln AGENTS.md c; echo x >>a; echo x >>b; echo x >>c; rm -f a b c",
+    "hard links": "ln $OUTSIDE/file a; ln .git/config b; ln AGENTS.md c; for f in [abc]; do echo x >>$f; rm $f; done",
     "git config": "git config alias.x '!sh'; echo x >>.git/config; cp /dev/null .git/config; rm -f .git/config",
     "git hooks": "echo x >.git/hooks/pre-push; echo x >.git/hooks/pre-commit; chmod +x .git/hooks/*; rm -rf .git/hooks",
     "renamed repository": "mv .git x; mv .git/hooks .git/old; mv .git/config .git/old; rm -rf x",
@@ -34,7 +35,7 @@ WRITES = {
     "instructions": "echo x >>AGENTS.md; rm -f AGENTS.md; mv sub/AGENTS.md y; echo x >sub/AGENTS.md; rm -f y",
     "replaced link": "rm CLAUDE.md; echo x >CLAUDE.md",
     "editor settings": "rm -rf .vscode; mv .vscode v; echo x >.vscode/tasks.json; touch .vscode/extensions.json",
-    "new files": "echo x >.envrc; echo x >.mcp.json; mkdir -p .husky empty/.git/hooks; echo x >.husky/pre-commit; rmdir empty",
+    "new files": "echo x >.envrc; echo x >.mcp.json; mkdir -p .husky empty/.git/hooks; echo x >.husky/p; rmdir empty",
     "new repository": "mkdir empty/objects empty/refs; echo 'ref: refs/heads/x' >empty/HEAD; echo x >empty/config",
     "mounts": (
         "umount .git/config; mount -o remount,bind,rw .git/config; mount --bind /tmp .git/hooks; unshare -Urm sh -c "
@@ -61,6 +62,10 @@ def tree_of(base: Path) -> dict[str, str]:
     return found
 
 
+def existing(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if os.path.lexists(path)]
+
+
 @users
 @pytest.mark.parametrize("attack", WRITES)
 def test_a_write_changes_nothing_outside_and_nothing_protected(user: str, attack: str) -> None:
@@ -71,16 +76,16 @@ def test_a_write_changes_nothing_outside_and_nothing_protected(user: str, attack
         before = tree_of(place.base)
         outputs = [await run(workspace, "write", WRITES[attack]), await run(workspace, "read", WRITES[attack])]
         await workspace.close()
-        return before, tree_of(place.base), outputs, os.path.exists("/usr/escaped"), Path("/etc/x").exists()
+        return before, tree_of(place.base), outputs, existing(["/usr/escaped", "/etc/x"])
 
-    before, after, outputs, *escaped = as_user(user, scenario)
+    before, after, outputs, escaped = as_user(user, scenario)
     if attack == "new files":  # removing an ordinary directory is allowed
         assert before.pop("home/project/empty")
         after.pop("home/project/empty", None)
     if attack == "new repository":  # without HEAD it is none
         after = {path: state for path, state in after.items() if path in before or path.endswith("HEAD")}
     assert after == before, outputs
-    assert escaped == [False, False]
+    assert escaped == []
 
 
 READS = (
@@ -88,7 +93,7 @@ READS = (
     "for p in /proc/[0-9]*; do cat $p/root$HOME/.ssh/id_ed25519; cat $p/cwd/../.ssh/id_ed25519; done",
     "for f in /proc/[0-9]*/fd/*; do timeout 1 head -c 100 $f </dev/null; done",
     "cat /proc/[0-9]*/environ | tr '\\0' '\\n'; cat /proc/[0-9]*/cmdline",
-    "unshare -Urm sh -c 'umount -l ~; umount -l $HOME; umount -lR /tmp; mount -t proc proc /proc; cat ~/.ssh/id_ed25519'",
+    "unshare -Urm sh -c 'umount -l $HOME; umount -lR /tmp; mount -t proc proc /proc; cat ~/.ssh/id_ed25519'",
     "cat ../.ssh/id_ed25519 ../../home/.ssh/id_ed25519; ln -s $HOME/.ssh keys; cat keys/id_ed25519; cat /etc/shadow",
 )
 
@@ -118,14 +123,24 @@ def test_hidden_places_stay_hidden_if_home_is_the_workspace() -> None:
             _, output = await run(
                 workspace,
                 access,
-                "cat .ssh/id_ed25519 .config/crow/config.toml; rm -rf .ssh; chmod 777 .ssh .config/crow; ls .ssh .config/crow; "
-                "mv .config c2; echo x >.ssh/authorized_keys; echo x >.config/crow/config.toml; echo x >.bashrc",
+                "cat .ssh/id_ed25519 .config/crow/config.toml; rm -rf .ssh; chmod 777 .ssh .config/crow; "
+                "ls .ssh .config/crow; mv .config c2; echo x >.ssh/authorized_keys; "
+                "echo x >.config/crow/config.toml; echo x >.bashrc",
             )
             results.append("PRIVATE" in output)
         kept = [(place.home / ".ssh/id_ed25519").read_text(), (place.own / "config.toml").read_text()]
         return results, kept, sorted(os.listdir(place.home / ".ssh")), (place.home / ".bashrc").exists()
 
     assert as_user(USERS[0], scenario) == [[False, False], ["PRIVATE", "PRIVATE"], ["id_ed25519"], False]
+
+
+KERNEL = " ".join(
+    (
+        *("/sys", "/proc/irq", "/proc/sysrq-trigger", *(f"/proc/sys/{name}" for name in ("vm", "dev", "debug", "fs"))),
+        *(f"/proc/sys/kernel/{name}" for name in ("core_pattern", "panic", "modprobe", "randomize_va_space")),
+    )
+)
+"""Settings of the kernel. The rest of /proc/sys/kernel belongs to the command's own namespaces."""
 
 
 @contextmanager
@@ -185,14 +200,15 @@ def test_a_command_has_no_power_over_other_processes_or_the_kernel(user: str) ->
         status = await run(workspace, "write", "grep -E '^(CapEff|CapPrm|CapBnd|CapAmb|NoNewPrivs)' /proc/self/status")
         commands = [
             f"kill -9 {os.getpid()}; kill -9 {os.getppid()}; kill -0 {os.getpid()} && echo reached",
-            "mknod disk b 254 0 && echo reached; mknod kmsg c 1 11 && echo reached; ls /dev/[svx]d* /dev/mem && echo reached",
-            ": </dev/tty && echo reached; ls /dev/pts | grep -q '[0-9]' && echo reached; cat /proc/1/mem && echo reached",
+            "mknod disk b 254 0 && echo reached; mknod kmsg c 1 11 && echo reached",
+            "ls /dev/[svx]d* && echo reached; ls /dev/mem && echo reached; cat /proc/1/mem && echo reached",
+            ": </dev/tty && echo reached; ls /dev/pts | grep -q '[0-9]' && echo reached",
             "chroot / true && echo reached; hostname other && echo reached; true",
-            # opened, but nothing is written; the command may set the limits of its own namespaces
-            "for f in $(find /proc/sys /proc/sysrq-trigger /proc/irq /sys -maxdepth 4 -type f 2>/dev/null); do "
-            "(: >>$f) 2>/dev/null && echo reached $f; done | grep -vE '/(mqueue/.*|(msg|shm|sem|ns_last_pid).*)$'",
-            "unshare -Urmpf sh -c 'mkdir /tmp/p; mount -t proc proc /tmp/p; : >>/tmp/p/sys/kernel/panic' && echo reached",
-            "su -c 'echo reached' root </dev/null; sudo -n echo reached; echo $$ >/sys/fs/cgroup/cgroup.procs && echo reached",
+            # opened, but nothing is written
+            f"find {KERNEL} -maxdepth 4 -type f | grep -v mqueue | while read f; do : >>$f && echo reached $f; done",
+            "unshare -Urmpf sh -c 'mkdir /tmp/p; mount -t proc p /tmp/p; : >>/tmp/p/sys/kernel/panic' && echo reached",
+            "su -c 'echo reached' root </dev/null; sudo -n echo reached",
+            "echo $$ >/sys/fs/cgroup/cgroup.procs && echo reached",
         ]
         outputs = [await run(workspace, "write", command) for command in commands]
         return status, [output for _, output in outputs if "reached" in output]

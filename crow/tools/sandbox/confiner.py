@@ -68,11 +68,13 @@ def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -
 
     `is_untrusted` tells whether a resolved path is in the workspace: programs from there are not used.
     """
+    probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
     if sys.platform == "darwin":
-        probes: list[tuple[str, Callable[[], Sandbox | str]]] = [("Seatbelt", probe_seatbelt)]
+        probes = [("Seatbelt", probe_seatbelt)]
     elif sys.platform.startswith("linux"):
         program = found_program("bwrap", is_untrusted)
-        probes = [] if program is None else [(program, partial(probe_bubblewrap, program, is_untrusted))]
+        if program is not None:
+            probes.append((program, partial(probe_bubblewrap, program, is_untrusted)))
         probes.append(("Landlock", probe_landlock))
     else:
         return Choice(None, f"Nothing can confine commands on {sys.platform}.")
