@@ -260,9 +260,11 @@ def summary(results: Sequence[Result]) -> list[Row]:
     everything = total(results)
     rows = [
         count("command lines", everything.lines),
-        count("  of which ran here", everything.ran),
-        count("  of which did the same with confinement, files and exit code", everything.same),
-        count("  of which had to be repeated with more access", everything.again),
+        count("  whose program is not on this machine", sum(result.missing is not None for result in results)),
+        count("  that must not run on a developer's machine", sum(not result.command.runs for result in results)),
+        count("  that ran", everything.ran),
+        count("  that ran with the same files and exit code", everything.same),
+        count("  repetitions with more access", everything.again),
     ]
     for mode in MODES:
         before, after = (sum(getattr(result, when)[mode] for result in results) for when in ("before", "after"))

@@ -56,8 +56,8 @@ def test_a_repeated_command_counts_as_a_question() -> None:
     rows = {row.what.strip(): row.median for row in summary([free, free, free, again])}
     assert rows["mode ask: questions without confinement"] == 4
     assert rows["mode ask, look: what is left of 4 questions"] == 25
-    assert rows["of which had to be repeated with more access"] == 1
-    assert rows["of which did the same with confinement, files and exit code"] == 4
+    assert rows["repetitions with more access"] == 1
+    assert rows["that ran with the same files and exit code"] == 4
 
 
 def test_lines_run_in_a_scratch_repository_and_are_counted(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_lines_run_in_a_scratch_repository_and_are_counted(tmp_path: Path) -> No
     subprocess.run([*command, "--json", str(file)], cwd=ROOT, check=True, capture_output=True)
     rows = {row["what"].strip(): row["median"] for row in json.loads(file.read_text())["rows"]}
     assert rows["command lines"] == 5
-    assert rows["of which ran here"] in (2, 3)  # tree may be missing; the lines with sudo never run
-    assert rows["of which did the same with confinement, files and exit code"] == rows["of which ran here"]
+    assert rows["that ran"] in (2, 3)  # tree may be missing; the lines with sudo never run
+    assert rows["that ran with the same files and exit code"] == rows["that ran"]
     assert rows["mode ask: questions without confinement"] == 5
