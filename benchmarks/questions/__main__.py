@@ -27,14 +27,30 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
-from crow.agent.permissions import Ask, Mode, decide
+from crow.agent.permissions import Ask, Mode, Rule, decide, user_rules
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, Ports
 from tests.tools.conftest import FixedPlan
 
 __all__ = ["Command", "Result", "corpus", "summary"]
 
-MODES: tuple[Mode, ...] = ("ask", "accept-edits", "auto")
+FORGE = user_rules(
+    [
+        f"shell(gh {what} *)"
+        for what in ("issue view", "issue list", "pr view", "pr list", "pr diff", "pr checks", "run list", "run view")
+    ],
+    (),
+)
+"""Rules of a user whose models often read in a forge."""
+
+MODES: Mapping[str, tuple[Mode, Sequence[Rule]]] = {
+    "ask": ("ask", ()),
+    "accept-edits": ("accept-edits", ()),
+    "auto": ("auto", ()),
+    "ask, with rules for a forge": ("ask", FORGE),
+}
+"""What is counted: modes, each with the rules of the user's file."""
+
 MORE: Mapping[CommandAccess, tuple[CommandAccess, ...]] = {
     "read": ("read", "write", "full"),
     "write": ("write", "full"),
@@ -65,7 +81,8 @@ MIXES: Mapping[str, Mapping[str, float]] = {
         "search": 29.8,
         "git: read": 14.7,
         "git: change": 6.2,
-        "remote": 22.3,
+        "forge": 17.3,
+        "remote": 5.0,
         "test": 2.6,
         "check": 3.45,
         "build": 3.45,
@@ -76,8 +93,8 @@ MIXES: Mapping[str, Mapping[str, float]] = {
     },
 }
 """How often models send commands of each group, in per cent. `issues`: two models on a benchmark of issues; `daily`:
-two models in the sessions of a maintainer, who uses a forge's program much. Both come from published counts of steps by
-their purpose. Half of the steps that compile or check count as builds."""
+two models in the sessions of a maintainer, who has them read much in a forge. Both come from published counts of steps
+by their purpose. Half of the steps that compile or check count as builds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +227,9 @@ class Worker:
             shell = call("shell", command=line, access=access, timeout_s=TIMEOUT_S, background=command.background)
             plan = await box.plan(shell)
             assert plan.fault is None, plan.fault
-            asks: Mapping[str, int] = {mode: isinstance(decide("shell", plan, mode, ()), Ask) for mode in MODES}
+            asks: Mapping[str, int] = {
+                name: isinstance(decide("shell", plan, mode, rules), Ask) for name, (mode, rules) in MODES.items()
+            }
             outcome = await box.run(shell, "call_1_0", unwatched, planned=plan) if runs else None
         await workspace.reap()
         await workspace.close()
@@ -230,57 +249,39 @@ def differences(plain: Ran, confined: Ran, skipped: Sequence[str]) -> Iterable[s
             yield f"{path}: {confined.state.get(path)} instead of {plain.state.get(path)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Total:
-    """Sums over some commands. The questions are those of the mode `ask`."""
-
-    lines: int
-    ran: int
-    before: int
-    after: int
-    again: int
-    same: int
-
-
-def total(results: Iterable[Result]) -> Total:
-    found = list(results)
-    ran = [result for result in found if result.tries]
-    return Total(
-        lines=len(found),
-        ran=len(ran),
-        before=sum(result.before["ask"] for result in found),
-        after=sum(result.after["ask"] for result in found),
-        again=sum(len(result.tries) - 1 for result in ran),
-        same=sum(result.is_same for result in ran),
-    )
-
-
 def summary(results: Sequence[Result]) -> list[Row]:
-    """The figures of a whole run. A share is what is left of the questions, in per cent."""
-    everything = total(results)
+    """The figures of a whole run. What is left are the questions with confinement, in per cent of the lines."""
+    ran = [result for result in results if result.tries]
     rows = [
-        count("command lines", everything.lines),
+        count("command lines", len(results)),
         count("  whose program is not on this machine", sum(result.missing is not None for result in results)),
         count("  that must not run on a developer's machine", sum(not result.command.runs for result in results)),
-        count("  that ran", everything.ran),
-        count("  that ran with the same files and exit code", everything.same),
-        count("  repetitions with more access", everything.again),
+        count("  that ran", len(ran)),
+        count("  that ran with the same files and exit code", sum(result.is_same for result in ran)),
+        count("  repetitions with more access", sum(len(result.tries) - 1 for result in ran)),
     ]
+    groups = {group: [result for result in results if result.command.group == group] for group in names(results)}
     for mode in MODES:
-        before, after = (sum(getattr(result, when)[mode] for result in results) for when in ("before", "after"))
-        rows += [count(f"mode {mode}: questions without confinement", before), count("  with confinement", after)]
-        if before:
-            rows.append(share("  what is left", after / before, limit=20 if mode == "ask" else None))
-    groups = {group: total(result for result in results if result.command.group == group) for group in names(results)}
+        rows += [
+            count(f"mode {mode}: questions without confinement", sum(result.before[mode] for result in results)),
+            count("  with confinement", sum(result.after[mode] for result in results)),
+            share("  what is left", left(results, mode), limit=20 if mode == "ask" else None),
+        ]
+        for mix, weights in MIXES.items():
+            weighed = {group: weight for group, weight in weights.items() if group in groups}
+            asked = sum(weight * left(groups[group], mode) for group, weight in weighed.items())
+            if weighed:
+                rows.append(share(f"  what is left, weighed as in {mix}", asked / sum(weighed.values())))
     rows += [
-        share(f"mode ask, {group}: what is left of {each.before} questions", each.after / each.before)
-        for group, each in groups.items()
+        share(f"mode ask, {group}: what is left of {len(those)} questions", left(those, "ask"))
+        for group, those in groups.items()
     ]
-    for mix, weights in MIXES.items():
-        if weighed := {group: weight for group, weight in weights.items() if group in groups}:
-            left = sum(weight * groups[group].after / groups[group].before for group, weight in weighed.items())
-            rows.append(share(f"mode ask, groups weighed as in {mix}: what is left", left / sum(weighed.values())))
     return rows
+
+
+def left(results: Sequence[Result], mode: str) -> float:
+    """The questions for each line with confinement."""
+    return sum(result.after[mode] for result in results) / len(results)
 
 
 def names(results: Sequence[Result]) -> list[str]:
