@@ -158,7 +158,7 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> Kerne
         network=sandbox.network,
         readable=sandbox.readable,
         writable=sandbox.writable,
-        own=(*files, *((config,) if is_own else ()), paths.data_dir, paths.log_file.parent),
+        own=(*files, *((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent),
         caches=paths.cache_dir / "commands",
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,12 +16,13 @@ from zipfile import ZipFile
 import anyio
 import pytest
 
-from crow.tools import Ports
+from crow.tools import CommandAccess, Ports
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.process import found_program
 from crow.tools.sandbox import confiner
+from crow.tools.sandbox.bubblewrap import Bubblewrap
 from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
-from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.sandbox.policy import MAX_READ_ONLY, SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.confined import USERS, Place, as_user, available, run
 from tests.tools.conftest import FixedPlan, RecordingLog, call, skip_time
@@ -361,3 +364,189 @@ def real_path(path: Path) -> str:
 
 
 async def ignore(_text: str) -> None: ...
+
+
+@pytest.fixture
+def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bubblewrap does not work."""
+    monkeypatch.setitem(
+        confiner._probed, shutil.which("bwrap") or "bwrap", "bwrap: no permissions to create namespaces"
+    )
+
+
+def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
+    async def scenario(place: Place) -> Any:
+        for number in range(MAX_READ_ONLY + 5):
+            (place.root / f"d{number}").mkdir()
+            (place.root / f"d{number}" / "AGENTS.md").write_text("rules\n")
+        workspace = place.open()
+        _, output = await run(workspace, "write", "for d in d*; do echo x >>$d/AGENTS.md; mv $d x$d; done 2>&1")
+        await workspace.close()
+        texts = [(place.root / f"d{number}" / "AGENTS.md").read_text() for number in range(MAX_READ_ONLY + 5)]
+        return output, texts
+
+    output, texts = as_user(USERS[0], scenario)
+    assert texts == ["rules\n"] * (MAX_READ_ONLY + 5)
+    assert output.count("Read-only file system") == MAX_READ_ONLY
+
+
+@pytest.mark.usefixtures("no_bubblewrap")
+def test_landlock_confines_and_protected_files_are_put_back() -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        name = (await workspace.sandbox_status()).name
+        (place.root / "AGENTS.md").write_text("rules\n")
+        read = await run(workspace, "read", f"echo x >new; echo x >{place.outside}/file; cat ~/.ssh/id_ed25519; pwd")
+        write = await run(workspace, "write", "echo x >new; echo evil >>AGENTS.md; mkdir .vscode; echo t >$TMPDIR/t")
+        shared = await run(workspace, "read", "cat $TMPDIR/t; false")
+        hint = workspace.explain_failure("read", read[1])
+        await workspace.close()
+        left = [(place.root / "AGENTS.md").read_text(), (place.outside / "file").read_text()]
+        return name, read[1], write, shared, hint, left, sorted(os.listdir(place.root))
+
+    name, read, (code, output), shared, hint, left, names = as_user(USERS[0], scenario)
+    assert name == "Landlock"
+    assert read.count("denied") == 3
+    assert "PRIVATE" not in read
+    assert code == 0
+    assert "the command changed AGENTS.md; the former content was put back" in output
+    assert "the command created .vscode; it was moved to" in output
+    assert shared == [1, "t\n"]
+    assert hint.startswith(
+        '[Access was "read", which changes nothing. To change files in the workspace, use access "write"'
+    )
+    assert left == ["rules\n", "outside\n"]
+    assert names == ["AGENTS.md", "new"]
+
+
+ADVICE = 'Use the access "full"; then the user is asked.'
+
+
+async def test_nothing_runs_unconfined_if_no_sandbox_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(confiner, "probe_landlock", lambda: "Landlock: this kernel does not have it")
+    monkeypatch.setattr(confiner, "_probed", {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problem = "bubblewrap is not installed. Landlock: this kernel does not have it."
+    plans = {}
+    for enabled in ("off", "auto", "required"):
+        options = SandboxOptions(enabled=enabled, caches=tmp_path / "caches")
+        workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
+        async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+            planned = await toolbox.plan(call("shell", command="touch x", access="write"))
+            outcome = await toolbox.run(call("shell", command="echo x", access="write"), "c", ignore)
+        status = await workspace.sandbox_status()
+        plans[enabled] = (planned.command_access, outcome.is_error, outcome.text, status.name, status.problem)
+    assert plans == {
+        "off": ("full", False, "x", "", '`sandbox.enabled` is "off".'),
+        "auto": ("full", False, "x", "", problem),
+        "required": (
+            "write",
+            True,
+            f'shell: The command was not run, because nothing confines it to the access "write": {problem} {ADVICE}',
+            "",
+            problem,
+        ),
+    }
+
+
+async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    sandbox = Bubblewrap(program=str(broken), name="bubblewrap 0")
+    monkeypatch.setattr(confiner, "choose_sandbox", lambda _is_untrusted: confiner.Choice(sandbox))
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(caches=tmp_path / "caches")))
+    async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+        outcome = await toolbox.run(call("shell", command="touch x"), "c", ignore)
+        job = await toolbox.run(call("shell", command="touch x", background=True), "c", ignore)
+    problem = "could not be confined: bwrap: setting up uid map: Permission denied"
+    assert outcome.text == f"shell: The command was not run, because it {problem}"
+    assert outcome.is_error
+    assert f"[the command was not run, because it {problem}]" in job.text
+    assert os.listdir(root) == []
+
+
+def test_a_bubblewrap_of_the_workspace_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "bwrap").write_text("#!/bin/sh\ntouch started\n")
+    (root / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    monkeypatch.setattr(confiner, "_probed", {})
+    choice = choose_sandbox(lambda path: path.is_relative_to(root))
+    assert choice.sandbox is None or getattr(choice.sandbox, "program", "") != str(root / "bwrap")
+    assert os.listdir(root) == ["bwrap"]
+
+
+@pytest.mark.parametrize(
+    ("access", "output", "wanted"),
+    [
+        ("read", "touch: cannot touch 'x': Read-only file system", 'use access "write"'),
+        ("write", "bash: .git/config: Permission denied", 'use access "full"'),
+        ("read", "curl: (6) Could not resolve host: example.org", "`network = true`"),
+        ("write", "npm error code EAI_AGAIN", "`network = true`"),
+        ("read", "1 failed, 3 passed", ""),
+        ("full", "Permission denied", ""),
+    ],
+)
+async def test_a_failure_for_want_of_access_says_what_would_allow_it(
+    root: Path, access: CommandAccess, output: str, wanted: str
+) -> None:
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(enabled="required")))
+    hint = workspace.explain_failure(access, output)
+    assert (wanted in hint) if wanted else (hint == "")
+    assert "\n" not in hint
+
+
+def test_directories_of_the_settings_are_added_and_faults_are_named() -> None:
+    async def scenario(place: Place) -> Any:
+        (place.home / "data").mkdir()
+        (place.home / "data" / "file").write_text("data\n")
+        (place.home / "build").mkdir()
+        workspace = place.open(readable=("~/data", "~/missing", "relative"), writable=("~/build", "/usr", "~"))
+        output = await run(workspace, "write", "cat ~/data/file; touch ~/build/new; touch ~/data/new 2>/dev/null; true")
+        problem = (await workspace.sandbox_status()).problem
+        await workspace.close()
+        return output, problem, os.listdir(place.home / "build"), os.listdir(place.home / "data")
+
+    output, problem, built, data = as_user(USERS[0], scenario)
+    assert output == [0, "data\n"]
+    assert (built, data) == (["new"], ["file"])
+    assert problem.split("; sandbox") == [
+        "sandbox.readable: ~/missing does not exist",
+        ".readable: relative is not an absolute path; expected a path such as ~/datasets",
+        ".writable: /usr is a directory of the system; expected a directory below it",
+        ".writable: ~ contains crow's own files",
+    ]
+
+
+async def test_root_is_told_that_the_workspace_of_another_user_stays_unchanged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() == 0:
+        os.chown(root, 1000, 1000)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions()))
+    status = await workspace.sandbox_status()
+    assert not status.name or status.problem == (
+        f"{root} belongs to another user, so confined commands of root cannot write there"
+    )
+
+
+def test_private_directories_are_removed_at_the_end_and_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = confiner.Private.create(None, [tmp_path])
+    second = confiner.Private.create(None, [tmp_path])
+    assert first.root.exists()  # it is still used
+    os.close(second.lock)  # its process has died
+    (second.root / "temporary" / "locked").mkdir(mode=0o000)
+    third = confiner.Private.create(None, [tmp_path])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.root.name, third.root.name])
+    first.remove()
+    third.remove()
+    assert list(tmp_path.iterdir()) == []

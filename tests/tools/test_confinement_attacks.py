@@ -19,9 +19,9 @@ users = pytest.mark.parametrize("user", USERS)
 
 SETUP = (
     f"{GIT} init -q && {GIT} commit -q --allow-empty -m one && mkdir .vscode sub empty && "
-    "echo '{}' >.vscode/tasks.json && echo rules >AGENTS.md && ln -s AGENTS.md CLAUDE.md && echo rules >sub/AGENTS.md && "
-    "ln -s .git/config shortcut && ln -s ../../outside escape && ln -s ../empty .git/modules && "
-    "printf '#!/bin/sh\\n' >.git/hooks/pre-push"
+    "echo '{}' >.vscode/tasks.json && echo rules >AGENTS.md && ln -s AGENTS.md CLAUDE.md && "
+    "echo rules >sub/AGENTS.md && ln -s .git/config shortcut && ln -s ../../outside escape && "
+    "ln -s ../empty .git/modules && printf '#!/bin/sh\\n' >.git/hooks/pre-push"
 )
 
 WRITES = {
@@ -116,6 +116,11 @@ def test_no_secret_can_be_read(user: str, access: CommandAccess) -> None:
 
 def test_hidden_places_stay_hidden_if_home_is_the_workspace() -> None:
     async def scenario(place: Place) -> Any:
+        (place.home / "dotfiles").mkdir()
+        (place.home / "dotfiles" / "netrc").write_text("PRIVATE")
+        (place.home / "dotfiles" / "gitconfig").write_text("")
+        for name in ("netrc", "gitconfig"):
+            (place.home / f".{name}").symlink_to(place.home / "dotfiles" / name)
         workspace = place.open(place.home)
         results = []
         accesses: tuple[CommandAccess, ...] = ("read", "write")
@@ -123,7 +128,7 @@ def test_hidden_places_stay_hidden_if_home_is_the_workspace() -> None:
             _, output = await run(
                 workspace,
                 access,
-                "cat .ssh/id_ed25519 .config/crow/config.toml; rm -rf .ssh; chmod 777 .ssh .config/crow; "
+                "cat .ssh/id_ed25519 .config/crow/config.toml .netrc dotfiles/netrc; rm -rf .ssh; chmod 777 .ssh; "
                 "ls .ssh .config/crow; mv .config c2; echo x >.ssh/authorized_keys; "
                 "echo x >.config/crow/config.toml; echo x >.bashrc",
             )

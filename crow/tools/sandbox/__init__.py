@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ class Confinement:
     the command sees its own writes, but which are discarded at its end, if the sandbox can do that; elsewhere they are
     read-only. `temporary`: the session's private directory for temporary files, which is writable too.
 
+    `blank` is a file to show in place of a hidden file.
     `layers` is a new, empty directory for what the command writes into throwaway trees; None if they are read-only.
     `has_network`: the command may reach more than the loopback interface.
     """
@@ -36,6 +38,7 @@ class Confinement:
     hidden: tuple[Path, ...] = ()
     throwaway: tuple[Path, ...] = ()
     temporary: Path
+    blank: Path = Path(os.devnull)
     layers: Path | None = None
     has_network: bool = False
 

@@ -35,7 +35,7 @@ count=$2
 shift 2
 while [ "$count" -gt 0 ]; do
     cd -- "$1"
-    "$mount" -t overlay -o "userxattr,lowerdir=.,upperdir=$2,workdir=$3" overlay .
+    "$mount" -t overlay -o "userxattr,volatile,lowerdir=.,upperdir=$2,workdir=$3" overlay .
     shift 3
     count=$((count - 1))
 done
@@ -221,7 +221,7 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
             case "mask":
                 masks.append(place)
                 yield "--tmpfs", place
-            case "read" if outer != "read" or path.is_symlink():
+            case "read" if outer == "mask" or (outer != "read" and not path.is_symlink()):
                 yield "--ro-bind", place, place
             case "write":
                 yield "--bind", place, place
@@ -234,7 +234,7 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
                 masks.append(place)
                 yield "--perms", "0000", "--tmpfs", place
             case "deny":
-                yield "--ro-bind", str(sealed_file(confinement)), place
+                yield "--ro-bind", str(confinement.blank), place
     for place in masks:
         yield "--remount-ro", place
     if os.geteuid() == 0:  # many files in /proc, such as those in /proc/sys, ask only for the user root
@@ -256,15 +256,6 @@ def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, Vie
     views |= dict.fromkeys(confinement.read_only, "read")
     views |= dict.fromkeys(confinement.hidden, "deny")
     return views
-
-
-def sealed_file(confinement: Confinement) -> Path:
-    """An empty file that nobody may read, to be mounted over hidden files. It is beside the temporary directory."""
-    path = confinement.temporary.with_name("hidden")
-    if not path.exists():
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o000))
-    return path
 
 
 def make_layer(layers: Path, number: int) -> tuple[str, str]:

@@ -24,7 +24,15 @@ import anyio.to_thread
 from crow.tools import CommandAccess, SandboxStatus
 from crow.tools.process import Process, found_program
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
-from crow.tools.sandbox.policy import PYTEST_CACHE, REMOVED, Policy, PrivateDirectories, SandboxOptions, is_inside
+from crow.tools.sandbox.policy import (
+    MAX_READ_ONLY,
+    PYTEST_CACHE,
+    REMOVED,
+    Policy,
+    PrivateDirectories,
+    SandboxOptions,
+    is_inside,
+)
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
 
@@ -36,16 +44,15 @@ KEPT_S = 30 * 86_400
 CLOSE_S = 0.3
 SEARCHED_CHARS = 20_000
 
-NO_WRITE = re.compile(
+NO_WRITE = (
     r"read-only (?:file ?system|directory)|permission denied|operation not permitted|device or resource busy"
-    r"|\b(?:EROFS|EACCES|EPERM)\b|PermissionError|unable to create .*lock|cannot create|attempt to write a readonly",
-    re.IGNORECASE,
+    r"|\b(?:EROFS|EACCES|EPERM)\b|PermissionError|unable to create .*lock|cannot create|attempt to write a readonly"
 )
-NO_NETWORK = re.compile(
+NO_NETWORK = (
     r"network is unreachable|could not resolve|couldn't resolve|name or service not known|failed to lookup address"
     r"|temporary failure in name resolution|no address associated|unknown host|failed to establish a new connection"
-    r"|\b(?:ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b|getaddrinfo|dial tcp|dns error|no such host|connectionerror",
-    re.IGNORECASE,
+    r"|\b(?:ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b|getaddrinfo|dial tcp|dns error|no such host|connectionerror"
+    r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
 
 
@@ -206,7 +213,8 @@ class KernelConfiner:
             return ()
         assert self._choice is not None, "the command has started"
         sandbox = self._choice.sandbox
-        only_created = sandbox is not None and sandbox.protects_files
+        is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
+        only_created = sandbox is not None and sandbox.protects_files and is_whole
         protected, snapshot = self._protected, prepared.snapshot
         return await anyio.to_thread.run_sync(lambda: protected.put_back(snapshot, only_created=only_created))
 
@@ -221,13 +229,14 @@ class KernelConfiner:
             return ""
         text = output[-SEARCHED_CHARS:]
         has_network = access == "write" and self.options.network
-        if not has_network and NO_NETWORK.search(text):
+        if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network. If the command needs it, use access "full". The user '
-                f"can allow it with `network = true` in [sandbox] of config.toml{setting}.]"
+                f'[Access was "{access}", which has no network, also not to services of this machine. If the command '
+                'needs it, use access "full". The user can allow it with `network = true` in [sandbox] of config.toml'
+                f"{setting}.]"
             )
-        if not NO_WRITE.search(text):
+        if not re.search(NO_WRITE, text, re.IGNORECASE):
             return ""
         if access == "read":
             return (
@@ -266,6 +275,8 @@ class KernelConfiner:
         confinement = self._policy.confinement(access, places, snapshot)
         if access == "read" and sandbox.has_overlay and self._overlay_works(sandbox, confinement, private):
             confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
+        if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
+            snapshot = None
         env = self._policy.environment(access, places, has_overlay=confinement.layers is not None)
         return Prepared(confinement=confinement, env=env, snapshot=snapshot)
 
@@ -307,7 +318,8 @@ class Private:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):
             os.utime(place)
-        directories = PrivateDirectories(temporary=root / "temporary", caches=place / "caches")
+        (root / "hidden").touch(mode=0o000)
+        directories = PrivateDirectories(temporary=root / "temporary", caches=place / "caches", blank=root / "hidden")
         return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
 
     def new_layers(self, number: int) -> Path:
