@@ -60,6 +60,7 @@ class Host:
         (base / "outside/file").write_text("outside")
         (base / "workspace/file").write_text("inside")
         (base / "workspace/link").symlink_to(base / "home")
+        (base / "home/tools/link").symlink_to(base / "home/.ssh")
         for folder, folders, files in os.walk(base):
             for name in (".", *folders, *files):
                 os.chown(os.path.join(folder, name), user, user if user == NOBODY else -1, follow_symlinks=False)
@@ -153,6 +154,8 @@ READS = {
     "a masked file": "cat $BASE/home/.ssh/id",
     "a masked directory": "ls -A $BASE/home; ls -A $BASE/home/.ssh",
     "a hidden file": "cat $BASE/home/tools/hidden",
+    "a device": ": < /dev/ptmx && echo SECRET; ls /dev | sed s/^/SECRET/; : < /dev/ptmx",
+    "through a link beside a hidden file": "cat $BASE/home/tools/link/id",
     "a hidden file by another spelling": "cat $BASE/home/tools/../tools/./hidden",
     "through a link that was there": "cat link/.ssh/id",
     "through a new link": "ln -s $BASE/home $TMPDIR/l; cat $TMPDIR/l/.ssh/id",
