@@ -405,7 +405,7 @@ def test_landlock_confines_and_protected_files_are_put_back() -> None:
         return name, read[1], write, shared, hint, left, sorted(os.listdir(place.root))
 
     name, read, (code, output), shared, hint, left, names = as_user(USERS[0], scenario)
-    assert name == "Landlock"
+    assert name.startswith("Landlock")
     assert read.count("denied") == 3
     assert "PRIVATE" not in read
     assert code == 0
