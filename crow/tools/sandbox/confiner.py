@@ -24,7 +24,15 @@ import anyio.to_thread
 from crow.tools import CommandAccess, SandboxStatus
 from crow.tools.process import Process, found_program
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
-from crow.tools.sandbox.policy import MAX_READ_ONLY, REMOVED, Policy, PrivateDirectories, SandboxOptions, is_inside
+from crow.tools.sandbox.policy import (
+    MAX_READ_ONLY,
+    PYTEST_CACHE,
+    REMOVED,
+    Policy,
+    PrivateDirectories,
+    SandboxOptions,
+    is_inside,
+)
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
 
@@ -269,7 +277,8 @@ class KernelConfiner:
             confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
         if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
             snapshot = None
-        return Prepared(confinement=confinement, env=self._policy.environment(access, places), snapshot=snapshot)
+        env = self._policy.environment(access, places, has_overlay=confinement.layers is not None)
+        return Prepared(confinement=confinement, env=env, snapshot=snapshot)
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
         """Whether the file system of this workspace can be below an overlay."""
@@ -305,7 +314,7 @@ class Private:
         if caches is not None:
             remove_unused(caches, name)
         place = root if caches is None else Path(os.path.realpath(caches)) / name
-        for path in (root / "temporary", place / "caches", place / "kept"):
+        for path in (root / "temporary", place / "caches" / PYTEST_CACHE, place / "kept"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):
             os.utime(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -103,6 +104,14 @@ CACHES = {
     "CARGO_HOME": ("cargo", ".cargo"),
 }
 """Variables that move a cache to the commands' own directory, with its name there and its usual place below HOME."""
+
+WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
+"""Variables that move what tests and linters write into the workspace, with the name of the new place. They are set for
+commands that cannot write there at all."""
+
+PYTEST_CACHE = "pytest"
+"""The same for pytest, which takes an option instead. The directory must exist: pytest would change its mode, which is
+not allowed everywhere."""
 
 KEPT_PLACES = {
     "COREPACK_HOME": ".cache/node/corepack",
@@ -238,10 +247,13 @@ class Policy:
             has_network=has_network,
         )
 
-    def environment(self, access: ConfinedAccess, private: PrivateDirectories) -> dict[str, str]:
+    def environment(
+        self, access: ConfinedAccess, private: PrivateDirectories, *, has_overlay: bool = False
+    ) -> dict[str, str]:
         """Variables that a confined command gets in addition: private places for temporary files and caches.
 
-        A cache that the command can write anyway stays where it is.
+        A cache that the command can write anyway stays where it is. `has_overlay`: a `read` command can write into the
+        workspace, and its writes are discarded.
         """
         home = self.home or Path(os.sep)
         writable = self.writable_roots() if access == "write" else ()
@@ -256,6 +268,10 @@ class Policy:
             downloads = Path(self.env.get("GOMODCACHE") or home / CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
+        if access == "read" and not has_overlay:
+            variables |= {name: str(private.caches / directory) for name, directory in WORKSPACE_CACHES.items()}
+            pytest = f"-o cache_dir={shlex.quote(str(private.caches / PYTEST_CACHE))}"
+            variables["PYTEST_ADDOPTS"] = f"{self.env.get('PYTEST_ADDOPTS', '')} {pytest}".strip()
         for name, place in KEPT_PLACES.items():
             if name not in self.env and os.path.isdir(home / place):
                 variables[name] = str(home / place)
