@@ -23,6 +23,7 @@ import anyio
 from benchmarks.rows import Row, arguments, of_times, report
 from crow.agent import Adapters, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
@@ -111,7 +112,11 @@ async def turn(root: Path, model: ScriptedModel) -> float:
         model=chosen,
         info=lambda _: model.info,
         open_toolbox=open_toolbox,
-        settings=lambda: SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionPolicy(auto=False)),
+        settings=lambda: SessionSettings(
+            steps_per_turn=STEPS + 2,
+            compaction=CompactionPolicy(auto=False),
+            rules=user_rules(["shell"], []),
+        ),
     )
     session = Session(adapters, NoteTaker(), DiskWorkspace(root), (), await store.open_session("s"))
     async with anyio.create_task_group() as tasks:

@@ -128,8 +128,9 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
     """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys."""
     paths = loaded().paths
     config = paths.config_file.parent
-    own = (paths.config_file, paths.database, paths.log_file, config / "skills", config / "commands")
-    return DiskWorkspace(cwd, directories, keys=lambda: hidden_keys(loaded()), own=own)
+    readable = (config / "skills", config / "commands")
+    own = (paths.config_file, paths.database, paths.log_file, *readable)
+    return DiskWorkspace(cwd, directories, keys=lambda: hidden_keys(loaded()), own=own, own_readable=readable)
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:

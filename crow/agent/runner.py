@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -41,7 +42,7 @@ class TurnRunner:
         self._adapters = session.adapters
         self._branch = session.branch
         self._briefing = Briefing(session.branch)
-        self._permissions = Permissions(session.branch, session.client)
+        self._permissions = Permissions(session.branch, session.client, session.workspace)
         self._hooks = session.adapters.hooks() if session.adapters.hooks is not None else Hooks()
         self._prefetch: BackgroundTask | None = None
         log = BranchLog(session.adapters.store, session.branch)
@@ -146,7 +147,8 @@ class TurnRunner:
     async def _look_up(self) -> None:
         """Read AGENTS.md, the skills and the learned context window while the servers start."""
         toolbox = await self.tools.toolbox()
-        await toolbox.wait_ready(SERVER_GRACE_S, beside=self._briefing.read)
+        self._permissions.rules = self._adapters.settings().rules
+        await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:

@@ -21,6 +21,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import with_contents
+from crow.agent.permissions import Rule, current_rules
 from crow.agent.templates import ParsedCommand, called
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
@@ -146,7 +147,7 @@ class Session:
         """
         try:
             if prompt.command is None:
-                prompt.parts = await with_contents(self._expand_template(prompt), self.workspace)
+                prompt.parts = await with_contents(self._expand_template(prompt), self.workspace, self._rules())
                 prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
@@ -163,6 +164,9 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return current_rules(self.adapters.settings().rules, self.branch.row)
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
         """The prompt's parts. If the prompt calls a user-defined command, that is replaced by the command's text."""
@@ -182,7 +186,7 @@ class Session:
         if self._turn is None:
             return False
         message_id = new_message_id()
-        parts = await with_contents(parts, self.workspace)
+        parts = await with_contents(parts, self.workspace, self._rules())
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)

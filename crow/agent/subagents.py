@@ -106,7 +106,7 @@ class SubAgents:
         try:
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch)
-            await anyio.to_thread.run_sync(briefing.read)
+            await anyio.to_thread.run_sync(briefing.read, self.permissions.may_read())
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             compactor = await self.compactor(branch, model, briefing)
             steps = self.adapters.settings().steps_per_turn

@@ -12,8 +12,8 @@ from crow.frontend.frames import describe
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
     "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),
-    "plan": ("Plan", "Reads and plans only; writes, runs and fetches nothing"),
-    "auto": ("Auto", "Asks only outside the workspace"),
+    "plan": ("Plan", "Reads and plans only; changes nothing"),
+    "auto": ("Auto", "Asks only for full access, the network, MCP tools, protected paths and other places"),
 }
 """Name and description of each mode."""
 

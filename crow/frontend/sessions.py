@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from crow.agent import Adapters, new_session_id
 from crow.agent.commands import COMMANDS
+from crow.agent.permissions import bind_rules
 from crow.agent.session import Session
 from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
@@ -308,12 +309,13 @@ class OpenSessions:
         model = request.model or row.model or self._dependencies.model
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
             return row
+        rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
         try:
-            changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model)
+            changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model, permissions=rules)
             return await store.update_session(row.id, changes)
         except StoreUnavailable as error:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
-            return replace(row, cwd=cwd, additional_directories=directories, model=model)
+            return replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
 
     def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
         """Tells the user, after the response, that a running session cannot move to another directory."""

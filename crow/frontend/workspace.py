@@ -82,6 +82,8 @@ class EditorWorkspace:
         self.resolve = disk.resolve
         self.contains = disk.contains
         self.protection = disk.protection
+        self.read_protection = disk.read_protection
+        self.find_names = disk.find_names
         self.stat = disk.stat
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn

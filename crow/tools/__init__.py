@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -36,10 +36,14 @@ class PlannedCall:
     path and, inside cwd, also the relative one. `rule_tool`: the tool whose rules apply, if it is not the called one.
     `fault`: the error message for the model; a call with a fault must not run.
 
-    `is_protected`: the call writes to a path whose protection is `ask`. `is_barrier`: the call writes files, so nothing
-    may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
-    the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
-    session. `review_text` is the text that the user should read before they answer.
+    `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
+    to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
+    `excluded_paths`: what a search must leave out, as regular expressions; the agent adds them.
+
+    `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`: the call
+    writes files, so nothing may run in parallel. `is_read_only`: the user's configuration declares this external tool
+    read-only. `asks_once`: the user must be asked unless they have already allowed exactly this `argument`; their
+    permission lasts for the session. `review_text` is the text that the user should read before they answer.
     `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
     """
 
@@ -49,6 +53,10 @@ class PlannedCall:
     argument: str | None = None
     rule_paths: tuple[str, ...] = ()
     rule_tool: str | None = None
+    other_paths: tuple[str, ...] = ()
+    has_hard_links: bool = False
+    has_unknown_names: bool = False
+    excluded_paths: tuple[str, ...] = ()
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
@@ -184,6 +192,16 @@ class Workspace(Protocol):
 
     def protection(self, path: Path) -> Protection:
         """The protection of a resolved path from tools that write."""
+
+    def read_protection(self, path: Path) -> Protection:
+        """The protection of a resolved path from tools that read: `ask` for a secret place, also if the file is a hard
+        link to one; `never` for crow's own configuration and data."""
+
+    async def find_names(
+        self, paths: Collection[Path], places: Sequence[str] = ()
+    ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+        """For each file with hard links, its absolute names in the workspace and below `places`, and whether these are
+        all. Other files are left out. The search is bounded."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""

@@ -385,8 +385,8 @@ async def test_built_in_tools_do_not_block_the_event_loop(open_box: OpenBox, roo
     (root / "a.txt").write_text("one\n")
     async with open_box() as box:
         with blockbuster_ctx("crow") as guard:
-            for function in guard.functions.values():  # resolving a path is synchronous by contract
-                function.can_block_in("crow/tools/workspace.py", {"resolve"})
+            for function in guard.functions.values():  # resolving and judging a path is synchronous by contract
+                function.can_block_in("crow/tools/workspace.py", {"resolve", "read_protection", "shared_inode"})
             assert (await box.run("read_file", path="a.txt")).text == "     1\tone"
             assert (await box.run("edit_file", path="a.txt", old_text="one", new_text="two")).is_error is False
             assert (await box.run("grep", pattern="two")).text == "a.txt:1: two"

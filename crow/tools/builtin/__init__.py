@@ -33,6 +33,7 @@ META = "crow"
 CALL_ID = "crow/call_id"
 PATH = "crow/path"
 ARGUMENT = "crow/argument"
+EXCLUDED = "crow/excluded"
 
 TOOLS: Mapping[str, Builtin] = {
     tool.spec.name: tool
@@ -62,10 +63,12 @@ async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """The `_meta` of a request: the call's id, and the path and argument of the planned call that was allowed."""
+    """The `_meta` of a request: the call's id, and the path, argument and exclusions of the planned call that was
+    allowed."""
     path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
     argument = planned.argument if planned is not None else None
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument})
+    excluded = list(planned.excluded_paths) if planned is not None else []
+    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -94,6 +97,7 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             on_output=on_output,
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
+            excluded_paths=tuple(meta.get(EXCLUDED, ())),
         )
         try:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})

@@ -41,7 +41,7 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
         line = replacement.line
     except (ArgumentError, OSError) as error:
         fault = describe_error(error)
-    return plan_change(context, target, f"Edit {target.name}", diff=diff, fault=fault, line=line)
+    return await plan_change(context, target, f"Edit {target.name}", diff=diff, fault=fault, line=line)
 
 
 async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:

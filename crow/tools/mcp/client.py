@@ -310,7 +310,11 @@ class McpToolbox:
 
 def load_skills(settings: ToolSettings, workspace: tools.Workspace) -> tuple[tools.SkillInfo, ...]:
     """The skills of the user and of the workspace."""
-    return find_skills(settings.skill_folders, workspace.cwd, workspace.contains)
+
+    def is_open(path: Path) -> bool:
+        return workspace.contains(path) and workspace.read_protection(path) == "none"
+
+    return find_skills(settings.skill_folders, workspace.cwd, is_open)
 
 
 def query_of(call: ToolCall) -> str:
