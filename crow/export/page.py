@@ -117,7 +117,7 @@ class SessionPage:
         self._branches: dict[int | None, list[str]] = {}
         self._departures: dict[int, int | None] = {}
         self._body = SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
-        self._path = _EntryRenderer(self, self._outline)
+        self._path = _EntryRenderer(self, self._outline, is_numbered=True)
 
     def close(self) -> None:
         """Close the temporary file."""
@@ -282,8 +282,8 @@ class SessionPage:
 class _EntryRenderer:
     """Renders the entries of one path, and counts them in `outline`."""
 
-    def __init__(self, page: SessionPage, outline: _Outline) -> None:
-        self._page, self._outline = page, outline
+    def __init__(self, page: SessionPage, outline: _Outline, *, is_numbered: bool = False) -> None:
+        self._page, self._outline, self._is_numbered = page, outline, is_numbered
         self._calls: dict[CallRef, ToolCall] = {}
         self._numbers = count(1)
 
@@ -338,11 +338,11 @@ class _EntryRenderer:
         )
 
     def _prompt(self, entry: Entry, parts: Sequence[Part]) -> str:
-        number = next(self._numbers)
+        title = f"Prompt {next(self._numbers)}" if self._is_numbered else "Prompt"
         texts = " ".join(part.text[:1000] for part in parts if isinstance(part, Text))
         words = self._page.plain_line(texts)[:100] or "(no text)"
         self._outline.prompts.append((entry.id, words))
-        return _article(entry, "prompt", f"Prompt {number}", "".join(map(self._part, parts)), level=2)
+        return _article(entry, "prompt", title, "".join(map(self._part, parts)), level=2)
 
     def _part(self, part: Part) -> str:
         page = self._page

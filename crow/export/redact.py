@@ -15,13 +15,15 @@ HIDDEN = "[hidden]"
 
 _TOKENS = re.compile(
     r"""
-      \bsk-[A-Za-z0-9_-]{8,500}                               # OpenAI, Anthropic and many others
-    | \b(?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z])[_-][A-Za-z0-9_-]{10,500}
-    | \bgithub_pat_[A-Za-z0-9_]{10,500}
-    | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
-    | \bAIza[A-Za-z0-9_-]{30,100}
-    | \beyJ[A-Za-z0-9_-]{8,5000}\.[A-Za-z0-9_-]{8,5000}(?:\.[A-Za-z0-9_-]{0,5000})?   # JSON Web Tokens
-    | (?<=-----\n)[A-Za-z0-9+/=\s]{100,20000}(?=-----END)     # PEM
+    (?<![A-Za-z0-9_-])
+    (?: sk-[A-Za-z0-9_-]{8,500}                               # OpenAI, Anthropic and many others
+    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z])[_-][A-Za-z0-9_-]{10,500}
+    | github_pat_[A-Za-z0-9_]{10,500}
+    | (?:AKIA|ASIA)[A-Z0-9]{16}\b
+    | AIza[A-Za-z0-9_-]{30,100}
+    | eyJ[A-Za-z0-9_-]{8,5000}+\.[A-Za-z0-9_-]{8,5000}+(?:\.[A-Za-z0-9_-]{0,5000}+)?  # JSON Web Tokens
+    )
+    | (?<=-----\n)[A-Za-z0-9+/=\s]{100,20000}(?=-----END)   # PEM
     """,
     re.VERBOSE,
 )
