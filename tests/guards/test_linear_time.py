@@ -134,7 +134,7 @@ def edits_and_files() -> None:
 
 def exports() -> None:
     redact = redactor(["a secret"], home="/home/me", is_strict=True)
-    for unit in (
+    tokens = (
         "eyJ-",
         "eyJaaaaaaaa.",
         "sk-",
@@ -146,25 +146,12 @@ def exports() -> None:
         "-----\n",
         "/home/",
         "C:\\Users\\",
-    ):
-        redact(unit * 200_000)
-    for unit in (
-        "*a ",
-        "[",
-        "[a](",
-        "> ",
-        "`a",
-        "a**b",
-        "- ",
-        "|a",
-        "<a ",
-        "![a",
-        "\\[",
-        "_a __b ",
-        "a\n\n  ",
-        "[x](y)",
-    ):
-        markdown.render_markdown(unit * 30_000)
+    )
+    for unit in tokens:
+        redact(unit * 100_000)
+    marks = ("*a ", "[", "[a](", "> ", "`a", "a**b", "- ", "|a", "<a ", "![a", "\\[", "_a __b ", "a\n\n  ", "[x](y)")
+    for unit in marks:
+        markdown.render_markdown(unit * 100_000)
         markdown.render_markdown((unit * 30_000)[: markdown.MAX_CHARS])
     for old, new in (("a\n", "b\n"), ("a\nb\n", "b\na\n"), ("a\n", "a\nb\n")):
-        diff_lines(old * 200_000, new * 200_000)
+        diff_lines(old * 100_000, new * 100_000)
