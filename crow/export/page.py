@@ -444,7 +444,7 @@ class _EntryRenderer:
     def _checkpoint(self, entry: Entry, body: Checkpoint) -> str:
         page, outline = self._page, self._outline
         outline.compactions += 1
-        outline.points.append(_Point(len(outline.prompts), None, outline.cost, is_compaction=True))
+        outline.points.append(_Point(len(outline.prompts), body.tokens_after or None, outline.cost, is_compaction=True))
         kept = [f"everything from {_anchor(body.first_kept)} on"] if body.first_kept is not None else []
         kept += [f"{_count(len(body.pins), 'message')} of the user word for word"] if body.pins else []
         kept += [f"{_count(len(body.skills), 'skill')}"] if body.skills else []

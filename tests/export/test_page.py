@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.entries import Announcement, Assistant, CallRef, Checkpoint, Diff, NewEntry, Pin, ToolResult, TurnEnd
-from crow.domain.messages import Image, ToolCall
+from crow.domain.messages import Image, ToolCall, Usage
 from crow.export.markdown import render_markdown
 from crow.export.page import session_page
 from crow.export.redact import redactor
@@ -158,6 +158,28 @@ async def test_branches_that_were_left_stand_where_they_began(tmp_path: Path) ->
         "TAKEN",
     ]
     assert f'starts from <a class="anchor" href="#entry-{left[2].id}">' in html
+
+
+async def test_the_plots_show_context_and_cost_up_to_the_last_compaction(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        await store.create_session(new_session())
+        leaf = (await begin(store, "s1", "go")).id
+        for tokens, cost in ((1000, 0.5), (9000, 1.0)):
+            usage = Usage(input_tokens=tokens, output_tokens=100)
+            answer = NewEntry(body=Assistant(text="x", message_id="a"), model="m", usage=usage, cost=cost)
+            (entry,) = await store.append("s1", leaf=leaf, turn=1, entries=[answer])
+            leaf = entry.id
+        await add(
+            store, "s1", Checkpoint(compaction_id="k", summary="S", first_kept=1, tokens_before=9000, tokens_after=2000)
+        )
+        html = await page_of(store)
+    finally:
+        await store.close()
+    assert "Context: 2,000 tokens now, 9,100 at most. Dashed lines are compactions." in html
+    assert "Cost: $1.50 for this path." in html
+    assert '<polyline points="0.0,88.4 500.0,4.0 1000.0,78.9"/><line class="cut" x1="1000.0"' in html
+    assert "9,000 → 2,000 tokens" in html
 
 
 async def test_a_long_result_is_cut_and_says_how_long_it_is(tmp_path: Path) -> None:
