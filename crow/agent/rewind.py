@@ -57,6 +57,13 @@ class RestoreResult:
 async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
     """Find the files whose content differs from their content before `changes` (file entries and results, oldest
     first)."""
+    by_path, results = group_by_path(changes)
+    found = [await inspect_file(workspace, path, files, results) for path, files in by_path.items()]
+    return tuple(file for file in found if file.fault or file.now != file.then)
+
+
+def group_by_path(changes: Sequence[Entry]) -> tuple[Mapping[str, Sequence[File]], Mapping[CallRef, ToolResult]]:
+    """Return the changes of each file, oldest first, and the results of their calls."""
     by_path: dict[str, list[File]] = {}
     results: dict[CallRef, ToolResult] = {}
     for entry in changes:
@@ -67,26 +74,22 @@ async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) 
                 results[call] = result
             case _:
                 pass
-    found = [await inspect_file(workspace, path, files, results) for path, files in by_path.items()]
-    return tuple(file for file in found if file.fault or file.now != file.then)
+    return by_path, results
 
 
 async def inspect_file(
     workspace: Workspace, name: str, changes: Sequence[File], results: Mapping[CallRef, ToolResult]
 ) -> RestorableFile:
-    path, root = Path(name), workspace.resolve(str(workspace.cwd))
-    file = RestorableFile(path=path, name=str(path.relative_to(root)) if path.is_relative_to(root) else name)
+    path = Path(name)
+    file = RestorableFile(path=path, name=name_in(workspace, path))
     changes = [change for change in changes if change.recorded_here]
     if not changes:
         return replace(file, fault="was changed before this session was imported")
     then = changes[0].before
     if workspace.resolve(name) != path:
         return replace(file, fault="is now a link to another file")
-    for earlier, later in pairwise(changes):
-        # content that a restore replaced came from another branch, and was verified at that time
-        was_restored = later.call in results and results[later.call].name == TOOL_NAME
-        if not was_restored and digest(later.before) not in digests_after(earlier, results):
-            return replace(file, fault="was changed by someone else between two edits")
+    if is_changed_between(changes, results):
+        return replace(file, fault="was changed by someone else between two edits")
     try:
         now = await content_of(workspace, path)
     except OSError as error:
@@ -94,6 +97,22 @@ async def inspect_file(
     if now != then and digest(now) not in digests_after(changes[-1], results):
         return replace(file, fault="was deleted since" if now is None else "was changed by someone else since")
     return replace(file, now=now, then=then)
+
+
+def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolResult]) -> bool:
+    """Whether someone else changed the file between two of crow's changes."""
+    for earlier, later in pairwise(changes):
+        # content that a restore replaced came from another branch, and was verified at that time
+        was_restored = later.call in results and results[later.call].name == TOOL_NAME
+        if not was_restored and digest(later.before) not in digests_after(earlier, results):
+            return True
+    return False
+
+
+def name_in(workspace: Workspace, path: Path) -> str:
+    """The path, relative to the workspace if it is inside."""
+    root = workspace.resolve(str(workspace.cwd))
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 async def restore_files(

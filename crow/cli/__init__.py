@@ -143,6 +143,9 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         ):
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
+    show.add_argument("--as-model", action="store_true", help="print the messages as the model would get them now")
+    words = "openai prints these messages as a JSON array, as in a Chat Completions request"
+    show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
     search = add("search", sessions.search, "find words in the sessions")
     search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
@@ -161,11 +164,15 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--all", action="store_true", help="every session")
     export.add_argument(
         "--format",
-        choices=("jsonl", "markdown"),
+        choices=("jsonl", "markdown", "html"),
         default="jsonl",
-        help="jsonl (default) is complete; markdown is for reading",
+        help="jsonl (default) is complete; markdown and html are for reading",
     )
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
+    view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")
+    for each in (export, view):
+        words = "also hide e-mail addresses, home directories and what looks like a token or password"
+        each.add_argument("--redact", action="store_true", help=words)
     imported = add("import", admin.import_file, "import sessions that were exported as JSONL")
     imported.add_argument("file", metavar="FILE")
     imported.set_defaults(creates_database=True)

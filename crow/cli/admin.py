@@ -1,9 +1,13 @@
-"""The commands of `crow sessions` that write: export, import, archive, delete, prune, vacuum and backup."""
+"""The commands of `crow sessions` that write: export, view, import, archive, delete, prune, vacuum and backup."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import sys
+import tempfile
+import webbrowser
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +19,7 @@ from crow.cli.output import count, in_terminal, print_json
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import on_one_line
+from crow.export.redact import Redactor, redactor
 from crow.store import SessionChanges
 from crow.store.sqlite.transfer import ImportDefaults
 from crow.store.transcript import Transcript, time_text
@@ -23,12 +28,22 @@ _MEGABYTE = 1024 * 1024
 
 
 async def export(context: SessionsContext) -> None:
-    """`crow sessions export`: write sessions as complete JSONL, or as Markdown for reading."""
+    """`crow sessions export`: write sessions as complete JSONL, or as Markdown or HTML for reading."""
     options = context.options
     if bool(options.ids) == options.all:
         raise ArgumentError("Name the sessions to export, or give --all.")
     ids = None if options.all else await context.find_ids()
-    lines = context.admin.export(ids) if options.format == "jsonl" else _markdown(context, ids)
+    lines: AsyncIterator[bytes]
+    if options.format == "jsonl":
+        if options.redact:
+            raise ArgumentError("--redact works with --format html and markdown; jsonl is always complete.")
+        lines = context.admin.export(ids)
+    elif options.format == "markdown":
+        lines = _markdown(context, ids)
+    else:
+        if ids is None or len(ids) != 1:
+            raise ArgumentError("--format html writes one session; name one ID.")
+        lines = await _html(context, ids[0])
     if options.output is None:
         async for line in lines:
             sys.stdout.buffer.write(line)
@@ -39,6 +54,19 @@ async def export(context: SessionsContext) -> None:
         async for line in lines:
             size += file.write(line)
     _report(context, [{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
+
+
+async def view(context: SessionsContext) -> None:
+    """`crow sessions view`: write a session as HTML to a private directory, and open it in the browser."""
+    (session_id,) = await context.find_ids()
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80]
+    path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
+    with new_file(path) as file:
+        async for piece in await _html(context, session_id):
+            file.write(piece)
+    is_open = await asyncio.to_thread(webbrowser.open, path.as_uri())
+    hints = [] if is_open else ["No browser could be opened; open this file yourself."]
+    _report(context, [{"path": str(path), "opened": is_open}], str(path), *hints)
 
 
 async def import_file(context: SessionsContext) -> None:
@@ -133,12 +161,26 @@ async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> Asyn
     if ids is None:
         lists = (all_sessions(context.store, archived=archived) for archived in (False, True))
         ids = [row.id for rows in lists async for row in rows]
+    redact = _redactor(context)
     for name in ids:
         transcript = Transcript(is_full=True)
-        yield transcript.head(await context.store.session(name)).encode()
+        yield redact(transcript.head(await context.store.session(name))).encode()
         async for batch in context.store.history(name):
             for entry in batch:
-                yield transcript.feed(entry).encode()
+                yield redact(transcript.feed(entry)).encode()
+
+
+async def _html(context: SessionsContext, session_id: str) -> AsyncIterator[bytes]:
+    from crow.export.page import session_page  # the Markdown parser takes 30 ms to import
+
+    row = await context.store.session(session_id)
+    window = context.loaded.settings.model.with_name(row.model).context_window if row.model else None
+    return session_page(context.store, session_id, _redactor(context), window=window)
+
+
+def _redactor(context: SessionsContext) -> Redactor:
+    home = os.path.expanduser("~")
+    return redactor(context.loaded.settings.secrets(), home=home, is_strict=context.options.redact)
 
 
 def _report(context: SessionsContext, values: Iterable[Mapping[str, object]], *lines: str) -> None:

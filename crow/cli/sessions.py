@@ -17,14 +17,18 @@ from typing import NamedTuple, TypeAlias
 
 from crow.adapters import SqliteStore, open_store
 from crow.cli.output import Column, in_terminal, print_json, print_markdown, print_table, unique_prefixes
+from crow.domain.conversation import for_model
+from crow.domain.entries import Assistant
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import safe
+from crow.llm.dialect import Dialect
+from crow.llm.encode import Encoder
 from crow.settings import Loaded
 from crow.store import Scope, SessionRow
 from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.search import GROUPS, Group, UsageTotal
-from crow.store.transcript import Transcript, time_text
+from crow.store.transcript import Transcript, message_text, time_text
 
 LISTED = 20
 _PAGE = 200
@@ -105,6 +109,8 @@ async def list_sessions(context: SessionsContext) -> None:
 async def show_session(context: SessionsContext) -> None:
     """`crow sessions show`: print a transcript."""
     (session_id,) = await context.find_ids()
+    if context.options.as_model or context.options.format == "openai":
+        return await _show_context(context, session_id)
     history = (entry async for batch in context.store.history(session_id) for entry in batch)
     if context.options.json:
         async for entry in history:
@@ -113,11 +119,27 @@ async def show_session(context: SessionsContext) -> None:
             created = time_text(entry.created_ms, "seconds")
             head = {"id": entry.id, "turn": entry.turn, "kind": body.kind, "model": entry.model, "created": created}
             print_json([{**head, "body": json.loads(text or "{}")}])
-        return
+        return None
     transcript = Transcript(is_full=context.options.full)
     print_markdown(transcript.head(await context.store.session(session_id)))
     async for entry in history:
         print_markdown(transcript.feed(entry))
+    return None
+
+
+async def _show_context(context: SessionsContext, session_id: str) -> None:
+    """Print the messages of the next request, without the prompt that would be its last."""
+    tail = await context.store.tail(session_id)
+    messages = for_model(tail.entries).messages
+    if context.options.format == "openai" or context.options.json:
+        # The opaque fields of an endpoint are sent to that endpoint only: the one of the newest answer.
+        endpoint = next((e.body.endpoint for e in reversed(tail.entries) if isinstance(e.body, Assistant)), "")
+        sent = Encoder().messages(messages, endpoint=endpoint, dialect=Dialect())
+        sys.stdout.buffer.write(b"[\n" + b",\n".join(sent) + b"\n]\n")
+        sys.stdout.buffer.flush()
+        return
+    for message in messages:
+        print_markdown(message_text(message))
 
 
 async def search(context: SessionsContext) -> None:

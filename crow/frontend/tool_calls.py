@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from crow.domain.diff import DiffHunk, changed_regions
 from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
 from crow.domain.messages import is_too_deep
 from crow.domain.rendering import in_title, safe, title_line
@@ -42,7 +40,6 @@ _MAX_LOCATIONS = 40
 _MAX_ATTACHMENTS = 40
 _URI_CHARS = 2_000
 _SUBJECTS = ("path", "pattern", "url", "query", "description")
-_CONTEXT_LINES = 3
 
 
 def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arguments: str | None = None) -> Fields:
@@ -394,83 +391,3 @@ def _shorten(value: object, max_bytes: int, max_items: int) -> object:
             return [_shorten(item, max_bytes, max_items) for item in value[:max_items]]
         case _:
             return value
-
-
-@dataclass(frozen=True, slots=True)
-class DiffHunk:
-    """A changed region of a file with its context: the number of its first line (from 1) and its text, old and new."""
-
-    old_line: int
-    new_line: int
-    old_text: str
-    new_text: str
-
-
-def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
-    """Where `new` differs from `old`, each region with three lines of context.
-
-    This is a patience diff. difflib takes quadratic time, which is too long for the large files that are compared here.
-    """
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    spans: list[tuple[int, int, int, int]] = []
-    i = k = 0
-    for at, new_at, size in [*_equal_runs(before, after), (len(before), len(after), 0)]:
-        if i < at or k < new_at:
-            lead = min(_CONTEXT_LINES, i, k)
-            trail = min(_CONTEXT_LINES, len(before) - at, len(after) - new_at)
-            span = (i - lead, at + trail, k - lead, new_at + trail)
-            if spans and (span[0] <= spans[-1][1] or span[2] <= spans[-1][3]):
-                last = spans.pop()
-                span = (last[0], span[1], last[2], span[3])
-            spans.append(span)
-        i, k = at + size, new_at + size
-    return tuple(
-        DiffHunk(start + 1, new_start + 1, "".join(before[start:end]), "".join(after[new_start:new_end]))
-        for start, end, new_start, new_end in spans
-    )
-
-
-def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yields runs of equal lines in order, as (start in a, start in b, length).
-
-    These are the common head and tail and, between them, runs around lines that occur exactly once in each text.
-    """
-    shorter = min(len(a), len(b))
-    head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
-    tail = next((n for n in range(shorter - head) if a[-1 - n] != b[-1 - n]), shorter - head)
-    a_end, b_end = len(a) - tail, len(b) - tail
-    yield 0, 0, head
-    i = k = head
-    for at, new_at in _anchors(a[head:a_end], b[head:b_end]):
-        start, new_start = at + head, new_at + head
-        if start < i or new_start < k:
-            continue
-        while start > i and new_start > k and a[start - 1] == b[new_start - 1]:
-            start, new_start = start - 1, new_start - 1
-        size = 1
-        while start + size < a_end and new_start + size < b_end and a[start + size] == b[new_start + size]:
-            size += 1
-        yield start, new_start, size
-        i, k = start + size, new_start + size
-    yield a_end, b_end, tail
-
-
-def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs (index in a, index in b) of equal lines that occur once in each text.
-
-    Returns the longest sequence of such pairs in which both indexes increase.
-    """
-    in_a, in_b = Counter(a), Counter(b)
-    place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
-    pairs = [(n, place[line]) for n, line in enumerate(a) if in_a[line] == 1 and line in place]
-    ends: list[int] = []  # for each length, the smallest index in b at which a sequence can end
-    sequences: list[Any] = []  # for each length, such a sequence: its last pair and the sequence before that
-    for at, new_at in pairs:
-        length = bisect_left(ends, new_at)
-        sequence = (at, new_at, sequences[length - 1] if length else None)
-        ends[length : length + 1], sequences[length : length + 1] = [new_at], [sequence]
-    chosen, rest = [], sequences[-1] if sequences else None
-    while rest is not None:
-        at, new_at, rest = rest
-        chosen.append((at, new_at))
-    return chosen[::-1]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from difflib import unified_diff
 from typing import Literal, assert_never
 
 from crow.domain import entries
+from crow.domain.diff import diff_text
 from crow.domain.entries import Assistant, Entry, ToolResult
+from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import interrupted_text, on_one_line, parts_text
 from crow.store import SessionRow
 
@@ -80,9 +81,25 @@ class Transcript:
         )
         parts = [line]
         if self._is_full:
-            parts += [_fenced(_diff(diff.old_text, diff.new_text), "diff") for diff in body.announcement.diffs]
+            parts += [fenced(diff_text(diff.old_text or "", diff.new_text), "diff") for diff in body.announcement.diffs]
         text = body.text if self._is_full else _bounded(body.text)
-        return "".join([*parts, _fenced(text) if text.strip() else ""])
+        return "".join([*parts, fenced(text) if text.strip() else ""])
+
+
+def message_text(message: Message) -> str:
+    """Return the Markdown of one message as the model gets it, with all its text."""
+    match message:
+        case SystemMessage(text=text):
+            return _section("## system", fenced(text))
+        case UserMessage(parts=parts):
+            return _section("## user", parts_text(parts))
+        case AssistantMessage(text=text, calls=calls, thought=thought):
+            called = "".join(fenced(f"{call.id}: {call.name} {call.arguments}") for call in calls)
+            return _section("## assistant", (_quoted(thought) if thought else "") + text) + called
+        case ToolMessage(call_id=call_id, text=text):
+            return _section(f"## tool {on_one_line(call_id)}", fenced(text))
+        case _ as never:
+            assert_never(never)
 
 
 def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes") -> str:
@@ -98,7 +115,7 @@ def _quoted(text: str) -> str:
     return "".join(f"> {line}".rstrip() + "\n" for line in text.strip().splitlines()) + "\n"
 
 
-def _fenced(text: str, language: str = "") -> str:
+def fenced(text: str, language: str = "") -> str:
     """Return `text` in a fenced block that nothing in `text` can close."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
@@ -111,8 +128,3 @@ def _bounded(text: str) -> str:
     head = "\n".join(lines)
     rest = len(text.rstrip()) - len(head)
     return head if rest <= 0 else f"{head}\n... {rest:,} more characters"
-
-
-def _diff(old: str | None, new: str) -> str:
-    lines = unified_diff((old or "").splitlines(), new.splitlines(), lineterm="", n=3)
-    return "\n".join(line for line in lines if not line.startswith(("---", "+++")))

@@ -278,6 +278,43 @@ def test_sessions_are_exported_as_markdown(
     assert "line 39" in text
 
 
+def test_a_session_is_exported_as_one_html_file_and_opened_in_the_browser(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "needle")
+    file = tmp_path / "x.html"
+    crow(capfd, "export", "aaaa1", "--format", "html", "-o", str(file))
+    html = file.read_text()
+    assert html.startswith("<!doctype html>")
+    assert "look for the [hidden] in /one" in html
+    assert "<p>Found.</p>" in html
+    assert refused(capfd, "export", "--all", "--format", "html") == "--format html writes one session; name one ID."
+    assert "jsonl is always complete" in refused(capfd, "export", "aaaa1", "--redact")
+
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o700)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = Path(crow(capfd, "view", "aaaa1").strip())
+    assert (path.read_text(), path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (html, 0o600, 0o700)
+    assert (tmp_path / "opened").read_text() == f"{path.as_uri()}\n"
+
+
+def test_the_context_of_the_model_is_shown_and_written_as_chat_messages(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    messages = json.loads(crow(capfd, "show", "aaaa1", "--format", "openai"))
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert "All was found." in messages[1]["content"]
+    assert messages[2]["content"] == "Found."
+    text = crow(capfd, "show", "aaaa1", "--as-model")
+    assert text.startswith("## system\n\n")
+    assert "All was found." in text
+    assert text.endswith("## assistant\n\n> Hm.\n\nFound.\n\n")
+
+
 def test_delete_and_prune_remove_the_named_sessions_only(
     stored_sessions: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,9 +17,12 @@ import anyio
 from crow.agent.command_line import MAX_CHARS, runs, simple_words
 from crow.agent.command_risks import find_risk
 from crow.agent.stream import without_overlap
+from crow.domain.diff import diff_lines
 from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
+from crow.export import markdown
+from crow.export.redact import redactor
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
@@ -47,7 +50,7 @@ def test_hostile_text_takes_linear_time() -> None:
 
 def run_cases() -> None:
     """Run all cases, printing the name of each one first."""
-    for name in ("text_tool_calls", "answers", "failures", "titles_and_rules", "edits_and_files"):
+    for name in ("text_tool_calls", "answers", "failures", "titles_and_rules", "edits_and_files", "exports"):
         print(name, flush=True)
         globals()[name]()
 
@@ -127,3 +130,28 @@ def edits_and_files() -> None:
     for path in ("a/" * 8_000, "a/" * 500_000):
         with suppress(ArgumentError):
             DiskWorkspace(ROOT).resolve(path)
+
+
+def exports() -> None:
+    redact = redactor(["a secret"], home="/home/me", is_strict=True)
+    tokens = (
+        "eyJ-",
+        "eyJaaaaaaaa.",
+        "sk-",
+        "a@",
+        "a.",
+        "://a:",
+        "token=",
+        "bearer ",
+        "-----\n",
+        "/home/",
+        "C:\\Users\\",
+    )
+    for unit in tokens:
+        redact(unit * 100_000)
+    marks = ("*a ", "[", "[a](", "> ", "`a", "a**b", "- ", "|a", "<a ", "![a", "\\[", "_a __b ", "a\n\n  ", "[x](y)")
+    for unit in marks:
+        markdown.render_markdown(unit * 100_000)
+        markdown.render_markdown((unit * 30_000)[: markdown.MAX_CHARS])
+    for old, new in (("a\n", "b\n"), ("a\nb\n", "b\na\n"), ("a\n", "a\nb\n")):
+        diff_lines(old * 100_000, new * 100_000)

@@ -47,6 +47,7 @@ COMMANDS = (
     CommandSpec("clear", "Start over in this session; nothing is deleted"),
     CommandSpec("history", "List the prompts and labels of this branch", "all", is_literal=True),
     CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),
+    CommandSpec("diff", "Show what this session changed, file by file", "a file"),
     CommandSpec("label", "Name this place so that you can return to it", "name"),
     CommandSpec("fork", "Start another session from here or from a place", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),

@@ -1,18 +1,24 @@
-"""Commands that show or free context, list servers, search, count and export."""
+"""Commands that show or free context, show changes, list servers, search, count and export."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import Limits
+from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
+from crow.domain.diff import DiffLine, diff_lines
+from crow.domain.entries import CallRef, File, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from crow.store.transcript import Transcript
-from crow.tools import ServerStatus
+from crow.domain.rendering import code, safe
+from crow.store.transcript import Transcript, fenced
+from crow.tools import ServerStatus, Workspace
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
 KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
@@ -26,6 +32,9 @@ KIND_OF: Mapping[type[Message], Kind] = {
 CELLS = 40
 FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
 MAX_HITS = 20
+DIFF_LINES = 1_500
+FILE_DIFF_LINES = 500
+DIFF_LINE_CHARS = 500
 
 
 async def compact(context: CommandContext, argument: str) -> str:
@@ -144,4 +153,89 @@ async def export(context: CommandContext, argument: str) -> str:
     return f"Written to {path}."
 
 
-HANDLERS = (compact, mcp, search, usage, export)
+async def diff(context: CommandContext, argument: str) -> str:
+    """Show what the built-in tools changed on this branch, from the stored contents."""
+    by_path, results = group_by_path(await context.store.file_changes(context.branch.leaf, None))
+    wanted = str(context.workspace.resolve(argument)) if argument else None
+    if wanted is not None and wanted not in by_path:
+        names = ", ".join(code(name_in(context.workspace, Path(path))) for path in list(by_path)[:MAX_HITS])
+        raise ArgumentError(f"This session did not change {code(argument)}. It changed {names or 'no file'}.")
+    chosen = {path: files for path, files in by_path.items() if wanted in (None, path)}
+    found = [await changed_file(context.workspace, path, files, results) for path, files in chosen.items()]
+    room, most, sections = DIFF_LINES, DIFF_LINES if argument else FILE_DIFF_LINES, []
+    for file in found:
+        lines = [] if file.is_binary else diff_lines(file.before, file.after)
+        sections.append(describe_change(file, lines, min(room, most)))
+        room -= min(room, len(lines))
+    if not sections:
+        return "This session changed no files with its own tools. Changes by commands are not recorded."
+    total = f"This session changed {len(found)} file{'s' * (len(found) != 1)}. Changes by commands are not included."
+    return "\n\n".join([total, *sections])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedFile:
+    """A file before the session's first change and after its last one. `notes` say what the diff cannot show."""
+
+    name: str
+    before: str
+    after: str
+    notes: tuple[str, ...]
+    is_binary: bool = False
+
+
+async def changed_file(
+    workspace: Workspace, path: str, changes: Sequence[File], results: Mapping[CallRef, ToolResult]
+) -> ChangedFile:
+    last, notes = changes[-1], []
+    before = changes[0].before
+    shown = results[last.call].announcement.diffs if last.call in results else ()
+    written = next((one.new_text.encode(errors="replace") for one in shown if one.path == path), None)
+    after = None if last.after_hash == ABSENT else written
+    is_known = last.after_hash == ABSENT or written is not None
+    if not last.recorded_here:
+        notes.append("changed before this session was imported; the file here was not read")
+    else:
+        try:
+            is_same_path = str(workspace.resolve(path)) == path
+            now = await content_of(workspace, Path(path)) if is_same_path else None
+        except OSError as error:
+            notes.append(f"cannot be read now ({error.strerror or error})")
+        else:
+            if is_same_path and digest(now) in digests_after(last, results):
+                after, is_known = now, True
+            else:
+                notes.append("deleted by someone else since" if now is None else "changed by someone else since")
+    if is_changed_between(changes, results):
+        notes.append("changed by someone else between two edits; the diff includes that")
+    if not is_known:
+        notes.append("what crow wrote is not stored as text")
+        after = before
+    if before is None:
+        notes.insert(0, "new")
+    if after is None:
+        notes.insert(0, "deleted")
+    name = name_in(workspace, Path(path))
+    try:
+        return ChangedFile(
+            name=name, before=(before or b"").decode(), after=(after or b"").decode(), notes=tuple(notes)
+        )
+    except UnicodeDecodeError:
+        sizes = f"{len(before or b''):,} → {len(after or b''):,} bytes"
+        return ChangedFile(name=name, before="", after="", notes=(*notes, f"not text, {sizes}"), is_binary=True)
+
+
+def describe_change(file: ChangedFile, lines: Sequence[DiffLine], room: int) -> str:
+    """A heading and the diff, with at most `room` lines."""
+    added, removed = (sum(line.mark == mark for line in lines) for mark in "+-")
+    notes = list(file.notes) if lines or file.is_binary else [*file.notes, "the same as before"]
+    remark = f" ({'; '.join(notes)})" if notes else ""
+    head = f"**{code(safe(file.name))}** +{added:,} −{removed:,}{remark}"
+    shown = lines[:room]
+    text = "\n".join((line.text if line.mark == "@" else line.mark + line.text)[:DIFF_LINE_CHARS] for line in shown)
+    more = len(lines) - len(shown)
+    rest = f"\n\n{more:,} more lines are not shown; `/diff FILE` shows more of one file." if more else ""
+    return f"{head}\n\n{fenced(safe(text), 'diff').rstrip()}{rest}" if shown else f"{head}{rest}"
+
+
+HANDLERS = (compact, diff, mcp, search, usage, export)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from crow.agent.templates import Template
 from crow.domain.entries import Command, User
+from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import Opened, Tool, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 
@@ -67,3 +68,46 @@ async def test_user_command_is_sent_as_its_prompt(tmp_path: Path) -> None:
         await it.session.prompt(text("/review src/a.py"))
         said = [entry.body.parts for entry in await it.log() if isinstance(entry.body, User)]
     assert said == [text("Review src/a.py with care.")]
+
+
+def writing(**files: str) -> Say:
+    return Say(
+        calls=tuple(
+            call("write_file", f"c{number}", path=name.replace("_", "."), content=content)
+            for number, (name, content) in enumerate(files.items())
+        )
+    )
+
+
+async def test_diff_shows_what_the_session_changed_file_by_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    turns = (writing(a_txt="one\n2\n", b_txt="new\n"), Say(), writing(a_txt="one\n2\nthree\n", c_txt="c\n"), Say())
+    async with opened(tmp_path, ScriptedModel(*turns), mode="auto", open_tools=open_toolbox) as it:
+        assert "changed no files" in await typed(it, "/diff")
+        await it.session.prompt(text("go"))
+        await it.session.prompt(text("go on"))
+        (tmp_path / "c.txt").write_text("mine\n")
+        assert await typed(it, "/diff") == (
+            "This session changed 3 files. Changes by commands are not included.\n\n"
+            "**`a.txt`** +2 −1\n\n```diff\n@@ -1,2 +1,3 @@\n one\n-two\n+2\n+three\n```\n\n"
+            "**`b.txt`** +1 −0 (new)\n\n```diff\n@@ -1,0 +1,1 @@\n+new\n```\n\n"
+            "**`c.txt`** +1 −0 (new; changed by someone else since)\n\n```diff\n@@ -1,0 +1,1 @@\n+c\n```"
+        )
+        assert "**`b.txt`**" in await typed(it, "/diff b.txt")
+        assert "a.txt" not in await typed(it, "/diff b.txt")
+        assert await typed(it, "/diff x") == "This session did not change `x`. It changed `a.txt`, `b.txt`, `c.txt`."
+        await it.session.prompt(text("/undo keep"))
+        assert "three" not in await typed(it, "/diff b.txt")
+
+
+async def test_diff_names_files_that_others_changed_between_edits_or_that_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\xff\xfe")
+    read = Say(calls=(call("read_file", "r", path="b.txt"),))
+    turns = (writing(a_bin="text\n", b_txt="1\n"), Say(), read, writing(b_txt="3\n"), Say())
+    async with opened(tmp_path, ScriptedModel(*turns), mode="auto", open_tools=open_toolbox) as it:
+        await it.session.prompt(text("go"))
+        (tmp_path / "b.txt").write_text("2\n")
+        await it.session.prompt(text("go on"))
+        shown = await typed(it, "/diff")
+    assert "**`b.txt`** +1 −0 (new; changed by someone else between two edits; the diff includes that)" in shown
+    assert "**`a.bin`** +0 −0 (not text, 2 → 5 bytes)" in shown

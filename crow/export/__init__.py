@@ -1,0 +1,1 @@
+"""Sessions as documents for people: one HTML file, with secrets masked."""

@@ -1,0 +1,62 @@
+"""Masks secrets and personal data in exported text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from crow.domain.rendering import SecretMask
+
+Redactor: TypeAlias = Callable[[str], str]
+"""Returns a text without what must not be exported."""
+
+HIDDEN = "[hidden]"
+
+_TOKENS = re.compile(
+    r"""
+    (?<![A-Za-z0-9_-])
+    (?: sk-[A-Za-z0-9_-]{8,500}                               # OpenAI, Anthropic and many others
+    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z])[_-][A-Za-z0-9_-]{10,500}
+    | github_pat_[A-Za-z0-9_]{10,500}
+    | (?:AKIA|ASIA)[A-Z0-9]{16}\b
+    | AIza[A-Za-z0-9_-]{30,100}
+    | eyJ[A-Za-z0-9_-]{8,5000}+\.[A-Za-z0-9_-]{8,5000}+(?:\.[A-Za-z0-9_-]{0,5000}+)?  # JSON Web Tokens
+    )
+    | (?<=-----\n)[A-Za-z0-9+/=\s]{100,20000}(?=-----END)   # PEM
+    """,
+    re.VERBOSE,
+)
+_BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s{1,4})[A-Za-z0-9._~+/=-]{12,5000}")
+_ASSIGNED = re.compile(
+    r"""(?ix)
+    ((?:password|passwd|secret|token|api[_-]?key|access[_-]?key)\\?["']?\s{0,4}[:=]\s{0,4}\\?["']?)
+    [^\s"'\\,;&<>]{6,500}
+    """
+)
+_IN_URL = re.compile(r"(?<=://)[^\s/@:]{1,200}:[^\s/@]{1,200}(?=@)")
+_MAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}\b")
+_HOMES = re.compile(
+    r"(?:/home|/Users)/[^/\s\"'`:;,<>()\\]{1,64}|\b[A-Za-z]:\\{1,2}Users\\{1,2}[^\\/\s\"'`:;,<>()]{1,64}"
+)
+
+
+def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False) -> Redactor:
+    """Return a function that masks `secrets`. With `is_strict` it also masks what looks like a token, a password or an
+    e-mail address, and writes home directories as `~`."""
+    mask = SecretMask(secrets, mask=HIDDEN, is_guessing=False)
+    if not is_strict:
+        return mask
+    home = home.rstrip("/\\")
+    ours = re.compile(rf"{re.escape(home)}(?![\w.-])") if home else None
+
+    def redact(text: str) -> str:
+        text = _TOKENS.sub(HIDDEN, mask(text))
+        text = _BEARER.sub(rf"\1{HIDDEN}", text)
+        text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
+        text = _MAIL.sub(HIDDEN, _IN_URL.sub(HIDDEN, text))
+        if ours is not None:
+            text = ours.sub("~", text)
+        return _HOMES.sub("~", text)
+
+    return redact
