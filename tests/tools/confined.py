@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -126,7 +126,7 @@ async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def in_child(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
+def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:
     """Run a scenario as the user `nobody` in a forked process."""
     choose_sandbox()  # imports everything, since the user may be unable to read this Python's files
     asyncio.run(asyncio.sleep(0))
