@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # importing these at run time would be circular: both use `Cl
 class PermissionQuestion:
     """The question whether an announced call may run.
 
-    `always` says what an "always" answer would cover. If it is empty, that answer is not offered.
+    `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
+    answers are not offered. `reason` says why crow asks if mode and call do not explain it.
     """
 
     call: CallRef
@@ -37,6 +38,8 @@ class PermissionQuestion:
     arguments: str
     plan: PlannedCall
     always: str
+    never: str = ""
+    reason: str = ""
 
 
 class Client(Protocol):

@@ -311,12 +311,12 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
     content, is_whole = tool_calls.question_contents(
-        question.plan, question.name, question.arguments, has_network=has_network
+        question.plan, question.name, question.arguments, has_network=has_network, reason=question.reason
     )
     if content:
         call["content"] = content
-    always = title_line(question.always) if is_whole else ""
-    labels = ("Allow", f"Always allow {always}", "Reject", f"Always reject {always}")
+    always, never = (title_line(words) if is_whole else "" for words in (question.always, question.never))
+    labels = ("Allow", f"Always allow {always}", "Reject", f"Always reject {never}")
     options = [
         {"optionId": kind, "kind": kind, "name": label}
         for kind, label in zip(PERMISSION_KINDS, labels, strict=True)

@@ -149,7 +149,7 @@ def test_an_always_answer_about_a_command_covers_no_more_access_than_was_asked()
     assert isinstance(decide("shell", command("write"), "ask", [rule]), Allow)
     assert decide("shell", command("full"), "ask", [rule]) == Ask()
     assert isinstance(decide("shell", command("full"), "ask", user_rules(["shell(make *)"], [])), Allow)
-    assert rule_words(rule) == "`make test` with access write in this session"
+    assert rule_words(rule) == "`make test` with access write in this directory and session"
 
 
 def test_allow_rules_of_a_session_count_only_in_their_directory_and_deny_rules_everywhere() -> None:
@@ -220,4 +220,6 @@ def test_damaged_rules_are_ignored() -> None:
 def test_a_rule_is_described_on_one_line() -> None:
     assert rule_words(Rule(tool="write_file", argument=None, allow=True)) == "every write_file call in this session"
     assert rule_words(Rule(tool="shell", argument="make\ntest", allow=True)) == "`make test` in this session"
+    here = Rule(tool="write_file", argument=None, allow=True, cwd="/w")
+    assert rule_words(here) == "every write_file call in this directory and session"
     assert len(rule_words(Rule(tool="shell", argument="x" * 500, allow=True))) < 90
