@@ -164,10 +164,11 @@ class FoundPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedRepository:
-    """The git directories of a linked worktree, which are outside of the worktree."""
+class OuterRepository:
+    """A repository whose worktree contains a root, if the git directory `common` is outside of all roots. `tree` is the
+    worktree."""
 
-    own: Path
+    tree: Path
     common: Path
 
 
@@ -182,6 +183,7 @@ class Policy:
     options: SandboxOptions
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     _places: list[FoundPlaces] = field(default_factory=list, repr=False)
+    _repositories: dict[Path, OuterRepository | None] = field(default_factory=dict, repr=False)
 
     @property
     def home(self) -> Path | None:
@@ -207,9 +209,8 @@ class Policy:
 
     def writable_roots(self) -> tuple[Path, ...]:
         """The directories that commands with the access `write` can write: the workspace, those of the settings, and
-        the repository of a linked worktree."""
-        linked = [self._linked_repository(root) for root in self.roots]
-        common = [repository.common for repository in linked if repository is not None]
+        git's own directories of repositories around the workspace."""
+        common = [repository.common for repository in self._outer_repositories()]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
     def confinement(
@@ -221,6 +222,8 @@ class Policy:
         found = self._found_places(home)
         readable = [path for path in found.toolchains if is_inside(path, masked)]
         readable += self._named(self.options.readable)
+        trees = (repository.tree for repository in self._outer_repositories())
+        readable += [tree for tree in trees if not is_inside(tree, self.roots)]
         has_network = access == "write" and self.options.network
         if has_network:
             readable += existing([RESOLVER])
@@ -268,6 +271,8 @@ class Policy:
             downloads = Path(self.env.get("GOMODCACHE") or home / CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
+        if self._outer_repositories():  # git must find it although the workspace is mounted by itself
+            variables["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
         if access == "read" and not has_overlay:
             variables |= {name: str(private.caches / directory) for name, directory in WORKSPACE_CACHES.items()}
             pytest = f"-o cache_dir={shlex.quote(str(private.caches / PYTEST_CACHE))}"
@@ -349,20 +354,61 @@ class Policy:
                 yield path
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
-    def _linked_repository(self, root: Path) -> LinkedRepository | None:
-        """The repository of a linked worktree, if that repository itself says that the worktree is its own.
+    def _outer_repositories(self) -> tuple[OuterRepository, ...]:
+        """The repositories around the roots. One that appears later is left out: nothing protects its hooks."""
+        found = []
+        for root in self.roots:
+            repository = self._find_repository(root)
+            if repository is not None and repository == self._repositories.setdefault(root, repository):
+                found.append(repository)
+            else:
+                self._repositories.setdefault(root, None)
+        return tuple(dict.fromkeys(found))
 
-        The `.git` file in the workspace alone proves nothing: the workspace is hostile.
-        """
-        try:
-            own = linked_path(root / ".git", "gitdir: ")
-            if own is None or linked_path(own / "gitdir") != root / ".git":
-                return None
-            common = linked_path(own / "commondir")
-        except (OSError, ValueError):
+    def _find_repository(self, root: Path) -> OuterRepository | None:
+        """The repository that git would use in this root; None if it is inside a root, or should not be shown."""
+        tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
+        if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
-        is_repository = common is not None and own.parent == common / "worktrees" and os.path.isfile(common / "HEAD")
-        return LinkedRepository(own, common) if common is not None and is_repository else None
+        common = tree / ".git" if is_repository(tree / ".git") else linked_repository(tree)
+        if common is None or is_inside(common, self.roots):
+            return None
+        return OuterRepository(tree, common)
+
+    def _may_show(self, tree: Path, root: Path) -> bool:
+        """Whether commands may see a whole tree because a root is in it. HOME, collections such as ~/.config, and
+        directories of the system or of several users are too much."""
+        if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
+            return False
+        if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in MASKED):
+            return False
+        try:
+            owners = {os.geteuid(), 0, root.stat().st_uid}
+            return {tree.stat().st_uid, (tree / ".git").lstat().st_uid} <= owners
+        except OSError:
+            return False
+
+
+def is_repository(path: Path) -> bool:
+    """Whether this is a repository's own directory, and not a link to one."""
+    return not path.is_symlink() and os.path.isfile(path / "HEAD")
+
+
+def linked_repository(tree: Path) -> Path | None:
+    """The repository of a linked worktree, if that repository itself says that the worktree is its own.
+
+    The `.git` file in the worktree alone proves nothing: the workspace is hostile.
+    """
+    try:
+        own = linked_path(tree / ".git", "gitdir: ")
+        if own is None or linked_path(own / "gitdir") != tree / ".git":
+            return None
+        common = linked_path(own / "commondir")
+    except (OSError, ValueError):
+        return None
+    if common is None or own.parent != common / "worktrees" or not os.path.isfile(common / "HEAD"):
+        return None
+    return common
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
@@ -456,5 +502,6 @@ def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[
     ]
     whole = set(read_only)
     tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]
+    repositories |= {os.path.dirname(path) for path, state in states.items() if state.is_mutable}  # where it is a root
     tops.sort(key=lambda path: (not is_inside(path, map(Path, repositories)), len(path.parts)))
     return tuple(tops[:MAX_READ_ONLY]), tuple(map(Path, sorted(folders)))
