@@ -24,7 +24,16 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import BackgroundCommand, CommandAccess, FileStat, OnOutput, Protection, SandboxStatus
+from crow.tools import (
+    NOTHING_EXCLUDED,
+    BackgroundCommand,
+    CommandAccess,
+    ExcludedPaths,
+    FileStat,
+    OnOutput,
+    Protection,
+    SandboxStatus,
+)
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
 from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
@@ -209,7 +218,13 @@ class DiskWorkspace:
         return "" if self._confiner is None else self._confiner.explain(access, output)
 
     async def run(
-        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+        self,
+        command: str,
+        *,
+        access: CommandAccess,
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
@@ -220,7 +235,7 @@ class DiskWorkspace:
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded)
         try:
             with anyio.move_on_after(timeout_s) as timeout:
                 await show_output(process, retained, on_output)
@@ -247,11 +262,16 @@ class DiskWorkspace:
         return code, retained.text() + (LEFT_RUNNING if is_left or process.left_others else "") + notes
 
     async def spawn(
-        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+        self,
+        command: str,
+        on_output: Callable[[str], None],
+        *,
+        access: CommandAccess,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> BackgroundCommand:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
         return SpawnedCommand(process, self._finish, on_output)
 
     async def start_confined(
@@ -285,14 +305,16 @@ class DiskWorkspace:
         await process.end(grace_s)
         await self._finish(process)
 
-    async def _start(self, command: str, access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
+    async def _start(
+        self, command: str, access: CommandAccess, on_output: Callable[[bytes], None], excluded: ExcludedPaths
+    ) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
         if access == "full":
             return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
         if self._confiner is None:
             raise PermissionError(errno.EPERM, OFF.problem)
-        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output)
+        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded)
 
     async def _finish(self, process: Process) -> tuple[str, ...]:
         return () if self._confiner is None else await self._confiner.finish(process)

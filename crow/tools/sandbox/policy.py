@@ -213,13 +213,24 @@ class Policy:
         common = [repository.common for repository in self._outer_repositories()]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
+    def searched_trees(self) -> tuple[Path, ...]:
+        """The visible trees of the user in which deny rules hide files."""
+        named = [*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)]
+        return (*self.roots, *(repository.tree for repository in self._outer_repositories()), *named)
+
     def confinement(
-        self, access: ConfinedAccess, private: PrivateDirectories, snapshot: Snapshot | None = None
+        self,
+        access: ConfinedAccess,
+        private: PrivateDirectories,
+        snapshot: Snapshot | None = None,
+        denied: Sequence[Path] = (),
     ) -> Confinement:
-        """What a command with this access may see and change. For `write`, `snapshot` has the protected paths."""
+        """What a command with this access may see and change. For `write`, `snapshot` has the protected paths. `denied`
+        are more paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
+        hidden = tuple(dict.fromkeys([*found.hidden, *denied]))
         readable = [path for path in found.toolchains if is_inside(path, masked)]
         readable += self._named(self.options.readable)
         trees = (repository.tree for repository in self._outer_repositories())
@@ -232,7 +243,7 @@ class Policy:
         throwaway: tuple[Path, ...] = ()
         if access == "write":
             read_only, folders = protected_parts(snapshot)
-            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *found.hidden), writable)]
+            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *hidden), writable)]
         else:
             throwaway = tuple(root for root in self.roots if not is_inside(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
@@ -243,7 +254,7 @@ class Policy:
             readable=tuple(dict.fromkeys(readable)),
             writable=tuple(dict.fromkeys(own_writable)),
             read_only=tuple(read_only),
-            hidden=tuple(path for path in found.hidden if is_visible(path, masked, visible)),
+            hidden=tuple(path for path in hidden if is_visible(path, masked, visible)),
             throwaway=throwaway,
             temporary=private.temporary,
             blank=private.blank,
