@@ -27,7 +27,7 @@ from crow.tools.sandbox.protected import (
 from crow.tools.workspace import shared_inode
 
 MAX_DENIED = 500
-"""Each hidden path costs a command some 0.3 ms."""
+"""Each hidden path costs a command up to 1 ms."""
 
 NOT_SEARCHED = SKIPPED | GIT_FOLDERS
 ANY_NAME = "\1"

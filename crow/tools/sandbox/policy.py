@@ -12,6 +12,7 @@ from typing import Literal
 
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
+from crow.tools.workspace import secret_places
 
 MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
 """Directories of other users and programs. /run has the sockets of Docker and of the user's D-Bus, which run commands
@@ -68,24 +69,6 @@ PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "p
 
 MAX_READ_ONLY = 32
 """Each read-only path costs a command some 0.3 ms. The changes of others are undone after the command."""
-
-SECRETS = (
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".vault-token", ".terraform.d"),
-    *(".netrc", "_netrc", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf"),
-    *(".config/git/credentials", ".config/gcloud", ".config/gh", ".config/hub", ".config/glab-cli", ".config/op"),
-    *(".config/rclone", ".config/doctl", ".config/google-chrome", ".config/chromium"),
-    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml"),
-    *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
-    *(".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".thunderbird", ".claude.json", ".codex"),
-    *(".claude/.credentials.json", ".gemini", ".bash_history", ".zsh_history", ".python_history"),
-)
-"""Below HOME, places of keys, passwords and histories."""
-
-SYSTEM_SECRETS = (
-    *("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d"),
-    *("/etc/ssl/private", "/etc/NetworkManager/system-connections", "/etc/krb5.keytab"),
-    *(f"/etc/ssh/ssh_host_{kind}_key" for kind in ("rsa", "dsa", "ecdsa", "ed25519")),
-)
 
 CACHES = {
     "XDG_CACHE_HOME": ("xdg", ".cache"),
@@ -298,7 +281,7 @@ class Policy:
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
         stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
-            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden(home))
+            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden())
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
 
@@ -357,10 +340,9 @@ class Policy:
             return "contains crow's own files"
         return ""
 
-    def _hidden(self, home: Path | None) -> Iterator[Path]:
+    def _hidden(self) -> Iterator[Path]:
         named = {*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)}
-        secrets = [*SYSTEM_SECRETS, *(() if home is None else (str(home / name) for name in SECRETS))]
-        for path in (Path(os.path.realpath(secret)) for secret in secrets):
+        for path in (Path(os.path.realpath(place)) for place in secret_places()):
             if path not in named and os.access(path, os.R_OK):
                 yield path
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
