@@ -118,6 +118,3 @@ class Confiner(Protocol):
 
     async def close(self) -> None:
         """Remove the session's private directories."""
-
-
-__all__ = ["CommandAccess", "ConfinedAccess", "Confinement", "Confiner", "Sandbox", "SandboxStatus"]

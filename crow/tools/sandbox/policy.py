@@ -31,18 +31,8 @@ RESOLVER = "/run/systemd/resolve"
 
 TOOLCHAINS = (
     *(".cargo", ".rustup", ".pyenv", ".rbenv", ".nvm", ".asdf", ".volta", ".sdkman", ".bun", ".deno", ".ghcup"),
-    *(
-        "go",
-        ".jdks",
-        ".m2/repository",
-        ".m2/wrapper",
-        ".nuget/packages",
-        ".gradle/caches",
-        ".gradle/wrapper",
-        ".opam",
-        ".julia",
-        ".juliaup",
-    ),
+    *("go", ".jdks", ".m2/repository", ".m2/wrapper", ".nuget/packages", ".gradle/caches", ".gradle/wrapper"),
+    *(".opam", ".julia", ".juliaup"),
     *(".local/bin", ".local/lib", ".local/go", ".nix-profile", ".nix-defexpr", ".npm-global", ".yarn", ".pnpm"),
     *(f".local/share/{name}" for name in ("uv", "pipx", "mise", "pnpm", "fnm", "rtx", "virtualenv", "virtualenvs")),
     *(".config/git", ".config/mise", ".config/go"),
@@ -64,6 +54,8 @@ FOLDERS = (
 """Below HOME, folders that contain toolchains or secrets."""
 
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
+"""Directories in HOME that hold the files of many programs, or of the user. No program needs them as a whole."""
+
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
 """One of these stands beside the `bin` of an installed program."""
 
@@ -466,7 +458,8 @@ def installed_tree(directory: Path, home: Path) -> Path:
 
 
 def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
-    """The folders between the roots and the paths. A command must not rename them, since it would move the paths."""
+    """The folders between the roots and the paths, with the roots. A command must not rename them: it would move the
+    paths."""
     for path in paths:
         for root in roots:
             if path.is_relative_to(root):
