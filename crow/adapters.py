@@ -19,6 +19,7 @@ from crow.llm import EndpointMemory, Model
 from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
+from crow.settings.load import Paths
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
 from crow.tools import THE_WORKSPACE, HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
@@ -150,14 +151,13 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
     """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys."""
     paths = loaded().paths
     config = paths.config_file.parent
-    readable = (config / "skills", config / "commands")
-    own = (paths.config_file, paths.database, paths.log_file, *readable)
     return DiskWorkspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=own,
-        own_readable=readable,
+        own=(paths.config_file, paths.database, paths.log_file),
+        own_folders=own_folders(paths, cwd),
+        own_readable=(config / "skills", config / "commands"),
         confiner=open_confiner(loaded(), cwd, directories),
     )
 
@@ -167,18 +167,26 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> Kerne
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
         return None
-    config = paths.config_file.parent
-    is_own = config.name == "crow" or config == paths.data_dir
-    files = (paths.config_file, *(() if paths.trace is None else (paths.trace,)))
+    database = (paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
+    files = (paths.config_file, paths.log_file, *database, *(() if paths.trace is None else (paths.trace,)))
     options = SandboxOptions(
         enabled=sandbox.enabled,
         network=sandbox.network,
         readable=sandbox.readable,
         writable=sandbox.writable,
-        own=(*files, *((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent),
+        own=(*files, *own_folders(paths, cwd)),
         caches=paths.cache_dir / "commands",
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)
+
+
+def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
+    """The directories that belong to crow as a whole. The settings may be a file in a directory of the user, and the
+    user may work in one of crow's directories; then only crow's files in it are crow's."""
+    config, workspace = paths.config_file.parent, Path(os.path.realpath(cwd))
+    is_own = config.name == "crow" or config == paths.data_dir
+    folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
+    return tuple(folder for folder in folders if not workspace.is_relative_to(os.path.realpath(folder)))
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:

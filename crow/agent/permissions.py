@@ -23,7 +23,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.store import SessionRow
-from crow.tools import CommandAccess, PlannedCall, Workspace
+from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -187,9 +187,9 @@ def is_path_rule(rule: Rule, *tools: str) -> bool:
 
 
 def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """The absolute paths at which deny rules begin, without their wildcards."""
+    """The paths at which deny rules begin, without their wildcards: absolute, or relative to cwd."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
-    return tuple(re.split(r"[^/]*[*?]", pattern)[0] for pattern in patterns if os.path.isabs(pattern))
+    return tuple(place for pattern in patterns if (place := re.split(r"[^/]*[*?]", pattern)[0]))
 
 
 def doubt(rule: Rule) -> str:
@@ -233,15 +233,14 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
     return f"{start}: nothing may be changed or run. {plan}"
 
 
-def excluded_paths(name: str, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """The files that a search must leave out: regular expressions for absolute paths and paths relative to cwd."""
-    if name not in SEARCHES:
-        return ()
-    return tuple(
-        path_matcher(rule.argument, ignore_case=True).pattern
-        for rule in rules
-        if rule.argument is not None and is_path_rule(rule, "read_file", name)
-    )
+def excluded_paths(name: str, rules: Sequence[Rule]) -> ExcludedPaths:
+    """The files that a search must leave out, and that a confined command cannot read."""
+    if name not in (*SEARCHES, "shell"):
+        return NOTHING_EXCLUDED
+    tools = ("read_file", name) if name in SEARCHES else ("read_file",)
+    denials = [rule for rule in rules if is_path_rule(rule, *tools)]
+    patterns = (path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
+    return ExcludedPaths(patterns=tuple(patterns), places=named_places(denials))
 
 
 def current_rules(users: Sequence[Rule], row: SessionRow) -> tuple[Rule, ...]:

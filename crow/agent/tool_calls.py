@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -237,17 +238,19 @@ class Permissions:
         return partial(may_attach, workspace=self._workspace, rules=current_rules(self.rules, self._branch.row))
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
-        """Add what the rules need and imply: all names of a file with hard links, and what a search must leave out."""
+        """Add what the rules need and imply: all names of a file with hard links, and what a search or
+        a confined command must leave out."""
         name = plan.rule_tool or call.name
         rules = current_rules(self.rules, self._branch.row)
         if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
             path = Path(plan.rule_paths[0])
-            names, is_complete = (await self._workspace.find_names([path], named_places(rules)))[path]
+            places = [place for place in named_places(rules) if os.path.isabs(place)]
+            names, is_complete = (await self._workspace.find_names([path], places))[path]
             root = self._workspace.resolve(".")
             inside = [str(Path(name).relative_to(root)) for name in names if Path(name).is_relative_to(root)]
             others = (*plan.other_paths, *names, *inside)
             plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
-        return replace(plan, excluded_paths=excluded_paths(name, rules))
+        return replace(plan, excluded=excluded_paths(name, rules))
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""

@@ -19,7 +19,7 @@ from crow.frontend.client import SendRequest, refusal_text
 from crow.frontend.frames import METHOD_NOT_FOUND
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.tools import CommandAccess, FileStat, OnOutput, SandboxStatus, Workspace
+from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 
 SILENCE_S = 2.0
 """While the editor has not answered a write, the disk is checked this often: some editors write and never answer."""
@@ -160,12 +160,18 @@ class EditorWorkspace:
         return replace(status, name="", problem=problem, has_overlay=False)
 
     async def run(
-        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+        self,
+        command: str,
+        *,
+        access: CommandAccess,
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
         if self._in_terminals:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
-        return await self._disk.run(command, access=access, timeout_s=timeout_s, on_output=on_output)
+        return await self._disk.run(command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded)
 
     @property
     def has_leftovers(self) -> bool:

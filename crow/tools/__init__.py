@@ -52,6 +52,22 @@ OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExcludedPaths:
+    """The files that the user's deny rules cover.
+
+    `patterns` are regular expressions for whole paths in Unicode's form NFC, compared without regard to case: the
+    absolute path and, inside cwd, the relative one. `places` are the paths at which the rules begin, without their
+    wildcards: absolute, or relative to cwd.
+    """
+
+    patterns: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
+NOTHING_EXCLUDED = ExcludedPaths()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
     """A call as it would run.
 
@@ -63,7 +79,7 @@ class PlannedCall:
 
     `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
     to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
-    `excluded_paths`: what a search must leave out, as regular expressions; the agent adds them.
+    `excluded`: what a search or a confined command must leave out; the agent adds it.
 
     `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`: the call
     writes files, so nothing may run in parallel. `is_read_only`: the user's configuration declares this external tool
@@ -82,7 +98,7 @@ class PlannedCall:
     other_paths: tuple[str, ...] = ()
     has_hard_links: bool = False
     has_unknown_names: bool = False
-    excluded_paths: tuple[str, ...] = ()
+    excluded: ExcludedPaths = NOTHING_EXCLUDED
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
@@ -272,9 +288,16 @@ class Workspace(Protocol):
         says which access or setting would be."""
 
     async def run(
-        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+        self,
+        command: str,
+        *,
+        access: CommandAccess,
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
-        """Run a shell command in its own process group, without input or a terminal.
+        """Run a shell command in its own process group, without input or a terminal. If it is confined, it cannot read
+        the `excluded` files.
 
         Returns the exit code, and standard output and error in the order in which they arrived. The code is None if the
         command timed out and was killed, and the negative signal number if a signal ended it. If there are more than 10
@@ -283,7 +306,12 @@ class Workspace(Protocol):
         """
 
     async def spawn(
-        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+        self,
+        command: str,
+        on_output: Callable[[str], None],
+        *,
+        access: CommandAccess,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> BackgroundCommand:
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import anyio
 
 from crow.domain.errors import ArgumentError
-from crow.tools import BackgroundCommand, CommandAccess, Workspace
+from crow.tools import NOTHING_EXCLUDED, BackgroundCommand, CommandAccess, ExcludedPaths, Workspace
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.truncate import OutputBuffer
 
@@ -70,8 +70,8 @@ class Jobs:
         self._started = 0
         self._starting = 0
 
-    async def start(self, line: str, access: CommandAccess) -> Job:
-        """Run a command line in the background.
+    async def start(self, line: str, access: CommandAccess, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Job:
+        """Run a command line in the background. If it is confined, it cannot read the `excluded` files.
 
         :raises ~crow.domain.errors.ArgumentError: too many are running.
         :raises OSError: it cannot be started.
@@ -83,7 +83,7 @@ class Jobs:
         self._starting += 1
         job_id, unread = f"job{self._started}", OutputBuffer(UNREAD_CHARS)
         try:
-            command = await self._workspace.spawn(line, unread.feed, access=access)
+            command = await self._workspace.spawn(line, unread.feed, access=access, excluded=excluded)
         finally:
             self._starting -= 1
         job = Job(id=job_id, line=line, access=access, command=command, unread=unread, keys=self._keys)

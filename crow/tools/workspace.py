@@ -16,6 +16,7 @@ import stat as modes
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 from unicodedata import category, normalize
@@ -24,7 +25,16 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import BackgroundCommand, CommandAccess, FileStat, OnOutput, Protection, SandboxStatus
+from crow.tools import (
+    NOTHING_EXCLUDED,
+    BackgroundCommand,
+    CommandAccess,
+    ExcludedPaths,
+    FileStat,
+    OnOutput,
+    Protection,
+    SandboxStatus,
+)
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
 from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
@@ -72,9 +82,20 @@ SECRET_PLACES = (
     *(".config/rclone", ".config/sops", ".config/age", ".config/containers/auth.json", ".config/github-copilot"),
     *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d/credentials.tfrc.json"),
     *(".codex/auth.json", ".claude/.credentials.json", ".local/share/keyrings", "Library/Keychains"),
-    *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", "etc/shadow", "etc/gshadow"),
+    *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium"),
+    *("etc/shadow", "etc/shadow-", "etc/gshadow", "etc/gshadow-", "etc/sudoers", "etc/sudoers.d", "etc/ssl/private"),
+    *("etc/NetworkManager/system-connections", "etc/krb5.keytab"),
+    *(f"etc/ssh/ssh_host_{kind}_key" for kind in ("rsa", "dsa", "ecdsa", "ed25519")),
 )
 """Files and folders with keys and passwords, wherever they are found. Most are in a home directory."""
+
+HOME_SECRET_PLACES = (
+    *(".docker", ".terraform.d", ".npmrc", ".yarnrc", ".yarnrc.yml", ".config/doctl", ".m2/settings.xml"),
+    *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
+    *(".local/share/kwalletd", ".claude.json", ".codex", ".gemini"),
+    *(".bash_history", ".zsh_history", ".python_history"),
+)
+"""The same, but only in the user's own home directory. Projects have harmless files with some of these names."""
 
 FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
 PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
@@ -91,9 +112,9 @@ OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
 class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
-    Commands do not get the `keys`. `own` are crow's files and folders; paths that begin with one of them are crow's
-    too, such as the log files beside a database. Tools can read only those in `own_readable`. Without a `confiner`, all
-    commands have full access.
+    Commands do not get the `keys`. `own` are crow's files; paths that begin with one of them are crow's too, such as
+    the log files beside a database. `own_folders` are crow's folders. Tools can read only what is in the folders
+    `own_readable`. Without a `confiner`, all commands have full access.
     """
 
     def __init__(
@@ -103,6 +124,7 @@ class DiskWorkspace:
         *,
         keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
+        own_folders: Sequence[Path] = (),
         own_readable: Sequence[Path] = (),
         confiner: Confiner | None = None,
     ) -> None:
@@ -113,9 +135,9 @@ class DiskWorkspace:
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
         self._confiner = confiner
-        self._own = folded_places(own)
-        self._own_readable = folded_places(own_readable)
-        self._own_files = tuple(path for path in own if path not in own_readable)
+        self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
+        self._own_readable = folded_places(own_readable, is_folder=True)
+        self._own_files = tuple(own)
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
@@ -135,18 +157,14 @@ class DiskWorkspace:
 
     def protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.protection`."""
-        if self._own and str(path).casefold().startswith(self._own):
+        if f"{path}/".casefold().startswith(self._own):
             return "never"
         return "ask" if is_protected(path) else "none"
 
     def read_protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.read_protection`."""
-        name = str(path).casefold()
-        if (
-            self._own
-            and name.startswith(self._own)
-            and not (self._own_readable and name.startswith(self._own_readable))
-        ):
+        name = f"{path}/".casefold()
+        if name.startswith(self._own) and not name.startswith(self._own_readable):
             return "never"
         if is_secret(path):
             return "ask"
@@ -155,9 +173,7 @@ class DiskWorkspace:
             return "none"
         if any(inode == file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
             return "never"
-        home = os.path.expanduser("~")
-        places = [os.path.join(home, place) for place in SECRET_PLACES] if os.path.isabs(home) else []
-        return "ask" if names_in(places, {inode: 1}, MAX_SECRET_ENTRIES)[inode] else "none"
+        return "ask" if names_in(secret_places(), {inode: 1}, MAX_SECRET_ENTRIES)[inode] else "none"
 
     async def find_names(
         self, paths: Collection[Path], places: Sequence[str] = ()
@@ -209,7 +225,13 @@ class DiskWorkspace:
         return "" if self._confiner is None else self._confiner.explain(access, output)
 
     async def run(
-        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+        self,
+        command: str,
+        *,
+        access: CommandAccess,
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
@@ -220,7 +242,7 @@ class DiskWorkspace:
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded)
         try:
             with anyio.move_on_after(timeout_s) as timeout:
                 await show_output(process, retained, on_output)
@@ -247,11 +269,16 @@ class DiskWorkspace:
         return code, retained.text() + (LEFT_RUNNING if is_left or process.left_others else "") + notes
 
     async def spawn(
-        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+        self,
+        command: str,
+        on_output: Callable[[str], None],
+        *,
+        access: CommandAccess,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> BackgroundCommand:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
         return SpawnedCommand(process, self._finish, on_output)
 
     async def start_confined(
@@ -285,14 +312,16 @@ class DiskWorkspace:
         await process.end(grace_s)
         await self._finish(process)
 
-    async def _start(self, command: str, access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
+    async def _start(
+        self, command: str, access: CommandAccess, on_output: Callable[[bytes], None], excluded: ExcludedPaths
+    ) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
         if access == "full":
             return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
         if self._confiner is None:
             raise PermissionError(errno.EPERM, OFF.problem)
-        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output)
+        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded)
 
     async def _finish(self, process: Process) -> tuple[str, ...]:
         return () if self._confiner is None else await self._confiner.finish(process)
@@ -391,12 +420,30 @@ def is_secret(path: Path) -> bool:
     place = f"/{'/'.join(names[1:])}/"
     if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
         return True
+    if f"{str(path).casefold()}/".startswith(folded_home_secrets(os.path.expanduser("~"))):
+        return True
     return names[1:2] == ["proc"] and names[-1] in PROC_SECRETS
 
 
-def folded_places(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The paths, and what they lead to, for comparisons without regard to case."""
-    return tuple({place.casefold() for path in paths for place in (str(path), os.path.realpath(path))})
+def secret_places() -> list[str]:
+    """The secret places of this machine and of its user, which need not exist."""
+    home = os.path.expanduser("~")
+    tops = [os.sep, home] if os.path.isabs(home) else [os.sep]
+    more = [os.path.join(home, place) for place in HOME_SECRET_PLACES] if os.path.isabs(home) else []
+    return [*(os.path.join(top, place) for top in tops for place in SECRET_PLACES), *more]
+
+
+@lru_cache(maxsize=4)
+def folded_home_secrets(home: str) -> tuple[str, ...]:
+    """The beginnings of paths in `HOME_SECRET_PLACES`, for comparisons without regard to case."""
+    places = (os.path.join(os.path.realpath(home), place) for place in HOME_SECRET_PLACES)
+    return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()
+
+
+def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
+    """The beginnings of paths at the given ones, and at what these lead to, for comparisons without regard to case."""
+    end = "/" if is_folder else ""
+    return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
 
 def file_id(path: Path) -> tuple[int, int] | None:

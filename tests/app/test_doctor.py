@@ -20,7 +20,7 @@ from crow.cli import main
 from crow.doctor import Finding, check_everything, sandbox_advice, try_to_escape
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import CommandAccess, OnOutput
+from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, OnOutput
 from crow.tools.sandbox.confiner import choose_sandbox
 from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import converse, new_session
@@ -314,9 +314,16 @@ class Unconfined(DiskWorkspace):
     """Gives every command full access."""
 
     async def run(
-        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+        self,
+        command: str,
+        *,
+        access: CommandAccess,
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
         assert access
+        assert not excluded.patterns
         return await super().run(command, access="full", timeout_s=timeout_s, on_output=on_output)
 
 

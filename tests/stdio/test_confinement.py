@@ -16,7 +16,7 @@ from crow.tools.sandbox.confiner import choose_sandbox
 from tests.stdio.conftest import StartCrow
 from tests.stdio.test_tools import configured
 from tests.support import fake_endpoint as fake
-from tests.support.acp_client import CrowProcess
+from tests.support.acp_client import CrowProcess, chosen
 from tests.support.fake_endpoint import FakeEndpoint
 
 CONFINED: dict[str, str | None] = {"CROW_SANDBOX": "required"}
@@ -40,6 +40,18 @@ def place() -> Iterator[Path]:
 
 def shell(access: str, command: str, **arguments: object) -> Any:
     return fake.calls(("shell", {"command": command, "access": access, **arguments}))
+
+
+def path_without_bubblewrap(place: Path) -> str:
+    """A PATH with this machine's programs, except for bubblewrap."""
+    programs = place / "programs"
+    programs.mkdir()
+    for folder in reversed(os.environ["PATH"].split(os.pathsep)):
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            if name != "bwrap":
+                (programs / name).unlink(missing_ok=True)
+                (programs / name).symlink_to(Path(folder) / name)
+    return str(programs)
 
 
 async def outputs(agent: CrowProcess, place: Path, mode: str = "auto") -> list[tuple[str, str]]:
@@ -107,3 +119,40 @@ async def test_no_process_of_a_command_outlives_crow(
         while await anyio.to_thread.run_sync(os.read, reader, 100):
             pass
     os.close(reader)
+
+
+@pytest.mark.parametrize("landlock", [False, True], ids=["any sandbox", "landlock"])
+async def test_commands_cannot_read_a_denied_file(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, landlock: bool
+) -> None:
+    rules = ["read_file(.env)", "read_file(config/*.key)"] + ["read_file(private/)"] * (not landlock)
+    configured(home, f"[permissions]\ndeny = {rules}\n")
+    names = [".env", "a/b/c/.ENV", "config/x.key", *["private/deep/file"] * (not landlock)]
+    for name in (*names, "config/plain", "plain"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("KEY=SECRET-0123\n" if name in names else "KEY=public\n")
+    os.link(place / ".env", place / "a" / "other-name")
+    (place / "link").symlink_to("config/x.key")
+    reads = (
+        "cat .env; cat a/other-name link; cat * .[a-z]* */*; echo done",
+        "grep -r KEY . || true; echo done",
+        "tar cf - . 2>/dev/null | tr -d '\\0'; echo done",
+        "find . -type f -exec cat {} +; echo done",
+    )
+    moves = "mv .env moved; cp config/x.key copied; mv config cfg; mv private open; ln .env linked; cat *; echo done"
+    endpoint.script(
+        *(shell("read", command) for command in reads),
+        shell("write", moves),
+        shell("read", "cat moved copied linked cfg/* open/deep/*; echo done"),
+        shell("read", "cat * */*; echo done", background=True),
+        fake.text("Done."),
+    )
+    env = {**CONFINED, **({"PATH": path_without_bubblewrap(place.parent)} if landlock else {})}
+    answers = {"session/request_permission": lambda params: chosen(params, "allow_once")}
+    async with crow(endpoint=endpoint, env=env, answers=answers) as agent:
+        results = await outputs(agent, place)
+    sent = "".join(request.raw.decode() for request in endpoint.asked)
+    assert len(results) == len(reads) + 3
+    assert all("done" in text for _, text in results), results
+    assert "KEY=public" in sent, results
+    assert "SECRET-0123" not in sent + str(results)

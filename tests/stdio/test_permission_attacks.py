@@ -259,9 +259,13 @@ async def test_keys_ask_before_each_read_and_crows_own_files_are_never_read(
     (home / "config.toml").write_text(
         '[permissions]\nmode = "auto"\nallow = ["read_file(/**)", "read_file", "*"]\n# SECRET-0123'
     )
-    for name in (".ssh/id_ed25519", ".aws/credentials", ".netrc", ".config/gh/hosts.yml"):
+    for name in (".ssh/id_ed25519", ".aws/credentials", ".netrc", ".config/gh/hosts.yml", ".npmrc", "p/.npmrc"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("SECRET-0123\n")
+    (place / "p" / ".npmrc").write_text("harmless")
+    for name in ("skills/a/notes", "other", "cache/text"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("readable" if "skills" in name else "SECRET-0123")
     os.link(place / ".ssh" / "id_ed25519", place / "notes.txt")
     os.link(home / "config.toml", place / "other.txt")
     (place / "a.txt").symlink_to(".ssh/id_ed25519")
@@ -272,10 +276,10 @@ async def test_keys_ask_before_each_read_and_crows_own_files_are_never_read(
         asked.append((params["toolCall"]["rawInput"]["path"], [option["kind"] for option in params["options"]]))
         return chosen(params, "reject_once")
 
-    secret = (".ssh/id_ed25519", "a.txt", ".aws/credentials", ".netrc", ".config/gh/hosts.yml", "notes.txt")
-    own = (".config/crow/config.toml", "other.txt", ".config/crow/crow.db")
+    secret = (".ssh/id_ed25519", "a.txt", ".aws/credentials", ".netrc", ".config/gh/hosts.yml", "notes.txt", ".npmrc")
+    own = ("other.txt", *(f".config/crow/{name}" for name in ("config.toml", "crow.db", "other", "cache/text")))
     steps: list[tuple[str, dict[str, Any]]] = [
-        *(("read_file", {"path": path}) for path in (*secret, *own)),
+        *(("read_file", {"path": path}) for path in (*secret, *own, "p/.npmrc", ".config/crow/skills/a/notes")),
         ("grep", {"path": ".ssh", "pattern": "S"}),
         ("edit_file", {"path": ".netrc", "old_text": "S", "new_text": "x"}),
         ("grep", {"path": ".config/crow/config.toml", "pattern": "S"}),
@@ -292,6 +296,7 @@ async def test_keys_ask_before_each_read_and_crows_own_files_are_never_read(
     once = ["allow_once", "reject_once"]
     assert asked == [(path, once) for path in (*secret, ".ssh", ".netrc")]
     assert sum("belongs to crow itself and cannot be read" in text for text in said) == len(own) + 1
+    assert all(any(word in text for text in said) for word in ("harmless", "readable"))
     assert "SECRET-0123" not in "".join(request.raw.decode() for request in endpoint.asked)
     assert "id_ed25519" not in said[-1]
     assert "[left out " in said[-1]

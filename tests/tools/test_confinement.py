@@ -297,6 +297,47 @@ def test_a_linked_worktree_has_its_repository_but_a_forged_one_does_not() -> Non
     assert left == []
 
 
+@pytest.mark.parametrize("landlock", [False, True], ids=["any sandbox", "landlock"])
+def test_a_workspace_inside_a_repository_can_use_it(landlock: bool, request: pytest.FixtureRequest) -> None:
+    if landlock:
+        request.getfixturevalue("no_bubblewrap")
+
+    async def scenario(place: Place) -> Any:
+        repository = place.home / "code" / "mono"
+        inside, beside = repository / "packages" / "a", repository / "packages" / "b"
+        setup = (
+            f"mkdir -p {inside} {beside} && cd {repository} && {GIT} init -q && echo a >{inside}/a && "
+            f"echo b >{beside}/b && git add . && {GIT} commit -qm one && echo x >{place.home}/code/secret"
+        )
+        assert (await run(place.open(), "full", setup))[0] == 0
+        workspace = place.open(inside)
+        looked = await run(workspace, "read", "git status -s && git log --format=%s && git diff HEAD && cat ../b/b")
+        wrote = await run(
+            workspace, "write", f"echo new >a && git status -s && {GIT} commit -qam two && git show --format=%s --stat"
+        )
+        attacked = await run(
+            workspace,
+            "write",
+            "echo x >../b/b; echo x >../b/new; rm ../b/b; echo x >../../.git/hooks/post-commit; echo x >../../new; "
+            "echo '[alias] x = !sh' >>../../.git/config; mv ../../.git ../../moved; cat ../../../secret",
+        )
+        read = await run(workspace, "read", "echo x >../../.git/new; cat ../../../secret")
+        await workspace.close()
+        changed = (await run(place.open(), "full", f"cd {repository} && git status -s && ls -A . .git/hooks"))[1]
+        config = (repository / ".git" / "config").read_text()
+        return looked, wrote, "x" in [*attacked[1].split(), *read[1].split()], changed, "alias" in config
+
+    looked, wrote, is_seen, changed, is_configured = as_user(USERS[0], scenario)
+    assert looked == [0, "one\nb\n"]
+    assert wrote[0] == 0, wrote
+    assert wrote[1].startswith(" M a\ntwo\n")
+    assert "1 file changed" in wrote[1]
+    assert not is_seen
+    assert "post-commit\n" not in changed
+    assert changed.startswith(".:\n.git\npackages\n")
+    assert not is_configured
+
+
 SURVIVOR = (
     "(setsid sh -c 'trap \"\" TERM; exec >alive; touch ready; while :; do sleep 100; done' &) ; "
     "until [ -e ready ]; do sleep 0.01; done; "

@@ -349,7 +349,7 @@ async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
     excluded = excluded_paths("grep", user_rules([], ["read_file(.env)", "*(docs/**)"]))
     async with open_box() as box:
         for name, arguments in (("grep", {"pattern": "needle"}), ("list_files", {})):
-            planned = replace(await box.plan(name, **arguments), excluded_paths=excluded)
+            planned = replace(await box.plan(name, **arguments), excluded=excluded)
             found = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, planned=planned)
             lines = [line.partition(":")[0] for line in found.text.splitlines()]
             assert lines == ["a.py", "[left out 7 files that the user's rules forbid or that may hold keys]"]

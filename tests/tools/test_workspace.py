@@ -313,12 +313,19 @@ def test_other_files_can_be_read(root: Path) -> None:
 
 
 def test_crows_own_files_are_never_read_but_the_users_skills_are(root: Path) -> None:
-    own = (root / "config.toml", root / "crow.db", root / "skills")
     (root / "config.toml").write_text("x")
     os.link(root / "config.toml", root / "copy")
-    workspace = DiskWorkspace(root, own=own, own_readable=own[2:])
-    paths = ("config.toml", "crow.db-wal", "CROW.DB", "copy", "skills/a/SKILL.md")
-    assert [workspace.read_protection(root / path) for path in paths] == [*["never"] * 4, "none"]
+    workspace = DiskWorkspace(
+        root,
+        own=(root / "config.toml", root / "crow.db"),
+        own_folders=(root / "crow",),
+        own_readable=(root / "crow" / "skills",),
+    )
+    closed = ("config.toml", "crow.db-wal", "CROW.DB", "copy", "crow", "crow/x/y", "Crow/skills.txt")
+    assert [workspace.read_protection(root / path) for path in closed] == ["never"] * len(closed)
+    assert workspace.read_protection(root / "crow" / "skills" / "a" / "SKILL.md") == "none"
+    assert workspace.protection(root / "crow" / "skills" / "a" / "SKILL.md") == "never"
+    assert workspace.read_protection(root / "crow-theme") == workspace.protection(root / "crow-theme") == "none"
 
 
 def test_a_hard_link_to_a_key_is_as_secret_as_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

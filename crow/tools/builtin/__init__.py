@@ -18,7 +18,7 @@ from mcp.server.lowlevel import Server
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, ToolCall, ToolSpec
-from crow.tools import Outcome, PlannedCall, Ports
+from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, Outcome, PlannedCall, Ports
 from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
 from crow.tools.builtin.files import READ_FILE, WRITE_FILE
@@ -68,7 +68,7 @@ def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestPar
     allowed."""
     path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
     argument = planned.argument if planned is not None else None
-    excluded = list(planned.excluded_paths) if planned is not None else []
+    excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
     return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded})
 
 
@@ -106,7 +106,7 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             on_output=on_output,
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
-            excluded_paths=tuple(meta.get(EXCLUDED, ())),
+            excluded=ExcludedPaths(**{name: tuple(paths) for name, paths in meta.get(EXCLUDED, {}).items()}),
         )
         try:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})

@@ -123,9 +123,11 @@ async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collec
     closed = {
         name for name, path in paths.items() if workspace.read_protection(path) not in ("none", top.read_protection)
     }
-    if invocation.excluded_paths:
+    if invocation.excluded.patterns:
         root = workspace.resolve(".")
-        excluded = re.compile("|".join(f"(?:{each})" for each in invocation.excluded_paths), re.IGNORECASE | re.DOTALL)
+        excluded = re.compile(
+            "|".join(f"(?:{each})" for each in invocation.excluded.patterns), re.IGNORECASE | re.DOTALL
+        )
         known = await workspace.find_names(paths.values())
         for name, path in paths.items():
             others, is_complete = known.get(path, ((), True))
@@ -158,7 +160,7 @@ async def scan_directory(invocation: ToolInvocation, target: PathTarget, request
         the directory.
     """
     workspace, top = invocation.context.workspace, target.path
-    patterns = [*invocation.excluded_paths, *([SECRET_PATHS] if target.read_protection == "none" else ())]
+    patterns = [*invocation.excluded.patterns, *([SECRET_PATHS] if target.read_protection == "none" else ())]
     excluded = {"top": str(top), "root": str(workspace.resolve(".")), "patterns": patterns}
     if request.get("file") is not None:  # the user or a rule has allowed this file
         excluded = {}

@@ -46,13 +46,17 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         raise ArgumentError("command contains a NUL character; expected a command line")
     access = await effective_access(invocation.context, args)
     if args.get("background", False):
-        job = await invocation.context.jobs.start(command, access)
+        job = await invocation.context.jobs.start(command, access, invocation.excluded)
         await job.wait(FIRST_OUTPUT_S)
         return job_outcome(
             invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
         )
     code, output = await invocation.context.workspace.run(
-        command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
+        command,
+        access=access,
+        timeout_s=timeout_s,
+        on_output=invocation.on_output,
+        excluded=invocation.excluded,
     )
     end = describe_end(code, timeout_s)
     hint = invocation.context.workspace.explain_failure(access, output) if end else ""

@@ -12,7 +12,18 @@ from typing import Any, TypeAlias
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
-from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, Protection, SkillInfo, Workspace
+from crow.tools import (
+    NOTHING_EXCLUDED,
+    Access,
+    ExcludedPaths,
+    OnOutput,
+    Outcome,
+    PlannedCall,
+    Ports,
+    Protection,
+    SkillInfo,
+    Workspace,
+)
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
@@ -80,8 +91,8 @@ class ToolContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
     """A running call. `allowed_path` is the file or directory that the call may touch. `allowed_argument` is the
-    argument of its planned call. Both are None if the call was not planned. `excluded_paths` are regular expressions
-    for the files that a search leaves out."""
+    argument of its planned call. Both are None if the call was not planned. `excluded` is what a search leaves out, and
+    what a confined command cannot read."""
 
     context: ToolContext
     ports: Ports
@@ -89,7 +100,7 @@ class ToolInvocation:
     on_output: OnOutput
     allowed_path: str | None = None
     allowed_argument: str | None = None
-    excluded_paths: tuple[str, ...] = ()
+    excluded: ExcludedPaths = NOTHING_EXCLUDED
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.tools import CommandAccess, SandboxStatus
+from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.process import Process
 
 ConfinedAccess: TypeAlias = Literal["read", "write"]
@@ -96,8 +96,10 @@ class Confiner(Protocol):
         on_errors: Callable[[bytes], None] | None = None,
         takes_input: bool = False,
         directory: Path | None = None,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> Process:
-        """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files.
+        """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files. The
+        program cannot read the `excluded` files.
 
         After the end of the process, call `finish`.
 
@@ -116,6 +118,3 @@ class Confiner(Protocol):
 
     async def close(self) -> None:
         """Remove the session's private directories."""
-
-
-__all__ = ["CommandAccess", "ConfinedAccess", "Confinement", "Confiner", "Sandbox", "SandboxStatus"]

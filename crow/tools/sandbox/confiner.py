@@ -21,9 +21,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from crow.tools import CommandAccess, SandboxStatus
+from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.process import Process, found_program
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
+from crow.tools.sandbox.denied import DeniedFiles
 from crow.tools.sandbox.policy import (
     MAX_READ_ONLY,
     PYTEST_CACHE,
@@ -135,6 +136,7 @@ class KernelConfiner:
         roots = tuple(dict.fromkeys(Path(os.path.realpath(directory)) for directory in directories))
         self.options = options
         self._policy = Policy(roots, options)
+        self._denied = DeniedFiles(roots[0], roots)
         self._choice: Choice | None = None
         self._private: Private | None = None
         self._protected: ProtectedFiles | None = None
@@ -178,6 +180,7 @@ class KernelConfiner:
         on_errors: Callable[[bytes], None] | None = None,
         takes_input: bool = False,
         directory: Path | None = None,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> Process:
         """See :class:`crow.tools.sandbox.Confiner`."""
         choice = await self._choose()
@@ -188,7 +191,7 @@ class KernelConfiner:
                 f'The command was not run, because nothing confines it to the access "{access}": {problem} '
                 'Use the access "full"; then the user is asked.',
             )
-        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory)
+        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded)
         variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
         process = await choice.sandbox.start(
             argv,
@@ -238,15 +241,16 @@ class KernelConfiner:
             )
         if not re.search(NO_WRITE, text, re.IGNORECASE):
             return ""
+        hidden = " The user's deny rules hide some files from it." if self._denied.has_found else ""
         if access == "read":
             return (
-                '[Access was "read", which changes nothing. To change files in the workspace, use access "write"; for '
-                'anything else "full".]'
+                f'[Access was "read", which changes nothing.{hidden} To change files in the workspace, use access '
+                '"write"; for anything else "full".]'
             )
         return (
             '[Access was "write": only the workspace and the directory for temporary files can be written, and not '
-            'protected files such as .git/config or AGENTS.md. If the command needs more, use access "full". The '
-            "user can allow more directories with `writable` in [sandbox] of config.toml.]"
+            f'protected files such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
+            "The user can allow more directories with `writable` in [sandbox] of config.toml.]"
         )
 
     async def close(self) -> None:
@@ -262,7 +266,9 @@ class KernelConfiner:
             self._choice = await anyio.to_thread.run_sync(choose_sandbox, lambda path: is_inside(path, roots))
         return self._choice
 
-    def _prepare(self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None) -> Prepared:
+    def _prepare(
+        self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None, excluded: ExcludedPaths
+    ) -> Prepared:
         with self._lock:
             if self._private is None:
                 self._policy.create_own()
@@ -272,7 +278,8 @@ class KernelConfiner:
             private, protected = self._private, self._protected
         snapshot = protected.snapshot() if access == "write" else None
         places = private.directories if directory is None else replace(private.directories, temporary=directory)
-        confinement = self._policy.confinement(access, places, snapshot)
+        denied = self._denied.find(excluded, self._policy.searched_trees())
+        confinement = self._policy.confinement(access, places, snapshot, denied)
         if access == "read" and sandbox.has_overlay and self._overlay_works(sandbox, confinement, private):
             confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
         if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile

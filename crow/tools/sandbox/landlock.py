@@ -60,7 +60,8 @@ class Landlock:
       :class:`crow.tools.sandbox.protected.ProtectedFiles`.
     - Masked directories refuse access instead of being empty. Names, sizes and times of all files can still be asked
       for by their path, and the list of processes can be seen.
-    - If a file is hidden, nothing can be created directly in the directories that lead to it.
+    - If a file is hidden, nothing can be created directly in the directories that lead to it. If a directory is hidden,
+      those that lead to it cannot be listed either.
     - Without network there are no internet sockets at all, so that programs cannot talk over the loopback interface
       either. There are never unix sockets except pairs, and no new pseudo-terminals.
     - `write` commands can change modes, owners and times of the user's files everywhere; `read` commands only times.
@@ -220,18 +221,22 @@ class Ruleset:
         finally:
             os.close(handle)
 
+    def _add_rule(self, handle: int, rights: int) -> None:
+        rule = struct.pack("=Qi", rights & self.rights, handle)
+        syscall(ADD_RULE, self.handle, PATH_BENEATH, rule, 0)
+
     def _allow(self, handle: int, path: str, rights: int, excluded: Sequence[str]) -> None:
         mode = os.fstat(handle).st_mode
         if path in excluded or modes.S_ISLNK(mode):
             return
         inner = [name for name in excluded if name.startswith(path.rstrip(os.sep) + os.sep)]
         if not inner:
-            allowed = rights if modes.S_ISDIR(mode) else rights & RIGHTS_OF_FILES
-            rule = struct.pack("=Qi", allowed & self.rights, handle)
-            syscall(ADD_RULE, self.handle, PATH_BENEATH, rule, 0)
+            self._add_rule(handle, rights if modes.S_ISDIR(mode) else rights & RIGHTS_OF_FILES)
             return
         if not modes.S_ISDIR(mode):
             return
+        if not any(map(os.path.isdir, inner)):  # the right to list holds for all directories below
+            self._add_rule(handle, rights & READ_DIR)
         self.stamps[path] = make_stamp(path, is_listed=True)
         for name in list_directory(handle):
             try:
@@ -247,8 +252,9 @@ class Ruleset:
 def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
     """The rules for a confinement. The last component of a listed path may be missing.
 
-    Landlock cannot take away what a rule allows, so the directories that lead to an excluded path get no rule: each of
-    their other entries gets one. What is created there later is not accessible before the next command.
+    Landlock cannot take away what a rule allows, so the directories that lead to an excluded path get at most a rule to
+    list them, and each of their other entries gets one. What is created there later is not accessible before the next
+    command.
     """
     rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
     network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS

@@ -12,6 +12,7 @@ from typing import Literal
 
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
+from crow.tools.workspace import secret_places
 
 MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
 """Directories of other users and programs. /run has the sockets of Docker and of the user's D-Bus, which run commands
@@ -30,18 +31,8 @@ RESOLVER = "/run/systemd/resolve"
 
 TOOLCHAINS = (
     *(".cargo", ".rustup", ".pyenv", ".rbenv", ".nvm", ".asdf", ".volta", ".sdkman", ".bun", ".deno", ".ghcup"),
-    *(
-        "go",
-        ".jdks",
-        ".m2/repository",
-        ".m2/wrapper",
-        ".nuget/packages",
-        ".gradle/caches",
-        ".gradle/wrapper",
-        ".opam",
-        ".julia",
-        ".juliaup",
-    ),
+    *("go", ".jdks", ".m2/repository", ".m2/wrapper", ".nuget/packages", ".gradle/caches", ".gradle/wrapper"),
+    *(".opam", ".julia", ".juliaup"),
     *(".local/bin", ".local/lib", ".local/go", ".nix-profile", ".nix-defexpr", ".npm-global", ".yarn", ".pnpm"),
     *(f".local/share/{name}" for name in ("uv", "pipx", "mise", "pnpm", "fnm", "rtx", "virtualenv", "virtualenvs")),
     *(".config/git", ".config/mise", ".config/go"),
@@ -63,29 +54,13 @@ FOLDERS = (
 """Below HOME, folders that contain toolchains or secrets."""
 
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
+"""Directories in HOME that hold the files of many programs, or of the user. No program needs them as a whole."""
+
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
 """One of these stands beside the `bin` of an installed program."""
 
 MAX_READ_ONLY = 32
 """Each read-only path costs a command some 0.3 ms. The changes of others are undone after the command."""
-
-SECRETS = (
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".vault-token", ".terraform.d"),
-    *(".netrc", "_netrc", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf"),
-    *(".config/git/credentials", ".config/gcloud", ".config/gh", ".config/hub", ".config/glab-cli", ".config/op"),
-    *(".config/rclone", ".config/doctl", ".config/google-chrome", ".config/chromium"),
-    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml"),
-    *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
-    *(".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".thunderbird", ".claude.json", ".codex"),
-    *(".claude/.credentials.json", ".gemini", ".bash_history", ".zsh_history", ".python_history"),
-)
-"""Below HOME, places of keys, passwords and histories."""
-
-SYSTEM_SECRETS = (
-    *("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d"),
-    *("/etc/ssl/private", "/etc/NetworkManager/system-connections", "/etc/krb5.keytab"),
-    *(f"/etc/ssh/ssh_host_{kind}_key" for kind in ("rsa", "dsa", "ecdsa", "ed25519")),
-)
 
 CACHES = {
     "XDG_CACHE_HOME": ("xdg", ".cache"),
@@ -164,10 +139,11 @@ class FoundPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedRepository:
-    """The git directories of a linked worktree, which are outside of the worktree."""
+class OuterRepository:
+    """A repository whose worktree contains a root, if the git directory `common` is outside of all roots. `tree` is the
+    worktree."""
 
-    own: Path
+    tree: Path
     common: Path
 
 
@@ -182,6 +158,7 @@ class Policy:
     options: SandboxOptions
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     _places: list[FoundPlaces] = field(default_factory=list, repr=False)
+    _repositories: dict[Path, OuterRepository | None] = field(default_factory=dict, repr=False)
 
     @property
     def home(self) -> Path | None:
@@ -207,20 +184,32 @@ class Policy:
 
     def writable_roots(self) -> tuple[Path, ...]:
         """The directories that commands with the access `write` can write: the workspace, those of the settings, and
-        the repository of a linked worktree."""
-        linked = [self._linked_repository(root) for root in self.roots]
-        common = [repository.common for repository in linked if repository is not None]
+        git's own directories of repositories around the workspace."""
+        common = [repository.common for repository in self._outer_repositories()]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
+    def searched_trees(self) -> tuple[Path, ...]:
+        """The visible trees of the user in which deny rules hide files."""
+        named = [*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)]
+        return (*self.roots, *(repository.tree for repository in self._outer_repositories()), *named)
+
     def confinement(
-        self, access: ConfinedAccess, private: PrivateDirectories, snapshot: Snapshot | None = None
+        self,
+        access: ConfinedAccess,
+        private: PrivateDirectories,
+        snapshot: Snapshot | None = None,
+        denied: Sequence[Path] = (),
     ) -> Confinement:
-        """What a command with this access may see and change. For `write`, `snapshot` has the protected paths."""
+        """What a command with this access may see and change. For `write`, `snapshot` has the protected paths. `denied`
+        are more paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
+        hidden = tuple(dict.fromkeys([*found.hidden, *denied]))
         readable = [path for path in found.toolchains if is_inside(path, masked)]
         readable += self._named(self.options.readable)
+        trees = (repository.tree for repository in self._outer_repositories())
+        readable += [tree for tree in trees if not is_inside(tree, self.roots)]
         has_network = access == "write" and self.options.network
         if has_network:
             readable += existing([RESOLVER])
@@ -229,7 +218,7 @@ class Policy:
         throwaway: tuple[Path, ...] = ()
         if access == "write":
             read_only, folders = protected_parts(snapshot)
-            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *found.hidden), writable)]
+            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *hidden), writable)]
         else:
             throwaway = tuple(root for root in self.roots if not is_inside(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
@@ -240,7 +229,7 @@ class Policy:
             readable=tuple(dict.fromkeys(readable)),
             writable=tuple(dict.fromkeys(own_writable)),
             read_only=tuple(read_only),
-            hidden=tuple(path for path in found.hidden if is_visible(path, masked, visible)),
+            hidden=tuple(path for path in hidden if is_visible(path, masked, visible)),
             throwaway=throwaway,
             temporary=private.temporary,
             blank=private.blank,
@@ -268,6 +257,8 @@ class Policy:
             downloads = Path(self.env.get("GOMODCACHE") or home / CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
+        if self._outer_repositories():  # git must find it although the workspace is mounted by itself
+            variables["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
         if access == "read" and not has_overlay:
             variables |= {name: str(private.caches / directory) for name, directory in WORKSPACE_CACHES.items()}
             pytest = f"-o cache_dir={shlex.quote(str(private.caches / PYTEST_CACHE))}"
@@ -282,7 +273,7 @@ class Policy:
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
         stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
-            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden(home))
+            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden())
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
 
@@ -341,28 +332,68 @@ class Policy:
             return "contains crow's own files"
         return ""
 
-    def _hidden(self, home: Path | None) -> Iterator[Path]:
+    def _hidden(self) -> Iterator[Path]:
         named = {*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)}
-        secrets = [*SYSTEM_SECRETS, *(() if home is None else (str(home / name) for name in SECRETS))]
-        for path in (Path(os.path.realpath(secret)) for secret in secrets):
+        for path in (Path(os.path.realpath(place)) for place in secret_places()):
             if path not in named and os.access(path, os.R_OK):
                 yield path
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
-    def _linked_repository(self, root: Path) -> LinkedRepository | None:
-        """The repository of a linked worktree, if that repository itself says that the worktree is its own.
+    def _outer_repositories(self) -> tuple[OuterRepository, ...]:
+        """The repositories around the roots. One that appears later is left out: nothing protects its hooks."""
+        found = []
+        for root in self.roots:
+            repository = self._find_repository(root)
+            if repository is not None and repository == self._repositories.setdefault(root, repository):
+                found.append(repository)
+            else:
+                self._repositories.setdefault(root, None)
+        return tuple(dict.fromkeys(found))
 
-        The `.git` file in the workspace alone proves nothing: the workspace is hostile.
-        """
-        try:
-            own = linked_path(root / ".git", "gitdir: ")
-            if own is None or linked_path(own / "gitdir") != root / ".git":
-                return None
-            common = linked_path(own / "commondir")
-        except (OSError, ValueError):
+    def _find_repository(self, root: Path) -> OuterRepository | None:
+        """The repository that git would use in this root; None if it is inside a root, or should not be shown."""
+        tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
+        if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
-        is_repository = common is not None and own.parent == common / "worktrees" and os.path.isfile(common / "HEAD")
-        return LinkedRepository(own, common) if common is not None and is_repository else None
+        common = tree / ".git" if is_repository(tree / ".git") else linked_repository(tree)
+        if common is None or is_inside(common, self.roots):
+            return None
+        return OuterRepository(tree, common)
+
+    def _may_show(self, tree: Path, root: Path) -> bool:
+        """Whether commands may see a whole tree because a root is in it. HOME, collections such as ~/.config, and
+        directories of the system or of several users are too much."""
+        if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
+            return False
+        if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in MASKED):
+            return False
+        try:
+            owners = {os.geteuid(), 0, root.stat().st_uid}
+            return {tree.stat().st_uid, (tree / ".git").lstat().st_uid} <= owners
+        except OSError:
+            return False
+
+
+def is_repository(path: Path) -> bool:
+    """Whether this is a repository's own directory, and not a link to one."""
+    return not path.is_symlink() and os.path.isfile(path / "HEAD")
+
+
+def linked_repository(tree: Path) -> Path | None:
+    """The repository of a linked worktree, if that repository itself says that the worktree is its own.
+
+    The `.git` file in the worktree alone proves nothing: the workspace is hostile.
+    """
+    try:
+        own = linked_path(tree / ".git", "gitdir: ")
+        if own is None or linked_path(own / "gitdir") != tree / ".git":
+            return None
+        common = linked_path(own / "commondir")
+    except (OSError, ValueError):
+        return None
+    if common is None or own.parent != common / "worktrees" or not os.path.isfile(common / "HEAD"):
+        return None
+    return common
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
@@ -427,7 +458,8 @@ def installed_tree(directory: Path, home: Path) -> Path:
 
 
 def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
-    """The folders between the roots and the paths. A command must not rename them, since it would move the paths."""
+    """The folders between the roots and the paths, with the roots. A command must not rename them: it would move the
+    paths."""
     for path in paths:
         for root in roots:
             if path.is_relative_to(root):
@@ -456,5 +488,6 @@ def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[
     ]
     whole = set(read_only)
     tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]
+    repositories |= {os.path.dirname(path) for path, state in states.items() if state.is_mutable}  # where it is a root
     tops.sort(key=lambda path: (not is_inside(path, map(Path, repositories)), len(path.parts)))
     return tuple(tops[:MAX_READ_ONLY]), tuple(map(Path, sorted(folders)))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from crow.tools.process import Process, start
 from crow.tools.sandbox import Confinement
+from crow.tools.sandbox.policy import folders_above
 from crow.tools.sandbox.probe import try_confinement
 
 PROGRAM = "/usr/bin/sandbox-exec"
@@ -119,8 +120,8 @@ def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
     profile.add("deny file-write*", "subpath", confinement.read_only)
     profile.add("deny file-read-data file-read-xattr file-write*", "subpath", confinement.hidden)
     # renaming a directory would take what is protected inside it out of reach of the rules
-    above = directories_above((*confinement.read_only, *confinement.hidden), writable)
-    profile.add("deny file-write-unlink", "literal", above)
+    above = set(folders_above((*confinement.read_only, *confinement.hidden), writable))
+    profile.add("deny file-write-unlink", "literal", sorted(above))
     text = BASICS + "".join(profile.rules) + DEVICES + (NETWORK if confinement.has_network else "")
     return text, profile.parameters
 
@@ -141,10 +142,3 @@ class Profile:
             filters.append(f'({match} (param "{name}"))')
         if filters:
             self.rules.append(f"({rule} {' '.join(filters)})\n")
-
-
-def directories_above(paths: Iterable[Path], trees: Iterable[Path]) -> tuple[Path, ...]:
-    """The directories between the trees and the paths in them, with the trees."""
-    roots = tuple(trees)
-    found = {parent for path in paths for parent in path.parents if any(parent.is_relative_to(root) for root in roots)}
-    return tuple(sorted(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,67 @@ def test_a_home_that_is_a_directory_of_the_system_is_not_masked(
 ) -> None:
     monkeypatch.setenv("HOME", "/")
     assert Path("/") not in policy(home, {}).confinement("read", private).masked
+
+
+def make_repository(folder: Path) -> Path:
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    return folder
+
+
+def shown_repositories(root: Path, private: PrivateDirectories) -> tuple[set[Path], set[Path]]:
+    """What a `write` command in the root can read and write around it."""
+    confinement = Policy((root,), SandboxOptions(), {}).confinement("write", private)
+    return {path for path in confinement.readable if root.is_relative_to(path)}, {
+        path for path in confinement.writable if path not in (root, private.caches)
+    }
+
+
+def test_the_repository_around_a_workspace_is_shown(home: Path, private: PrivateDirectories) -> None:
+    outer = make_repository(home / "code" / "mono")
+    root = outer / "packages" / "a"
+    root.mkdir(parents=True)
+    assert shown_repositories(root, private) == ({outer}, {outer / ".git"})
+    both = Policy((root, outer), SandboxOptions(), {}).confinement("read", private)
+    assert not [path for path in both.readable if path.is_relative_to(outer)], "a root contains the repository"
+
+
+def test_a_linked_worktree_around_a_workspace_is_shown_if_its_repository_knows_it(
+    home: Path, private: PrivateDirectories
+) -> None:
+    main, tree = make_repository(home / "main"), home / "tree"
+    own, root = main / ".git" / "worktrees" / "tree", tree / "packages" / "a"
+    own.mkdir(parents=True)
+    root.mkdir(parents=True)
+    (own / "commondir").write_text("../..\n")
+    (own / "gitdir").write_text(f"{home}/elsewhere/.git\n")
+    (tree / ".git").write_text(f"gitdir: {own}\n")
+    assert shown_repositories(root, private) == (set(), set())
+    (own / "gitdir").write_text(f"{tree}/.git\n")
+    assert shown_repositories(root, private) == ({tree}, {main / ".git"})
+
+
+@pytest.mark.parametrize("tree", ["..", "", ".config", "link", *(["theirs"] if os.geteuid() == 0 else [])])
+def test_a_repository_is_not_shown_if_its_tree_is_too_much_or_belongs_to_others(
+    home: Path, private: PrivateDirectories, tree: str
+) -> None:
+    outer = home / tree
+    root = outer.resolve() / "packages" / "a"
+    root.mkdir(parents=True)
+    if tree == "link":
+        (outer / ".git").symlink_to(make_repository(home / "other") / ".git")
+    else:
+        make_repository(outer)
+    if tree == "theirs":
+        os.chown(outer / ".git", 12_345, 12_345)
+    assert shown_repositories(root, private) == (set(), set())
+
+
+def test_a_repository_that_appears_later_is_not_shown(home: Path, private: PrivateDirectories) -> None:
+    """Its hooks are not protected, because the session's protected places are known by then."""
+    root = home / "code" / "mono" / "a"
+    root.mkdir(parents=True)
+    rules = Policy((root,), SandboxOptions(), {})
+    before = rules.confinement("write", private)
+    make_repository(root.parent)
+    assert rules.confinement("write", private) == before

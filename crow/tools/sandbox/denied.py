@@ -1,0 +1,165 @@
+"""Finds the files that the user's deny rules hide from commands."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
+
+from crow.tools import ExcludedPaths
+from crow.tools.sandbox.protected import (
+    FOLDER_DEPTH,
+    GIT_FOLDERS,
+    MAX_FOLDERS,
+    SETTLED_NS,
+    SKIPPED,
+    is_inside,
+    make_stamp,
+    quick_fold,
+)
+from crow.tools.workspace import shared_inode
+
+MAX_DENIED = 500
+"""Each hidden path costs a command up to 1 ms."""
+
+NOT_SEARCHED = SKIPPED | GIT_FOLDERS
+ANY_NAME = "\1"
+"""Stands for a name that no rule mentions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file or folder. `path` is how it was reached; in `real`, the links to its folder are resolved. `is_denied`: the
+    rules cover the file, or everything that could be in the folder."""
+
+    path: str
+    real: str
+    kind: Literal["file", "folder", "link"]
+    inode: int
+    is_denied: bool
+
+
+class DeniedFiles:
+    """The files of a workspace that deny rules cover.
+
+    Searched are the visible trees and the places that the rules name, each down to four folders below it and in at most
+    4,000 folders. Folders of git, of dependencies and of build results (`SKIPPED`) are searched only if a rule names
+    them. A denied file counts with its other names (hard links, and what a link with a denied name leads to), as far as
+    this search finds them.
+
+    `root` is the directory in which relative patterns begin. The directories `kept` and those above them are never
+    hidden as a whole. The methods block, and may be called from several threads.
+    """
+
+    def __init__(self, root: Path, kept: Iterable[Path]) -> None:
+        self.has_found = False
+        self._root = str(root).rstrip(os.sep) + os.sep
+        self._kept = {str(folder) for path in kept for folder in (path, *path.parents)}
+        self._patterns: tuple[str, ...] = ()
+        self._matches = re.compile("").fullmatch
+        self._listings: dict[str, tuple[tuple[int, ...], tuple[Found, ...]]] = {}
+        self._lock = threading.Lock()
+
+    def find(self, excluded: ExcludedPaths, trees: Iterable[Path]) -> tuple[Path, ...]:
+        """The denied files and folders in the trees and in the places of the rules, with links resolved.
+
+        :raises PermissionError: there are too many to hide.
+        """
+        with self._lock:
+            if self._patterns != excluded.patterns:
+                whole = "|".join(f"(?:{pattern})" for pattern in excluded.patterns)
+                self._matches = re.compile(whole, re.IGNORECASE | re.DOTALL).fullmatch
+                self._patterns, self._listings = excluded.patterns, {}
+            places = (os.path.normpath(os.path.join(self._root, place)) for place in excluded.places)
+            found = self._search([*map(str, trees), *places]) if excluded.patterns else []
+            self.has_found = bool(found)
+        if len(found) > MAX_DENIED:
+            raise PermissionError(
+                errno.EACCES,
+                f"The command was not run: the user's deny rules cover {len(found):,} files here, too many to hide "
+                f"from it, such as {found[0]}. A rule for a whole folder, such as read_file(keys/), hides it as one. "
+                'The access "full" hides nothing; then the user is asked',
+            )
+        return tuple(map(Path, found))
+
+    def _search(self, tops: list[str]) -> list[str]:
+        seen: dict[str, Found] = {}
+        denied: dict[str, None] = {}
+        folders: set[str] = set()
+        for top in dict.fromkeys(tops):
+            for found in self._walk(top):
+                seen[found.real] = found
+                if found.is_denied and found.kind == "folder":
+                    folders.add(found.real)
+                if found.is_denied and (real := target_of(found, top)):
+                    denied[real] = None
+        shared = {inode for path in denied if (inode := shared_inode(Path(path))) is not None}
+        numbers = {number for _, number in shared}
+        linked = [found.real for found in seen.values() if found.inode in numbers and found.kind == "file"]
+        denied |= dict.fromkeys(path for path in linked if shared_inode(Path(path)) in shared)
+        return [path for path in denied if not any(str(parent) in folders for parent in Path(path).parents)]
+
+    def _walk(self, top: str) -> Iterator[Found]:
+        """The files and folders at and below a path. The content of a denied folder is left out."""
+        real = os.path.realpath(top)
+        if not os.path.exists(real):
+            return
+        first = self._found(top, real, "folder" if os.path.isdir(real) else "file", 0)
+        yield first
+        level, folders_left = [] if first.is_denied or first.kind == "file" else [first], MAX_FOLDERS
+        for _ in range(FOLDER_DEPTH + 1):
+            below: list[Found] = []
+            for folder in level[:folders_left]:
+                entries = self._list_folder(folder)
+                yield from entries
+                below += (each for each in entries if each.kind == "folder" and not each.is_denied)
+            folders_left -= min(len(level), folders_left)
+            level = [each for each in below if quick_fold(os.path.basename(each.path)) not in NOT_SEARCHED]
+
+    def _list_folder(self, folder: Found) -> tuple[Found, ...]:
+        """What is in a folder; nothing if it cannot be read. The folder is read again only if it has changed."""
+        known = self._listings.get(folder.path)
+        try:
+            status = os.stat(folder.real)
+            stamp = make_stamp(status)
+            if known is None or known[0] != stamp:
+                with os.scandir(folder.real) as entries:
+                    known = stamp, tuple(self._found_entry(folder, entry) for entry in entries)
+        except OSError:
+            return ()
+        if time.time_ns() - status.st_ctime_ns > SETTLED_NS:
+            self._listings[folder.path] = known
+        return known[1]
+
+    def _found_entry(self, folder: Found, entry: os.DirEntry[str]) -> Found:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        kind: Literal["file", "folder", "link"] = "link" if entry.is_symlink() else "folder" if is_folder else "file"
+        path, real = os.path.join(folder.path, entry.name), os.path.join(folder.real, entry.name)
+        return self._found(path, real, kind, entry.inode())
+
+    def _found(self, path: str, real: str, kind: Literal["file", "folder", "link"], inode: int) -> Found:
+        names = {path, real, path.removeprefix(self._root), real.removeprefix(self._root)}
+        is_denied = real not in self._kept and any(self._covers(normalize("NFC", name), kind) for name in names)
+        return Found(path, real, kind, inode, is_denied)
+
+    def _covers(self, name: str, kind: str) -> bool:
+        """Whether the rules cover a file with this name, or all files in a folder with this name."""
+        if kind != "folder":
+            return self._matches(name) is not None
+        return all(self._matches(f"{name}/{rest}") for rest in (ANY_NAME, "/".join([ANY_NAME] * 3)))
+
+
+def target_of(found: Found, top: str) -> str:
+    """The path to hide. For a link, this is the file that it leads to; empty if that is outside of the searched tree,
+    because a workspace could name any file of the system."""
+    if found.kind != "link":
+        return found.real
+    target = os.path.realpath(found.real)
+    return target if os.path.isfile(target) and is_inside(target, os.path.realpath(top)) else ""
