@@ -29,6 +29,7 @@ from benchmarks.questions.repository import make_area
 from benchmarks.rows import ROOT, Row, arguments, of_times, report
 from crow.agent import Adapters, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
@@ -124,7 +125,11 @@ async def turn(root: Path, model: ScriptedModel, workspace: DiskWorkspace) -> fl
         model=choose,
         info=lambda _: model.info,
         open_toolbox=open_toolbox,
-        settings=lambda: SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionPolicy(auto=False)),
+        settings=lambda: SessionSettings(
+            steps_per_turn=STEPS + 2,
+            compaction=CompactionPolicy(auto=False),
+            rules=user_rules(["shell"], []),
+        ),
     )
     session = Session(adapters, NoteTaker(), workspace, (), await store.open_session("s"))
     async with anyio.create_task_group() as tasks:

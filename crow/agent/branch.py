@@ -23,7 +23,7 @@ TITLE_CHARS = 80
 
 
 class Branch:
-    """A session's path, from the checkpoint in force to the leaf.
+    """A session's path, from the newest valid checkpoint to the leaf.
 
     An entry is stored first, then added to the projection, then published, so the client and the model never see what
     is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store it.
@@ -56,7 +56,7 @@ class Branch:
 
     @property
     def prompt(self) -> Prompt | None:
-        """The prompt entry in force."""
+        """The prompt entry that applies now."""
         return self.projection.prompt
 
     @property
@@ -139,14 +139,14 @@ class Branch:
             await self.settle()
 
     async def reject_prompt(self, message_id: str) -> None:
-        """Remove a prompt from the inbox because its sender got an error. Do it now or in `settle`."""
+        """Remove a prompt from the inbox, because its sender got an error. Do it now if possible, else in `settle`."""
         self._rejected_prompts.append(message_id)
         if not self._pending_end:
             await self.try_to_settle()
 
     @property
     def is_settled(self) -> bool:
-        """Whether the store has everything that `store_at_end` and `reject_prompt` asked for."""
+        """Whether everything that `store_at_end` and `reject_prompt` asked for has been stored."""
         return not (self._pending_end or self._rejected_prompts)
 
     async def settle(self) -> None:
@@ -173,7 +173,9 @@ class Branch:
         try:
             await self.settle()
         except StoreError as error:
-            logger.warning("Session %s: could not store the end of the turn; it is tried again: %s", self.row.id, error)
+            logger.warning(
+                "Session %s: could not store the end of the turn; crow will try again: %s", self.row.id, error
+            )
 
     async def close(self) -> None:
         """Try once more to settle. If the end of the turn is still pending, the next `Session` that opens this stored
@@ -218,7 +220,8 @@ class Branch:
             await self.publish(TitleChanged(title=title))
 
     async def move(self, to: int | None, reason: str) -> None:
-        """Move the leaf to another entry of the conversation (None: before the first). `reason` is recorded."""
+        """Move the leaf to another entry of the conversation, or before the first entry if `to` is None. `reason` is
+        recorded."""
         async with self._lock:
             with anyio.CancelScope(shield=True):  # the leaf in memory must match the database
                 await self._store.move_leaf(self.row.id, leaf=self.leaf, to=to, reason=reason)

@@ -30,11 +30,11 @@ class BranchLog:
         self._others: dict[int, Branch] = {}
 
     def adopt(self, assistant: int, branch: Branch) -> None:
-        """Record the file changes by this answer's calls on another branch, which belongs to a sub-agent."""
+        """Record the file changes of this answer's calls on `branch`, the branch of a sub-agent."""
         self._others[assistant] = branch
 
     def forget(self, assistants: Iterable[int]) -> None:
-        """Stop recording for these answers on other branches: their calls have ended."""
+        """Stop recording changes by these answers on other branches, because their calls have ended."""
         for assistant in assistants:
             self._others.pop(assistant, None)
 
@@ -89,7 +89,8 @@ def quoted(query: str) -> str:
 
 
 def matches_in(text: str, query: str, limit: int) -> list[str]:
-    """The places in `text` where a word of `query` occurs, in order, each with its position and the text around it."""
+    """Return the places in `text` where a word of `query` occurs, in order, each with its position and the text around
+    it."""
     words = "|".join(re.escape(word) for word in query.split())
     matches: list[str] = []
     end = 0
@@ -105,7 +106,7 @@ def matches_in(text: str, query: str, limit: int) -> list[str]:
 
 
 def text_of(entry: entries.Entry) -> str:
-    """All text of an entry, in the form in which the model may read it."""
+    """Return all text of an entry, in the form in which the model may read it."""
     match entry.body:
         case entries.User(parts=parts):
             return parts_text(parts)

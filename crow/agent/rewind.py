@@ -31,10 +31,10 @@ CANCEL_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorableFile:
-    """A changed file: its content `now`, and the content `then` that a restore gives back (None: the file does not
-    exist).
+    """A changed file: its content `now`, and the content `then` that a restore gives back. None means that the file
+    does not exist.
 
-    `fault` says why the file cannot be restored. Its text continues a sentence that begins with the file's name. It is
+    `fault` says why the file cannot be restored, as the rest of a sentence that begins with the file's name. It is
     empty if the file can be restored.
     """
 
@@ -47,14 +47,16 @@ class RestorableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """The result of a restore. `left`: the files that are still changed. `cancelled`: the user cancelled the turn."""
+    """The result of a restore. `left` are the files that are still changed. `cancelled` means that the user cancelled
+    the turn."""
 
     left: tuple[str, ...] = ()
     cancelled: bool = False
 
 
 async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
-    """Find the files whose content differs from that before `changes` (file entries and results, oldest first)."""
+    """Find the files whose content differs from their content before `changes` (file entries and results, oldest
+    first)."""
     by_path: dict[str, list[File]] = {}
     results: dict[CallRef, ToolResult] = {}
     for entry in changes:
@@ -165,8 +167,8 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
 
 
 def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
-    """The result with the diffs of the restored files, and a remark about the files without a diff: a client that shows
-    diffs does not show the result's text."""
+    """Return the result with the diffs of the restored files, and a remark about the files without a diff, because a
+    client that shows diffs does not show the result's text."""
     files = sorted(files, key=lambda file: bool(file.fault))
     shown = tuple(diffs([file for file in files if not file.fault]))
     result = ToolResult(
@@ -191,7 +193,8 @@ def outcome(file: RestorableFile) -> str:
 
 
 async def content_of(workspace: Workspace, path: Path) -> bytes | None:
-    """The content as the editor has it; None if there is no file. :raises OSError: it is unreadable, or not a file."""
+    """Return the content as the editor has it, or None if there is no file. :raises OSError: it is unreadable or not a
+    file."""
     kind = (await workspace.stat(path)).kind
     if kind == "missing":
         return None
@@ -206,21 +209,21 @@ async def content_of(workspace: Workspace, path: Path) -> bytes | None:
 
 
 def digests_after(change: File, results: Mapping[CallRef, ToolResult]) -> set[str]:
-    """Digests of what the file may contain after `change`. These are the written content, the earlier content in case
-    the write failed, and the content that the result reports, since an editor may format on save."""
+    """Return digests of what the file may contain after `change`: the written content, the earlier content in case the
+    write failed, and the content that the result reports, since an editor may format on save."""
     shown = results[change.call].announcement.diffs if change.call in results else ()
     return {change.after_hash, digest(change.before), *(digest(diff.new_text) for diff in shown)}
 
 
 def digest(content: bytes | str | None) -> str:
-    """The sha256 (hex); `ABSENT` if there is no content."""
+    """Return the sha256 (hex), or `ABSENT` if there is no content."""
     if content is None:
         return ABSENT
     return hashlib.sha256(content.encode(errors="replace") if isinstance(content, str) else content).hexdigest()
 
 
 def diffs(files: Sequence[RestorableFile]) -> Iterator[Diff]:
-    """A diff for each text file."""
+    """Yield a diff for each text file."""
     for file in files:
         try:
             now = None if file.now is None else file.now.decode()

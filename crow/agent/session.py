@@ -20,8 +20,9 @@ from crow.agent.background import BackgroundTask, after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
-from crow.agent.links import with_contents
-from crow.agent.templates import ParsedCommand, called
+from crow.agent.links import attach_files
+from crow.agent.permissions import Rule, current_rules
+from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = TurnEnd(stop="cancelled")
 HEAD_START_S = 0.0005
-"""Seconds between starting to store the end of a cancelled turn and cancelling it, so that the store runs first."""
+"""Seconds from starting to store the end of a cancelled turn until the turn is cancelled. The store then runs first."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 SMALL_CHARS = 2_000
@@ -69,7 +70,7 @@ class PendingPrompt:
 
     @property
     def is_only_in_memory(self) -> bool:
-        """Whether nothing of the prompt is stored before its turn is claimed."""
+        """Whether the prompt is not stored until its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
@@ -77,7 +78,7 @@ class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
     The task claims each turn, runs it in the prompt's cancel scope and ends it. It owns the MCP servers, the commands
-    and every write, so all of them are closed where they were opened. Requests only wait for their prompt.
+    and every write, so all of them are closed where they were opened. A request only waits until its prompt is done.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Session:
         self.closing = False
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._has_warned = False
+        self._remarks: list[str] = []
         self._queue: deque[PendingPrompt] = deque()
         self._wake = anyio.Event()
         self._ended = anyio.Event()
@@ -112,7 +114,7 @@ class Session:
 
     @property
     def owes(self) -> bool:
-        """Whether something that the store refused is only in memory, such as the end of the last turn."""
+        """Whether something is only in memory because the store refused it, such as the end of the last turn."""
         return not self.branch.is_settled
 
     async def settle(self) -> bool:
@@ -135,7 +137,7 @@ class Session:
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
         if self.servers:
-            prompt.called = called(text)
+            prompt.called = parse_prompt_call(text)
         self._queue.append(prompt)
         return prompt
 
@@ -146,7 +148,7 @@ class Session:
         """
         try:
             if prompt.command is None:
-                prompt.parts = await with_contents(self._expand_template(prompt), self.workspace)
+                prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
                 prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
@@ -164,8 +166,11 @@ class Session:
             raise prompt.error
         return prompt.stop
 
+    def _rules(self) -> tuple[Rule, ...]:
+        return current_rules(self.adapters.settings().rules, self.branch.row)
+
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
-        """The prompt's parts. If the prompt calls a user-defined command, that is replaced by the command's text."""
+        """Return the prompt's parts. If the prompt calls a user-defined command, that command's text replaces it."""
         if not prompt.text.startswith("/"):
             return prompt.parts
         name, *rest = prompt.text[1:].split(maxsplit=1)
@@ -182,7 +187,7 @@ class Session:
         if self._turn is None:
             return False
         message_id = new_message_id()
-        parts = await with_contents(parts, self.workspace)
+        parts = await attach_files(parts, self.workspace, self._rules())
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
@@ -216,6 +221,10 @@ class Session:
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
         else:
             prompt.scope.cancel()
+
+    def remark_later(self, notice: NoticeShown) -> None:
+        """Add this notice to the history when the next turn begins. For editors that show no notices."""
+        self._remarks.append(f"{notice.title}. {notice.description}".strip())
 
     def warm(self) -> None:
         """Start the MCP servers before the first prompt needs them."""
@@ -335,14 +344,15 @@ class Session:
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
     async def _claim(self, prompt: PendingPrompt) -> bool:
-        """Take the turn, and store the prompt if it goes to the model as it is. Returns True if another process has
+        """Claim the turn, and store the prompt if it goes to the model as it is. Returns True if another process has
         moved the session's leaf."""
         branch, plan = self.branch, self.branch.plan
         try:
             await branch.settle()
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
-            # stored later: with its answer, or after the server has filled it in
+            # A command is stored later, with its answer. A server's prompt is stored later, after the server has filled
+            # it in.
             if prompt.command is not None or prompt.called is not None:
                 moved = await branch.claim(None)
             else:
@@ -365,6 +375,9 @@ class Session:
         if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
+        if self._remarks:
+            remarks, self._remarks = self._remarks, []
+            await branch.record([new_remark(text) for text in remarks])
         if moved:
             await branch.record([new_remark("Another process added messages to this session; they are included now.")])
         await branch.set_default_title()
@@ -377,9 +390,9 @@ class Session:
             else:
                 await self._runner.end_turn(end)
         except StoreError as error:
-            if end.stop not in ("error", "cancelled"):  # for those the request already has its answer
+            if end.stop not in ("error", "cancelled"):  # in these cases the request already has its answer
                 raise
-            logger.warning("Could not store the end of the turn; it is tried again: %s", error)
+            logger.warning("Could not store the end of the turn; crow will try again: %s", error)
         if end.stop == "refusal":  # ACP drops a refused prompt; the turn stays in the log as a branch
             first = next((entry for entry in self.branch.entries if entry.turn == self.branch.turn), None)
             if first is not None:
@@ -403,14 +416,14 @@ class Session:
             await self.branch.publish(measured)
 
     async def measured(self) -> ContextMeasured:
-        """How full the context is. Does not load the model.
+        """Return how full the context is. Does not load the model.
 
         :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
         """
         return (await self._gauge()).reading()
 
     async def cut_for(self, parts: Sequence[Part]) -> int | None:
-        """How many characters of a very long prompt the model may see. None means all of them."""
+        """Return how many characters of a very long prompt the model may see, or None for all."""
         text = parts_text(parts)
         return None if len(text) <= SMALL_CHARS else (await self._gauge()).cut_prompt(text)
 

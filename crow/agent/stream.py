@@ -200,7 +200,7 @@ class AnswerDraft:
 
 
 def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
-    """The pieces in order, with neighbouring pieces of the same kind joined."""
+    """Yield the pieces in order, with neighbouring pieces of the same kind joined."""
     for kind, run in groupby(deltas, key=attrgetter("__class__")):
         if kind is Retrying:
             yield from run
@@ -219,10 +219,10 @@ MAX_CHARS = 64_000
 class Overlap:
     """Removes the start of a resumed answer if it repeats the end of the old text.
 
-    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the text so far occurs
-    in the old text, it may still turn out to repeat the old text's end, so it is held back. The first character that
-    rules this out decides. Short matches do not count because they may be accidental: "hel" and "lo" share a letter and
-    mean "hello". The result does not depend on how the text is split into pieces.
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the new text so far
+    occurs in the old text, it may still turn out to repeat the old text's end, so it is held back until a character
+    rules this out. Short matches do not count, because they may be accidental: "hel" and "lo" share a letter and mean
+    "hello". The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, before: str) -> None:
@@ -249,13 +249,13 @@ class Overlap:
 
 
 def without_overlap(before: str, text: str) -> str:
-    """`text` without the part at its start that repeats the end of `before`."""
+    """Return `text` without the part at its start that repeats the end of `before`."""
     overlap = Overlap(before)
     return overlap.feed(text) + overlap.finish()
 
 
 def repeated_chars(before: str, text: str) -> int:
-    """How many characters at the start of `text` repeat the end of `before`."""
+    """Return how many characters at the start of `text` repeat the end of `before`."""
     whole = longest_repetition(before, text, MIN_CHARS)
     blanks = len(text) - len(text.lstrip())
     if whole or not blanks:
@@ -265,7 +265,8 @@ def repeated_chars(before: str, text: str) -> int:
 
 
 def longest_repetition(before: str, text: str, min_chars: int) -> int:
-    """The length of the longest repetition with a letter or digit. A short one must also begin where a word begins."""
+    """Return the length of the longest repetition that contains a letter or digit. A short one must also begin where a
+    word begins."""
     first_word_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
     for length in range(min(len(before), len(text)), max(min_chars, first_word_end) - 1, -1):
         if before.endswith(text[:length]):

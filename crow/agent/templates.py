@@ -1,4 +1,4 @@
-"""Prompts sent by name: the user's own, stored as files, and those of MCP servers.
+"""Prompts that are called by name: the user's own, stored as files, and those of MCP servers.
 
 A Markdown file in the user's `commands` directory defines a command. `$ARGUMENTS` in it stands for the text after the
 command's name. In a file without `$ARGUMENTS`, that text is added at the end. Files are read again for each use, so an
@@ -41,7 +41,8 @@ class Template:
 
 
 def read_templates(directory: Path, *, taken: Collection[str] = ()) -> tuple[Template, ...]:
-    """The templates in `directory`, sorted by name, except those named in `taken`. Unreadable files are left out."""
+    """Return the templates in `directory`, sorted by name, except those named in `taken`. Unreadable files are left
+    out."""
     try:
         files = sorted(file for file in directory.iterdir() if file.suffix == ".md")
     except OSError:
@@ -71,20 +72,20 @@ def read_template(file: Path) -> Template | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCommand:
-    """A command as the user typed it: crow's own, or `server:prompt`, which may or may not exist."""
+    """A command as the user typed it: a command of crow, or `server:prompt`. It may not exist."""
 
     name: str
     argument: str
 
 
-def called(text: str) -> ParsedCommand | None:
-    """Parse `text` as a call of a server's prompt. None if it is not one."""
+def parse_prompt_call(text: str) -> ParsedCommand | None:
+    """Parse `text` as a call of a server's prompt. Return None if it is not one."""
     found = CALL.fullmatch(text)
     return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 
 
-async def filled(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The prompt that the server makes from these `parts`. Returns `parts` unchanged if no server has the prompt.
+async def fill_prompt(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the prompt that the server makes from these `parts`, or `parts` unchanged if no server has the prompt.
 
     :raises ArgumentError: a required argument is missing.
     :raises ~crow.domain.errors.ToolServerError: the server failed.
@@ -98,12 +99,12 @@ async def filled(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Pa
 
 
 def hint_of(prompt: ServerPrompt) -> str:
-    """The arguments of a server's prompt as a client shows them; optional ones are in brackets."""
+    """Format the arguments of a server's prompt for a client. Optional ones are in brackets."""
     return " ".join(one.name if one.required else f"[{one.name}]" for one in prompt.arguments)
 
 
 def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str], str]:
-    """The arguments in `text`, and the text after them.
+    """Return the arguments in `text`, and the text after them.
 
     Words fill the arguments in order. Quotes keep words together, and `name=value` names an argument. The last argument
     takes the rest of the text, so the value of a single argument may be any text.
@@ -140,7 +141,7 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
 
 
 def split_words(text: str) -> list[str]:
-    """Words, with quoted ones kept together; an unpaired quotation mark is an ordinary character."""
+    """Split text into words. Quoted words stay together; an unpaired quotation mark is an ordinary character."""
     try:
         return shlex.split(text)
     except ValueError:

@@ -6,8 +6,8 @@
         if it calls no tool: return why it stopped
         run its calls                               announced, asked about, started, run, stored
 
-A step is stored before its tools run, and a result before the model sees it, so a turn can end at any moment:
-cancelled, failed or killed. A failure of the model is raised. A failure of a tool is text for the model.
+A step is stored before its tools run, and a result before the model sees it. So a turn can be cancelled, fail or be
+killed at any moment. A failure of the model is raised; a failure of a tool becomes text for the model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ REPEATED = (
 
 
 class Turn:
-    """A running turn. After `steps` requests it stops with `max_turn_requests`, and its message names `bounded_by`."""
+    """A running turn. After `steps` requests it stops with `max_turn_requests` and a message that names the limit,
+    `bounded_by`."""
 
     def __init__(
         self,
@@ -117,10 +118,10 @@ class Turn:
         self._steered.append(prompt)
 
     def mute(self) -> bool:
-        """Stop showing the answer that the model is giving. Returns False if the model is not giving an answer.
+        """Stop showing the answer that the model is giving. Return False if the model is not giving an answer.
 
-        After True the turn does nothing until it is cancelled, and the caller has to cancel it. This way the turn's end
-        can be stored while the connection is still being closed.
+        If this returns True, the turn does nothing until it is cancelled, and the caller has to cancel it. This way the
+        turn's end can be stored while the connection is still being closed.
         """
         if self._draft is None or not self._is_listening:
             return False
@@ -139,7 +140,7 @@ class Turn:
         await self._branch.end_turn(end)
 
     def _unstored_answer(self) -> list[NewEntry]:
-        """The answer that was shown but not stored. It is marked as interrupted unless it is complete."""
+        """Return the answer that was shown but not stored. It is marked as interrupted unless it is complete."""
         draft = self._draft
         if draft is None:
             return []
@@ -150,7 +151,7 @@ class Turn:
         return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
 
     def _take_steered(self) -> list[NewEntry]:
-        """The prompts that the model has not seen yet. Storing them removes them from the inbox."""
+        """Return the prompts that the model has not seen yet. Storing them removes them from the inbox."""
         steered, self._steered = self._steered, []
         return [NewEntry(body=prompt) for prompt in steered]
 
@@ -227,7 +228,8 @@ class Turn:
                 await self._draft.save()
 
     async def _store_answer(self, new: NewEntry) -> Entry:
-        """Store the answer that was shown, then publish it. A cancellation while publishing must not store it again."""
+        """Store the answer that was shown, then publish it. If publishing is cancelled, the answer must not be stored
+        again."""
         (entry,) = await self._branch.store_only([new])
         self._draft = self._answer = None
         await self._branch.publish(EntryStored(entry=entry))
@@ -294,5 +296,5 @@ class Repetition:
 
 
 def fingerprint(call: ToolCall, result: ToolResult) -> Fingerprint:
-    """Equal for calls with the same tool, arguments and result."""
+    """Return a value that is equal for calls with the same tool, arguments and result."""
     return call.name, call.arguments, result.is_error, len(result.text), hash(result.text)

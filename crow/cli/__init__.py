@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from crow import __version__
 from crow.domain.errors import CrowError, UserError
+from crow.domain.rendering import safe
 from crow.log import start_logging
 from crow.runtime import importing
 
@@ -33,7 +34,7 @@ _Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code. None as `arguments` stands for those of the process."""
+    """Run a command line and return the exit code. If `arguments` is None, use the arguments of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
@@ -104,7 +105,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add("config", _config, "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", _trace, "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument("action", choices=["show", "check"], help="print it, or list violations of the protocol")
-    trace.add_argument("file", metavar="FILE", type=Path, help="a recording by crow, or one JSON message a line")
+    trace.add_argument(
+        "file", metavar="FILE", type=Path, help="a recording by crow, or a file with one JSON message per line"
+    )
     return parser
 
 
@@ -131,7 +134,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", sessions.list_sessions, "list sessions, the newest first, as without a command")
     for each in (parser, listing):
-        # Options that are not given set no value here, so that they may stand before or after `list`.
+        # An option that is not given sets no value, so that options may come before or after `list`.
         add_cwd(each)
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
@@ -160,7 +163,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("jsonl", "markdown"),
         default="jsonl",
-        help="jsonl (default) is complete; markdown is to read",
+        help="jsonl (default) is complete; markdown is for reading",
     )
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
     imported = add("import", admin.import_file, "import sessions that were exported as JSONL")
@@ -168,12 +171,12 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     imported.set_defaults(creates_database=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
-    add("delete", admin.delete, "remove sessions and their sub-agents for good", "+")
-    prune = add("prune", admin.prune, "remove sessions that were not used for a long time, for good")
+    add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
+    prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
     add_cwd(prune)
     prune.add_argument("--dry-run", action="store_true", help="only list them")
-    add("vacuum", admin.vacuum, "return the space of removed sessions to the disk")
+    add("vacuum", admin.vacuum, "free the disk space of removed sessions")
     backup = add("backup", admin.back_up, "copy the database, also while it is in use, and verify the copy")
     backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
     for each in (parser, *commands.choices.values()):
@@ -181,11 +184,11 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
-    parser.add_argument("--json", action="store_true", default=default, help="print one JSON object a line")
+    parser.add_argument("--json", action="store_true", default=default, help="print one JSON object per line")
 
 
 def _fail(error: Exception | str, code: int) -> int:
-    print(f"crow: {error}", file=sys.stderr)
+    print(f"crow: {safe(str(error))}", file=sys.stderr)
     return code
 
 
@@ -193,8 +196,14 @@ def _load(options: argparse.Namespace) -> Loaded:
     with importing():
         from crow.settings import load_settings
 
-    flags = {"model.name": "model", "model.base_url": "base_url", "permissions.mode": "mode", "log.level": "log_level"}
-    return load_settings({key: getattr(options, name, None) or "" for key, name in flags.items()}, os.environ)
+        flags = {
+            "model.name": "model",
+            "model.base_url": "base_url",
+            "permissions.mode": "mode",
+            "log.level": "log_level",
+        }
+        given = {key: getattr(options, name, None) or "" for key, name in flags.items()}
+        return load_settings(given, os.environ)
 
 
 def _load_and_log(options: argparse.Namespace) -> Loaded:
@@ -215,7 +224,7 @@ def _acp(options: argparse.Namespace) -> int:
     except Exception as error:  # editors show stderr to their users: the traceback belongs in the log
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
-        return _fail(f"internal error: {kind}: {error}; the log {loaded.paths.log_file} says more", 1)
+        return _fail(f"internal error: {kind}: {error}; for more, see the log {loaded.paths.log_file}", 1)
 
 
 def _login(options: argparse.Namespace) -> int:

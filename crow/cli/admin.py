@@ -1,4 +1,4 @@
-"""`crow sessions`: the commands that write (export, import, archive, delete, prune, vacuum, backup)."""
+"""The commands of `crow sessions` that write: export, import, archive, delete, prune, vacuum and backup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEGABYTE = 1024 * 1024
 
 
 async def export(context: SessionsContext) -> None:
-    """`crow sessions export`: write sessions completely as JSONL, or as Markdown to read."""
+    """`crow sessions export`: write sessions as complete JSONL, or as Markdown for reading."""
     options = context.options
     if bool(options.ids) == options.all:
         raise ArgumentError("Name the sessions to export, or give --all.")
@@ -42,13 +42,14 @@ async def export(context: SessionsContext) -> None:
 
 
 async def import_file(context: SessionsContext) -> None:
-    """`crow sessions import`: sessions that already exist are not changed."""
+    """`crow sessions import`: import sessions from a file. Sessions that already exist are not changed."""
     settings = context.loaded.settings
     defaults = ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
     for one in await context.admin.import_file(Path(context.options.file), defaults):
         result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
-        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new}
-        _report(context, [values], *(f"{name}: {result}" for name in one.sessions))
+        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
+        cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
+        _report(context, [values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
 
 
 async def set_archived(context: SessionsContext, *, archived: bool) -> None:
@@ -90,7 +91,7 @@ async def prune(context: SessionsContext) -> None:
 
 
 async def vacuum(context: SessionsContext) -> None:
-    """`crow sessions vacuum`: other processes may use the database at the same time."""
+    """`crow sessions vacuum`: free the space of removed sessions. Other processes may use the database meanwhile."""
     before = _database_size(context)
     await context.store.tidy()
     after = _database_size(context)
@@ -99,7 +100,7 @@ async def vacuum(context: SessionsContext) -> None:
 
 
 async def back_up(context: SessionsContext) -> None:
-    """`crow sessions backup`: write into a new file, or into a directory."""
+    """`crow sessions backup`: copy the database to a new file, or to a new file in a directory."""
     done = await context.admin.back_up(_backup_path(Path(context.options.path)))
     size = f"{done.bytes / _MEGABYTE:.1f} MB, {count(done.sessions, 'session')}"
     _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")

@@ -1,6 +1,6 @@
-"""Tables on a terminal, tab-separated lines in a pipe, JSON on request.
+"""Prints tables on a terminal, tab-separated lines in a pipe, and JSON on request.
 
-Stored text may contain anything. Control characters are replaced by visible symbols, so that the text cannot control
+Stored text may contain anything. Control characters are replaced with visible symbols, so that the text cannot control
 the terminal.
 """
 
@@ -88,7 +88,7 @@ def count(number: int, noun: str) -> str:
 
 
 def unique_prefixes(ids: Sequence[str]) -> dict[str, str]:
-    """For each of the sorted `ids`, its shortest prefix of at least eight characters that no other id has."""
+    """Map each of the sorted `ids` to its shortest prefix of at least eight characters that no other id has."""
     lengths = dict.fromkeys(ids, _SHORTEST_PREFIX)
     for pair in pairwise(ids):
         differs = (at for at, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)

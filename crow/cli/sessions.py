@@ -1,4 +1,4 @@
-"""`crow sessions`: the commands that only read (list, show, search, stats), and code shared by all its commands."""
+"""The commands of `crow sessions` that only read (list, show, search, stats), and code shared by all its commands."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ class SessionsContext(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """The directory of `--cwd` as an absolute path; None without that option."""
+        """The directory of `--cwd` as an absolute path, or None without that option."""
         given: str | None = getattr(self.options, "cwd", None)
         return str(Path(given).resolve()) if given else None
 
     async def find_ids(self) -> list[str]:
-        """The ids of the named sessions, without duplicates. :raises ArgumentError: a name matches none, or several."""
+        """Return the ids of the named sessions, without duplicates. :raises ArgumentError: a name matches none or
+        several."""
         return list(dict.fromkeys([await self.admin.find(name) for name in self.options.ids]))
 
     async def id_shortener(self) -> Callable[[str], str]:
-        """Returns a function that shortens an id. For a person, it gives a prefix that no other session has. For a
-        program, it gives the whole id."""
+        """Return a function that shortens an id. For a person, it returns a prefix that no other session has. For a
+        program, it returns the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
 
@@ -171,7 +172,7 @@ async def stats(context: SessionsContext) -> None:
 async def all_sessions(
     store: SqliteStore, *, cwd: str | None = None, archived: bool = False
 ) -> AsyncIterator[SessionRow]:
-    """Every session that is listed, newest first."""
+    """Yield every listed session, newest first."""
     cursor: str | None = None
     while True:
         page = await store.sessions(cwd=cwd, cursor=cursor, limit=_PAGE, archived=archived)
@@ -207,7 +208,7 @@ def show_time(unix_ms: int) -> str:
 
 
 def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
-    """Unix ms at which a day or time begins; `days_later` is added to a day. :raises ArgumentError:"""
+    """Return when a day or time begins, in Unix ms; `days_later` is added to a day. :raises ArgumentError:"""
     try:
         moment = datetime.fromisoformat(text).astimezone()
         if len(text) <= len("2026-11-01"):
@@ -218,7 +219,8 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 
 def parse_age(option: str, text: str, *, now: datetime) -> int:
-    """Unix ms of an age before `now` (`12h`, `30d`, `8w`, `6m`, `2y`), or of a date. :raises ArgumentError:"""
+    """Return the Unix time in ms of an age before `now` (`12h`, `30d`, `8w`, `6m`, `2y`) or of a date. :raises
+    ArgumentError:"""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:
@@ -236,8 +238,8 @@ def parse_age(option: str, text: str, *, now: datetime) -> int:
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """The same day of an earlier month, or the last day of that month if it has no such day. :raises ValueError: the
-    result is before the first year."""
+    """Return the same day of an earlier month, or the last day of that month if it has no such day. :raises ValueError:
+    the result is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
     return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 

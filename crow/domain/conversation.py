@@ -1,9 +1,9 @@
-"""Builds what the model sees of a path.
+"""Builds the model's view of a path.
 
-The entries are processed in order. The result is the finished messages and, apart from them, the one step whose results
-are still arriving. Any path, however damaged, gives a valid request. Between two breaks (checkpoint, mask, restore)
-each request is a prefix of the next. The cost of adding an entry depends only on that entry's size; after a break, all
-entries that count are processed again.
+Entries are processed in order, into finished messages and at most one open step, whose results are still arriving. Any
+path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a prefix
+of the next. The cost of adding an entry depends only on its size, except that a break processes all entries in use
+again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from crow.domain.tokens import estimate_message, estimate_tools
 class Context:
     """The messages for the model. `messages[0]` is the system message.
 
-    At the index of each message, `origins` has the id of its entry (0: none), and `estimates` has its estimated tokens,
-    uncalibrated. `tools_estimate` is the uncalibrated estimate for the tool specs.
+    `origins` and `estimates` are parallel to `messages`: the id of the entry that the message comes from (0 if there is
+    none), and its uncalibrated estimate in tokens. `tools_estimate` is the same estimate for the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -61,15 +61,16 @@ class Context:
 
 
 def for_model(entries: Sequence[Entry]) -> Context:
-    """What the model sees of a path. `entries` come oldest first. No input makes this function fail."""
+    """Return what the model sees of a path. `entries` are sorted oldest first. No input makes this function fail."""
     return Projection(entries).context()
 
 
 class Projection:
     """What the model sees, kept up to date entry by entry.
 
-    `prompt`, `plan`, `mode` (empty: never changed) and `checkpoint` are those in force. `complete` is false after a
-    restore that brings back entries which are not in memory. The newest part of the path must then be loaded again.
+    `prompt`, `plan`, `mode` and `checkpoint` have the values that apply at the leaf. `mode` is empty if it was never
+    changed. `complete` becomes false when a restore brings back entries that are not in memory; the newest part of the
+    path must then be loaded again.
     """
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
@@ -80,8 +81,8 @@ class Projection:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """The entries that count, oldest first: the newest prompt entry, and all entries from the first one on that the
-        checkpoint keeps."""
+        """The entries in use, oldest first: the newest prompt entry, the checkpoint, and all entries that the
+        checkpoint does not cover."""
         return self._entries
 
     @property
@@ -101,7 +102,7 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """What the model would see now. Between breaks the messages of an entry stay the same objects."""
+        """Return what the model sees now. Until the next break, the messages of an entry stay the same objects."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -114,7 +115,7 @@ class Projection:
         return self._context
 
     def _rebuild(self) -> None:
-        """Find the checkpoint and masks in force, drop covered entries, and fold the rest."""
+        """Find the checkpoint and masks that apply, drop the entries that the checkpoint covers, and fold the rest."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         self._masks: list[tuple[int, frozenset[int]]] = []
@@ -149,7 +150,7 @@ class Projection:
         ]
 
     def _is_chain(self) -> bool:
-        """Whether all entries that count are in memory: none is missing before or between the others."""
+        """Whether all entries in use are in memory, with none missing before or between them."""
         kept, parent = self._entries, None
         if self.checkpoint is not None:
             first = first_kept(self.checkpoint)
@@ -249,7 +250,7 @@ class Projection:
         return self._settled_rows
 
     def _settle(self) -> None:
-        """Close the open step: later results for it are ignored."""
+        """Close the open step. Later results for it are ignored."""
         if self._step is None:
             return
         if self._settled_rows is not None:
@@ -260,20 +261,21 @@ class Projection:
 
 
 def first_kept(checkpoint: Entry) -> int:
-    """The lowest id of the entries that a checkpoint leaves visible."""
+    """Return the lowest id of the entries that a checkpoint does not cover."""
     assert isinstance(checkpoint.body, Checkpoint)
     first = checkpoint.body.first_kept
     return checkpoint.id + 1 if first is None else min(first, checkpoint.id + 1)
 
 
 Openness: TypeAlias = Literal["closed", "crow", "user"]
-"""Which text may join the last message. `closed`: none. `crow` (the message is crow's own text): any. `user` (the
-message contains a prompt): crow's text, if it belongs to the same turn."""
+"""What may be joined to the last message. `closed` allows nothing. `crow` (the last message is crow's own text) allows
+anything. `user` (the last message contains a prompt) allows only text from crow in the same turn."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Messages in an order that every endpoint accepts, each with its entry and estimate. They grow at the end only."""
+    """Messages in an order that every endpoint accepts, each with its entry and estimate. Only the end of the list
+    changes."""
 
     messages: list[Message]
     origins: list[int]
@@ -285,7 +287,7 @@ class Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
     def push(self, message: Message, origin: int) -> None:
-        """Add a message, with a fixed line before it if the roles would not alternate."""
+        """Add a message. If the roles would not alternate, add a fixed line in the other role before it."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)
@@ -315,8 +317,8 @@ class Rows:
 
 @dataclass(slots=True)
 class OpenStep:
-    """An assistant message whose results are still arriving, in any order. `reminders` has the text, entry and turn of
-    each reminder."""
+    """An assistant message whose results are still arriving, in any order. Each item of `reminders` is a text, its
+    entry and its turn."""
 
     entry: int
     calls: tuple[ToolCall, ...]

@@ -1,7 +1,7 @@
-"""The entries of a conversation, which are all that is stored of it.
+"""The kinds of entries that make up a stored conversation.
 
-An entry consists of a body, with one class per kind, and its position in the tree. Ids are the store's integers and
-increase along every path. A tool call is identified by the entry of its assistant message and by its index in that
+An entry consists of a body, with one class per kind, and its position in the tree. Ids are integers from the store and
+increase along every path. A tool call is identified by the entry id of its assistant message and by its index in that
 message, because the ids that providers send are not unique.
 """
 
@@ -27,13 +27,13 @@ class CallRef:
 
     @property
     def call_id(self) -> str:
-        """The id for the client: unique in the database, the same live and in replay."""
+        """The call's id for the client. It is unique in the database, and the same live and in replay."""
         return f"call_{self.assistant}_{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """An absolute path and a line number from 1."""
+    """An absolute path, and a line number that counts from 1."""
 
     path: str
     line: int | None = None
@@ -41,7 +41,8 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """A change of one file: absolute path, whole text before (None: it is new) and after."""
+    """A change to one file: its absolute path, and its whole text before and after. `old_text` is None if the file is
+    new."""
 
     path: str
     old_text: str | None
@@ -69,18 +70,21 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The system message and tool specs, which are sent unchanged until the next break. They were made for this `cwd`
-    and `model`."""
+    """The system message and tool specs. They were built for `cwd` and `model`, and are sent unchanged until another
+    prompt entry replaces them. `recorded_here` is false for an imported entry: it is never sent, because the next turn
+    begins with a new one."""
 
     system: str
     tools: tuple[ToolSpec, ...]
     cwd: str
     model: str
+    recorded_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A prompt of the user. If `cut` is set, the model sees only that many characters, from head and tail."""
+    """A prompt from the user. If `cut` is set, the model sees at most that many characters: the heads and tails of long
+    parts."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -91,9 +95,9 @@ class User:
 class Assistant:
     """A model response with all its calls, stored before any of them runs.
 
-    `finish` is `interrupted` if the stream broke, was cancelled, or its process died. Then `text` is the part that was
-    shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. They are empty if
-    nothing was shown, and in entries of older versions.
+    `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. `text` is then the part that was
+    shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is empty if
+    nothing was shown, or if an older version stored the entry.
     """
 
     text: str
@@ -109,10 +113,10 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The call starts to run. `why` says why it was allowed, such as `reads inside the workspace are free` or `allow
-    once by the user`.
+    """Records that a call starts to run. `why` is the reason why it was allowed, such as `reads inside the workspace
+    are free` or `allow once by the user`.
 
-    `announcement` is None if the assistant entry has it.
+    `announcement` is None if the assistant entry already has it.
     """
 
     call: CallRef
@@ -122,9 +126,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """The content of a file before a built-in tool changed it; None: it did not exist.
+    """The content of a file before a built-in tool changed it, None if the file did not exist.
 
-    `after_hash` is the sha256 (hex) of the new content, empty if the tool removed the file. `recorded_here` is false
+    `after_hash` is the sha256 (hex) of the new content, or empty if the tool removed the file. `recorded_here` is false
     for an imported entry, whose content is never restored.
     """
 
@@ -137,7 +141,8 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a result, for the user; the model gets a description. Either `data` (base64) or `uri` is set."""
+    """A file in a tool result, for the user. The model gets a description of it. Either `data` (base64) or `uri` is
+    set."""
 
     name: str
     uri: str | None = None
@@ -147,8 +152,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a call. `text` is complete. If `cut` is set, the model sees only that many characters, from head
-    and tail.
+    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many of its
+    characters, from head and tail.
 
     Only `update_plan` sets `plan`. `duration_ms` is wall time.
     """
@@ -189,10 +194,11 @@ class KeptSkill:
 class Checkpoint:
     """The result of a compaction.
 
-    The checkpoint covers the entries before `first_kept` (None: all before the checkpoint), from `first_covered` to
-    `last_covered`. The model sees `summary`, `pins`, `skills` and the files instead of them. Token numbers are
-    estimates of the whole request. `method` says how the summary was made. If `lists_cut` is set, the model sees only
-    that many characters of the plan and the lists of files, newest first.
+    The checkpoint covers the entries before `first_kept`, or all earlier entries if that is None. They range from
+    `first_covered` to `last_covered`. Instead of them, the model sees `summary`, `pins`, `skills` and the lists of
+    files. `tokens_before` and `tokens_after` are estimates for the whole request. `method` says how the summary was
+    made. If `lists_cut` is set, the model sees at most that many characters of the plan and the lists of files, newest
+    files first.
     """
 
     compaction_id: str
@@ -216,7 +222,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Hides tool outputs of entries with an id below `before` from the model, except those in `exceptions`."""
+    """Hides tool outputs from the model: those in entries with an id below `before`, except the entries in
+    `exceptions`."""
 
     before: int
     exceptions: tuple[int, ...] = ()
@@ -241,14 +248,14 @@ class Skill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reminder:
-    """Text from crow for the model; not shown."""
+    """Text from crow that only the model sees."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """Text from crow for the user; not given to the model."""
+    """Text from crow that only the user sees."""
 
     text: str
     message_id: str
@@ -256,7 +263,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A slash command as typed, with its answer; not given to the model."""
+    """A slash command as typed, and its answer. The model does not see them."""
 
     text: str
     answer: str
@@ -265,7 +272,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A change of the session that applies from this entry on."""
+    """A change to the session that applies from this entry on."""
 
     about: Literal["model", "mode", "title", "label"]
     value: str
@@ -289,7 +296,7 @@ Body: TypeAlias = TurnBody | ContextBody | SessionBody
 class NewEntry:
     """An entry that is about to be stored.
 
-    `model` is the model that the request went to. `estimate` is the estimated size of the request, in tokens.
+    `model` is the model that the request was sent to. `estimate` is the estimated size of that request, in tokens.
     """
 
     body: Body

@@ -4,19 +4,19 @@
     ├── UserError                   configuration, arguments
     │   ├── ConfigError             a setting that cannot be used
     │   ├── ArgumentError           a parameter of a command or request that cannot be used
-    │   └── NoSuchSession           an id that names no session
+    │   └── NoSuchSession           no session has this id
     ├── PeerError                   another program
     │   ├── ModelError              the endpoint
     │   │   ├── AuthError           no key, or one that is refused
     │   │   ├── ModelNotFound       the endpoint does not serve this model
     │   │   ├── RateLimited         too many requests; `retry_after_s` if stated
     │   │   ├── QuotaExceeded       no credit left; waiting does not help
-    │   │   ├── Overloaded          5xx, or the same as an event in a stream
+    │   │   ├── Overloaded          5xx, or an equivalent event in a stream
     │   │   ├── ContextOverflow     the request is too long; `limit`, `size` in tokens if stated
     │   │   ├── ContentRefused      the provider's filter
-    │   │   ├── BadRequest          the endpoint does not take the request
+    │   │   ├── BadRequest          the endpoint does not accept the request
     │   │   ├── NetworkError        no connection, or one that broke
-    │   │   ├── ModelTimeout        connected, but silent for too long
+    │   │   ├── ModelTimeout        no connection, or no data, within the time limit
     │   │   ├── AnswerTooLong       an answer longer than crow accepts
     │   │   └── ProtocolError       an answer that is not a complete chat completion
     │   ├── ToolServerError         an MCP server
@@ -52,7 +52,7 @@ class ArgumentError(UserError):
 
 
 class NoSuchSession(UserError):
-    """An id that names no session."""
+    """No session has this id."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f'Session not found: {session_id}. Run "crow sessions" to list them.')
@@ -76,7 +76,7 @@ class ModelNotFound(ModelError):
 
 
 class RateLimited(ModelError):
-    """Too many requests. `retry_after_s`: seconds, None if the endpoint did not say."""
+    """Too many requests. `retry_after_s` is in seconds, or None if the endpoint did not say."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -84,11 +84,11 @@ class RateLimited(ModelError):
 
 
 class QuotaExceeded(ModelError):
-    """No credit left; waiting does not help."""
+    """There is no credit left. Waiting does not help."""
 
 
 class Overloaded(ModelError):
-    """The endpoint failed (5xx). `retry_after_s`: seconds, None if it did not say."""
+    """The endpoint failed (5xx). `retry_after_s` is in seconds, or None if the endpoint did not say."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -117,7 +117,7 @@ class NetworkError(ModelError):
 
 
 class ModelTimeout(ModelError):
-    """The endpoint is connected, but was silent for too long."""
+    """The connection was not made in time, or the endpoint was silent for too long."""
 
 
 class AnswerTooLong(ModelError):
@@ -133,7 +133,7 @@ class ToolServerError(PeerError):
 
 
 class EditorError(PeerError):
-    """The ACP client refused or did not answer."""
+    """The ACP client refused a request or did not answer it."""
 
 
 class StoreError(CrowError):

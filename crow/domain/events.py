@@ -1,7 +1,7 @@
 """Events of a session, for the client.
 
-`EntryStored` is durable: the entry is in the log already. No other event is stored. The frontend turns events into
-protocol updates; a replay gives the same updates.
+When an `EntryStored` event is sent, its entry is already on disk. The other events are not stored. The frontend turns
+events into protocol updates; a replay of the stored entries gives the same updates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EntryStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextShown:
-    """A piece of the answer. The assistant entry will have this `message_id`."""
+    """A piece of the answer. The assistant entry will have the same `message_id`."""
 
     message_id: str
     text: str
@@ -39,7 +39,8 @@ class ThoughtShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnnounced:
-    """A call of the step that was just stored is pending. `arguments` is a JSON object as text."""
+    """A call was announced. The answer that contains it is stored, and the call has not run yet. `arguments` is a JSON
+    object as text."""
 
     call: CallRef
     name: str
@@ -49,7 +50,7 @@ class CallAnnounced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallProgressed:
-    """Output of a running call: `text` is all of it so far, not an addition."""
+    """A running call has new output. `text` is the whole output so far, not an addition."""
 
     call: CallRef
     text: str
@@ -65,7 +66,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
-    """How full the context is, in tokens, and the cost of the session so far in USD (None: unknown)."""
+    """How full the context is, in tokens, and what the session has cost so far in USD (None if unknown)."""
 
     used: int
     size: int
@@ -83,7 +84,7 @@ class CompactionChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryShown:
-    """A piece of the summary that a compaction is writing. Empty text: discard the pieces so far."""
+    """A piece of the summary that a compaction is writing. If `text` is empty, discard the pieces so far."""
 
     compaction_id: str
     text: str
@@ -91,7 +92,7 @@ class SummaryShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeShown:
-    """News for the user that is not part of the history, such as a retry or a slow server."""
+    """A message for the user that is not part of the history, such as a retry or a slow server."""
 
     severity: Literal["info", "warning", "error"]
     title: str
@@ -100,21 +101,21 @@ class NoticeShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The session moved to another entry. `plan` is the plan at that entry; empty: there is none."""
+    """The session moved to another entry. `plan` is the plan at that entry, empty if there is none."""
 
     plan: tuple[PlanItem, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitleChanged:
-    """The session's title; None clears it."""
+    """The session has a new title. None clears it."""
 
     title: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChanged:
-    """The permission mode."""
+    """The session has a new permission mode."""
 
     mode: str
 
@@ -139,7 +140,7 @@ ElicitationKind: TypeAlias = Literal["form", "url"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormQuestion:
-    """A form for the user. `schema` is a flat JSON Schema object, and `call` is the running call that asks.
+    """A form for the user to fill in. `schema` is a flat JSON Schema object, and `call` is the running call that asks.
 
     Never ask for secrets in a form; use a `UrlQuestion`.
     """
@@ -151,7 +152,7 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page for the user to visit. `Client.elicited` gets the `id` when the question is over."""
+    """A page for the user to visit. When it is no longer needed, `Client.finish_question` is called with its `id`."""
 
     message: str
     url: str

@@ -8,6 +8,21 @@ from typing import Literal, TypeAlias
 
 JsonObject: TypeAlias = Mapping[str, object]
 
+MAX_DEPTH = 200
+"""How deep objects and arrays of a foreign JSON value may nest: far above any real value, far below Python's recursion
+limit."""
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether a JSON value nests deeper than `MAX_DEPTH`. Uses no recursion."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [item for parent in containers for item in (parent.values() if isinstance(parent, dict) else parent)]
+        if not level:
+            return False
+    return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
@@ -18,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A picture; `data` is base64, `mime_type` such as `image/png`."""
+    """An image. `data` is base64, and `mime_type` is, for example, `image/png`."""
 
     data: str
     mime_type: str
@@ -48,7 +63,7 @@ Part: TypeAlias = Text | Image | Resource | Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as offered to the model. `name` matches `^[A-Za-z0-9_-]{1,64}$`, `input_schema` is JSON Schema."""
+    """A tool as offered to the model. `name` matches `^[A-Za-z0-9_-]{1,64}$`, and `input_schema` is a JSON Schema."""
 
     name: str
     description: str
@@ -57,11 +72,11 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One tool call of a model.
+    """One tool call by a model.
 
-    `arguments` is always a valid JSON object as text, since every later request repeats it. `fault`, if set, tells the
-    model why the call cannot run; `raw` is then the text as received. `extra` holds unknown keys of the provider's call
-    object, which are sent back unchanged.
+    `arguments` is always a valid JSON object as text, since every later request repeats it. If `fault` is set, it tells
+    the model why the call cannot run, and `raw` is the text as received. `extra` has the unknown keys of the provider's
+    call object, which are sent back unchanged.
     """
 
     id: str
@@ -74,9 +89,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts that a provider reported for one request. None is unknown, not zero.
+    """Token counts that a provider reported for one request. None means unknown, not zero.
 
-    `input_tokens` includes the cached ones, `output_tokens` the reasoning ones.
+    `input_tokens` includes cached tokens, and `output_tokens` includes reasoning tokens.
     """
 
     input_tokens: int | None = None
@@ -92,8 +107,8 @@ FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "in
 class Answer:
     """One complete model response.
 
-    `opaque` holds provider fields that are sent back unchanged, such as `reasoning_details`. `reasoning_field` is the
-    name of the provider's field that contained `thought`, None if there was none.
+    `opaque` has provider fields that are sent back unchanged, such as `reasoning_details`. `reasoning_field` is the
+    name of the provider's field that contained `thought`, or None if there was no such field.
     """
 
     text: str = ""
@@ -107,21 +122,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemMessage:
-    """The one system message, at index 0."""
+    """The only system message, at index 0."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessage:
-    """A message of the user, or a reminder from crow."""
+    """A message from the user, or a reminder from crow."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """A message of the model. `opaque` fields are only sent to the same `endpoint`."""
+    """A message from the model. The `opaque` fields are sent only to the `endpoint` that they came from."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()

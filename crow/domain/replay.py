@@ -1,4 +1,4 @@
-"""The stored history as events, in the order in which the client saw them."""
+"""Turns the stored history into events, in the order in which the client saw them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interru
 
 @dataclass(slots=True)
 class WaitingCall:
-    """A call that is not replayed yet, because its own result or the result of an earlier call is still missing."""
+    """A call that cannot be replayed yet, because its result or an earlier call's result is still missing."""
 
     call: ToolCall
     announcement: entries.Announcement | None
@@ -28,7 +28,7 @@ class Replay:
         self._waiting: dict[entries.CallRef, WaitingCall] = {}
 
     def feed(self, entry: entries.Entry) -> tuple[Event, ...]:
-        """The events that `entry` adds. Results come in call order."""
+        """Return the events that `entry` adds. Results come in call order."""
         body = entry.body
         match body:
             case entries.User() | entries.TurnEnd():
@@ -57,13 +57,13 @@ class Replay:
                 assert_never(never)
 
     def pause(self) -> tuple[Event, ...]:
-        """The results that wait for an earlier call. Call this instead of `end` if the turn goes on live, because its
-        other calls have not ended."""
+        """Return the results that wait for an earlier call. Call this instead of `end` if the turn is still running,
+        because its other calls have not ended."""
         results = ((waiting.call, waiting.result) for waiting in self._waiting.values())
         return tuple(event for call, result in results if result is not None for event in result_events(call, result))
 
     def end(self) -> tuple[Event, ...]:
-        """The results that wait for an earlier call, and a `CallEnded` for each call without a result."""
+        """Return the results that wait for an earlier call, and a `CallEnded` for each call without a result."""
         events: list[Event] = []
         for ref, waiting in self._waiting.items():
             if waiting.result is not None:
@@ -102,7 +102,7 @@ def answer_events(body: entries.Assistant) -> tuple[Event, ...]:
 
 
 def result_events(call: ToolCall, result: entries.Entry) -> tuple[Event, ...]:
-    """The events of a call that has a result: its announcement, then the stored result."""
+    """The events of a call that has a result: first its announcement, then the stored result."""
     assert isinstance(result.body, entries.ToolResult)
     return announced(result.body.call, call, result.body.announcement), EntryStored(entry=result)
 

@@ -1,8 +1,8 @@
-"""Estimates tokens, and cuts texts to a size.
+"""Estimates token counts and shortens texts.
 
 There is no tokenizer, because every endpoint has a different one. Instead, characters are counted by kind (Python's
-codecs do that fast) and weighted. The estimate should be right within a factor of two for any script and for base64.
-Callers calibrate it with the counts that the provider reports.
+codecs do that fast), and each kind has a weight. The estimate should be right within a factor of two for any script and
+for base64. Callers calibrate it with the counts that the provider reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from crow.domain import messages
 from crow.domain.messages import Message, Part, ToolSpec
 
 IMAGE_TOKENS = 1_500
-"""Flat cost of a picture: the large providers charge this for about a megapixel."""
+"""Flat cost of an image. The large providers charge this for about a megapixel."""
 
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
@@ -24,7 +24,7 @@ CALL_TOKENS = 8
 RUN_CHARS = 60
 RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
 """Matches a run that may be encoded data. A line of base64 has 64 or 76 characters."""
-# Most texts have no such run. Looking for one with this table is twenty times faster than with the pattern.
+# Most texts have no such run. Checking for one with this table is twenty times faster than with the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
 """A run with at least this many different characters is base64, hex or a key. A run with fewer is a separator line."""
@@ -59,7 +59,7 @@ def estimate_text(text: str) -> int:
 
 
 def is_encoded(run: str) -> bool:
-    """Whether a run without blanks is base64, hex or a key."""
+    """Whether a run of characters without blanks is base64, hex or a key."""
     if len(set(run[:1000])) < ENCODED_LETTERS:
         return False
     return len(run) >= LONG_RUN or SHORT_ENCODED.fullmatch(run) is not None
@@ -115,9 +115,9 @@ def estimate_assistant(message: messages.AssistantMessage) -> int:
 
 
 def head_and_tail(text: str, chars: int, entry: int) -> str:
-    """`text` with at most `chars` characters: two thirds from its head, one third from its tail.
+    """Shorten `text` to at most `chars` characters: two thirds from its head, one third from its tail.
 
-    A line between the two parts names the sizes and the entry that has the whole text. This line does not count.
+    A line between the two parts names the sizes and the entry that has the whole text. This line is not counted.
     """
     if len(text) <= chars:
         return text
@@ -131,7 +131,8 @@ def head_and_tail(text: str, chars: int, entry: int) -> str:
 
 
 def fit(text: str, tokens: int, entry: int) -> str:
-    """`text` with an estimate of at most `tokens`: whole, or its head and tail with a marker, or a marker alone."""
+    """Shorten `text` so that its estimate is at most `tokens`. Return it unchanged if it fits, else its head and tail
+    with a marker between them, or only the marker if there is no room for more."""
     whole = estimate_text(text)
     if whole <= max(0, tokens):
         return text

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from crow import __version__
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.rendering import safe
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestId
@@ -365,5 +366,5 @@ def _request_error(error: CrowError) -> RequestError:
 
 def _error(code: int, message: str, **data: object) -> RequestError:
     """An error with its text in `message` and in `data.details`, since clients show one or the other."""
-    message = limit_text(message, MESSAGE_BYTES)
+    message = limit_text(safe(message), MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})

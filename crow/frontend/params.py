@@ -35,7 +35,7 @@ class ClientCapabilities:
     notices: bool = False
     compaction: bool = False
     boolean_options: bool = False
-    elicits: frozenset[ElicitationKind] = frozenset()
+    question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -53,7 +53,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
-        elicits=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
+        question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
     )
 
 

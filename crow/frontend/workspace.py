@@ -84,10 +84,13 @@ class EditorWorkspace:
         self.resolve = disk.resolve
         self.contains = disk.contains
         self.protection = disk.protection
+        self.read_protection = disk.read_protection
+        self.find_names = disk.find_names
         self.stat = disk.stat
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
         self.start_confined = disk.start_confined
+        self.end_confined = disk.end_confined
         self.close = disk.close
 
     async def read_text(self, path: Path) -> str:

@@ -126,7 +126,7 @@ class EndpointMemory(Protocol):
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """The price of one request in USD; None when usage or prices are unknown."""
+    """Return the price of one request in USD, or None if usage or prices are unknown."""
     if usage is None or info.input_price is None or info.output_price is None:
         return None
     cached = usage.cached_tokens or 0

@@ -100,7 +100,7 @@ def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
 
 
 def _decoded(text: str) -> object:
-    """`text` as JSON, None if it is not JSON."""
+    """Return `text` as JSON, or None if it is not JSON."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):

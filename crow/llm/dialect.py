@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
-"""The request member in which an endpoint reads how much to think: `reasoning_effort`, `reasoning`, `thinking.type`
-(alone or with an effort), or `enable_thinking`."""
+"""How a request says how much to think: with the member `reasoning_effort`, `reasoning`, `thinking.type` (alone or with
+an effort), or `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,4 +83,4 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "opaque": {"opaque": False},
     "images": {"takes_images": False},
 }
-"""Changes that the refusal of a part causes, independent of the dialect's earlier state."""
+"""The changes after a refusal that do not depend on the dialect's earlier state, by the refused part."""

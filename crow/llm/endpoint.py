@@ -60,7 +60,7 @@ class Endpoint(ModelLimits):
         """See :meth:`crow.llm.Model.check`."""
         if not self.model:
             raise ConfigError(
-                "No model is set. Choose one in the editor's menu or by /model NAME, run `crow login`, or set "
+                "No model is set. Choose one in the editor's menu or with /model NAME, run `crow login`, or set "
                 "CROW_MODEL or model.name in config.toml."
             )
         try:

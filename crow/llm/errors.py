@@ -1,7 +1,7 @@
-"""Turns what an endpoint says about a failure into one of crow's errors.
+"""Turns an error that an endpoint reports into one of crow's errors.
 
-The words are found first, wherever a body or an event carries them (`ErrorBody`). Status, code and words then decide,
-in this order:
+The text of the error is found first, wherever the body or event has it (`ErrorBody`). Then status, code and text decide
+the type, in this order:
 
     402, or no credit or quota left ........................ QuotaExceeded
     429, or too many requests .............................. RateLimited
@@ -14,7 +14,8 @@ in this order:
     below 400 .............................................. ProtocolError
     anything else .......................................... BadRequest
 
-Rate limits come before overflow, since both speak of tokens. The provider's own words stay in the message.
+Rate limits are checked before overflow, because messages about both mention tokens. The provider's own text stays in
+the message.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ def find_error(body: object) -> ErrorBody | None:
     """Find the error in a parsed event or in the body of a *successful* response, in any known form. Return None if
     there is no error."""
     if isinstance(body, list):
-        return next((found for item in body if (found := find_error(item)) is not None), None)
+        items = (item for item in body if not isinstance(item, list))  # lists may nest without end
+        return next((found for item in items if (found := find_error(item)) is not None), None)
     if not isinstance(body, Mapping):
         return None
     if body.get("error"):
@@ -243,7 +245,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         model = f'the model "{origin.model}"' if origin.model else "the model"
         return errors.ContextOverflow(f"The request is too long for {model}: {words}.", limit=limit, size=size)
     if is_refusal and says("filtered") and status not in {401, 404}:
-        return errors.ContentRefused(f"The content filter of {who} refused: {words}.")
+        return errors.ContentRefused(f"The content filter at {who} refused: {words}.")
     if status in {401, 403} or (is_refusal and says("bad key")):
         advice = "Set OPENAI_API_KEY (or the variable that api_key_env names) to a key that it accepts."
         return errors.AuthError(f"{who} refused {'access' if status == 403 else 'the key'}: {words}. {advice}")
@@ -251,7 +253,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
     if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
-        return errors.BadRequest(f"{who} has no chat completions there: {words}. {advice}")
+        return errors.BadRequest(f"{who} has no chat completions at this URL: {words}. {advice}")
     if status in _TRANSIENT_STATUS or not is_refusal:
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):
@@ -439,8 +441,8 @@ stream                 any   (?:not support|unsupported) streaming
 stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disabled)
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
-"""The parts of a request in the order in which they are tried, each with a pattern that recognises its refusal. "near":
-the pattern counts only close to words of refusal, before or after them. The patterns of "stream" are narrow on
+"""The parts of a request in the order in which they are checked, each with a pattern that recognises its refusal. A
+"near" pattern counts only if words of refusal are close before or after it. The patterns of "stream" are narrow on
 purpose: one broken stream must not disable streaming at an endpoint for good."""
 
 
@@ -489,7 +491,7 @@ _MIN_TIMESTAMP = 1e8
 
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Return the seconds to wait that the headers ask for, or None. Header names are in lower case. `now_s` is the
+    """Return how many seconds the headers ask crow to wait, or None. Header names are in lower case. `now_s` is the
     current Unix time, which is needed for headers that name a time."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return max(0.0, milliseconds / 1000)

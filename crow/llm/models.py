@@ -1,4 +1,4 @@
-"""What endpoints say about their models in the answer to `GET /models`, and what their refusals reveal."""
+"""What endpoints reveal about their models, in the answer to `GET /models` and in refusals."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ class EndpointFacts:
     def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, learned: Mapping[str, object]) -> None:
         self._endpoint = endpoint
         self._memory = memory
+        self._info: ModelInfo | None = None  # None: changed since it was last asked for
         self._listed: Offered | None = None
         self._filled = 0
         limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
@@ -125,7 +126,12 @@ class EndpointFacts:
 
     @property
     def info(self) -> ModelInfo:
-        """The configured model, completed by what the endpoint told about it."""
+        """The configured model. Unknown limits and prices are taken from the endpoint's list of models."""
+        if self._info is None:
+            self._info = self._current_info()
+        return self._info
+
+    def _current_info(self) -> ModelInfo:
         info, listed = self._endpoint.info, self._listed
         window = info.context_window or (listed.context_window if listed is not None else None)
         info = replace(info, context_window=window, max_output_tokens=self.output_limit(None))
@@ -135,8 +141,8 @@ class EndpointFacts:
         return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
-        """Return the output limit to send if `wanted` is requested. If `wanted` is None, the configured limit is used.
-        The result None means that no limit is sent."""
+        """Return the output limit to send if `wanted` is requested, or None to send no limit. If `wanted` is None, the
+        configured limit is used."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, self._max_output) if limit is not None), default=None)
@@ -148,13 +154,13 @@ class EndpointFacts:
 
     async def set_max_output(self, tokens: int) -> None:
         """Note that the endpoint refused an output limit above `tokens`."""
-        self._max_output = tokens
+        self._max_output, self._info = tokens, None
         await self._store({"max_output_tokens": tokens})
 
     async def set_listed(self, offered: Offered | None) -> None:
         """Note what the endpoint's list of models says about this model. If `offered` is None, the list does not
         contain the model."""
-        self._listed = offered or Offered(name=self._endpoint.model)
+        self._listed, self._info = offered or Offered(name=self._endpoint.model), None
         stated = {key: value for key, value in asdict(self._listed).items() if key != "name" and value is not None}
         await self._store({"listed": stated})
 
@@ -181,4 +187,4 @@ class EndpointFacts:
         try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
         except StoreError as error:  # the answer is more important than storing what was learned from it
-            logger.warning("What %s taught could not be stored: %s", self._endpoint.base_url, error)
+            logger.warning("Facts about %s could not be stored: %s", self._endpoint.base_url, error)

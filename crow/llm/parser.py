@@ -22,7 +22,7 @@ from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_tit
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
 from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone, replace_lone_in
 from crow.llm.text_tool_calls import CallDetector
-from crow.llm.tool_calls import CallAssembler, new_call_id
+from crow.llm.tool_calls import MAX_CALLS, CallAssembler, new_call_id
 
 MAX_CHARS = 4_000_000
 """The limit for one answer in characters. Text, reasoning and tool arguments count together."""
@@ -88,11 +88,14 @@ class StreamParser:
                     self._read(event_data)
         finally:
             self._read_content()
-        if self._size > MAX_CHARS:
+        limit = f"{MAX_CHARS:,} characters of text, reasoning and tool arguments" if self._size > MAX_CHARS else ""
+        if self._calls.has_too_many:
+            limit = f"{MAX_CALLS:,} tool calls"
+        if limit:
             self._error = AnswerTooLong(
-                f"The answer of {self._origin.endpoint} was stopped at {MAX_CHARS:,} characters of text, reasoning and "
-                "tool arguments; the model may be repeating itself. What was shown is kept; none of its tool calls "
-                "ran. Prompt again, or limit answers with max_output_tokens."
+                f"The answer from {self._origin.endpoint} was cut off after {limit}; the model may be repeating "
+                "itself. The part that was shown is kept, but none of its tool calls ran. Prompt again, or limit "
+                "answers with max_output_tokens."
             )
             raise self._error
         return self._take_pieces()
@@ -234,7 +237,7 @@ class StreamParser:
             if type(text) is str:
                 self._content.append(text)
         elif self._has_deltas:
-            # The server repeats the whole answer at the end of the stream. Only what no delta has brought is new.
+            # The server repeats the whole answer at the end of the stream. Only the part that no delta has sent is new.
             self._read_content()
             text, so_far = message.get("content"), self._text.getvalue() + self._detector.held + self._splitter.held
             rest = text[len(so_far) :] if isinstance(text, str) and text.startswith(so_far) else ""
@@ -357,7 +360,7 @@ class StreamParser:
         """
         who, word = self._origin.endpoint, self._finish_word
         if word is None and not self.is_done:
-            raise ProtocolError(f"The answer of {who} broke off: the stream ended without a finish reason.")
+            raise ProtocolError(f"The answer from {who} broke off: the stream ended without a finish reason.")
         ending = _ending_of(word) if word is not None else "stop"
         if ending == "failed":
             raise Overloaded(f'{who} broke off the answer (finish reason "{word}").')
@@ -365,7 +368,7 @@ class StreamParser:
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":
             if not (self._calls or self._legacy_calls):
-                raise ProtocolError(f'{who} could not read a tool call of its model (finish reason "{word}").')
+                raise ProtocolError(f'{who} could not read a tool call from its model (finish reason "{word}").')
             ending = "stop"
         return "refusal" if self._is_refused else ending
 
@@ -417,7 +420,7 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word means `stop`; an empty answer is an error in that case."""
+    """Return the meaning of a finish reason. An unknown word means `stop`, but an empty answer is then an error."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending

@@ -14,8 +14,8 @@ _GROWING_KEYS = frozenset({"text", "summary", "data"})
 
 
 def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
-    """Return `(field, piece)` for the first reasoning field that is not empty. If there is none, return the first field
-    that contains '', or None, with an empty piece."""
+    """Return `(field, piece)` for the first reasoning field that is not empty. If there is none, `piece` is empty, and
+    `field` is the first field that contains '', or None."""
     present: str | None = None
     for field in _FIELDS:
         if (value := delta.get(field)) is None:

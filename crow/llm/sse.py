@@ -1,5 +1,4 @@
-"""Decodes server-sent events: takes the bytes of a response and returns the data of each event. Also cleans the text in
-them.
+"""Decodes server-sent events: takes the bytes of a response and returns the data of each event. Also repairs text.
 
 Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, IDs and retry
 times have no meaning in chat completions and are dropped.

@@ -49,7 +49,7 @@ class ResponseBody(Protocol):
         """
 
     async def close(self) -> None:
-        """Close the connection. If the body was read to its end, the connection may be used again instead."""
+        """Close the connection. If the body was read to its end, the connection may be kept and used again."""
 
 
 class Transport(Protocol):
@@ -160,7 +160,7 @@ class ChatStream:
                 if received > MAX_BYTES:
                     raise errors.AnswerTooLong(
                         f"{who} sent more than {MAX_BYTES:,} bytes for one answer, so it was stopped. Look at its log: "
-                        "it may be sending the same thing again and again."
+                        "it may be repeating itself."
                     )
                 events = decoder.feed(data)
                 if head is not None and not events:
@@ -197,7 +197,7 @@ class ChatStream:
         with anyio.move_on_after(wait_s):
             return await response.read()
         who = self._transport.origin.endpoint
-        raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was given up.")
+        raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was abandoned.")
 
     def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
         """Read the end of the body: an event without its final blank line, or a body that is not an event stream."""
@@ -208,7 +208,7 @@ class ChatStream:
             if not text:
                 who = self._transport.origin.endpoint
                 raise errors.ProtocolError(
-                    f"{who} sent an empty response. Look at its log; is the request too long for it?"
+                    f"{who} sent an empty response. Look at its log: the request may be too long for it."
                 )
             return [*parser.feed([text]), *parser.flush()]
         # An incomplete event is not valid JSON. `finish` reports later that the answer broke off.

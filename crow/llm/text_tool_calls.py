@@ -67,7 +67,7 @@ _WORD = re.compile(r"[\w-]+")
 _CANDIDATE = re.compile(r"[<\[]")
 
 _MAX_STARTS = 20
-"""After this many places that looked like calls but were none, the rest of the answer is treated as text."""
+"""After this many places that looked like calls but were not, the rest of the answer is treated as text."""
 
 _SMALL_CHARS = 1000
 """Held-back text up to this size is examined with each new piece. Longer text is examined only when its size has
@@ -279,7 +279,7 @@ def _is_prefix(text: str, at: int) -> bool:
 
 
 def _tool(name: str, tools: _Tools) -> ToolSpec | None:
-    """Return the offered tool that the name in the model's text means."""
+    """Return the offered tool to which a name in the model's text refers."""
     return tools.get(tool_name(name, tools))
 
 
@@ -416,7 +416,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
 
 
 def _is_open_json(text: str, at: int) -> bool:
-    """Whether an object or a list begins at `at` whose end may not have arrived yet."""
+    """Whether an object or a list begins at `at` and its end may not have arrived yet."""
     if text[at] not in "{[":
         return False
     try:

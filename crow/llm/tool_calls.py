@@ -27,7 +27,7 @@ _PREFIX = re.compile(
 )
 _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
-_MAX_CALLS = 1000
+MAX_CALLS = 1000
 _MAX_KEYS = 100_000
 """Some servers send a new ID or index with each fragment. At most this many of them are remembered."""
 _MAX_PIECES = 10_000
@@ -85,7 +85,7 @@ class _PartialCall:
 
 class CallAssembler:
     """Call `add` with fragments (`delta.tool_calls[i]`) as they arrive, then `finish`. `size` is the number of
-    characters stored."""
+    characters stored. `has_too_many`: calls beyond `MAX_CALLS` were left out."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
@@ -94,6 +94,7 @@ class CallAssembler:
         self._by_index: dict[object, _PartialCall] = {}
         self._by_id: dict[str, _PartialCall] = {}
         self.size = 0
+        self.has_too_many = False
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -122,7 +123,8 @@ class CallAssembler:
         call_id = _text(fragment.get("id")).strip()
         index = _index(fragment.get("index"))
         if (call := self._call_for(index, call_id, name.strip(), arguments)) is None:
-            if len(self._calls) >= _MAX_CALLS:
+            if len(self._calls) >= MAX_CALLS:
+                self.has_too_many = True
                 return
             call = _PartialCall()
             self._calls.append(call)
@@ -145,8 +147,8 @@ class CallAssembler:
                     self.size += len(key) + len(str(members[key]))
 
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
-        """Return the calls in order of arrival. `is_cut` means that the output limit ended the stream, so that the last
-        call is marked as faulty and must not run."""
+        """Return the calls in order of arrival. `is_cut` means that the output limit ended the stream. The last call is
+        then marked as faulty and must not run."""
         # A call that consists only of an ID or an index is ignored.
         calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
         finished: list[ToolCall] = []
@@ -188,7 +190,7 @@ class CallAssembler:
             is_new = index is not None and at_index is None
             return None if is_new or self._opens_anew(known, name, arguments, same_index=at_index is known) else known
         if index is not None and at_index is None:
-            # Some servers count the fragments in the index. A piece from the middle of arguments then continues the
+            # Some servers number the fragments with the index. A piece from the middle of arguments then continues the
             # last call.
             if last is None or call_id or name or not (last.name and last.pieces) or not arguments:
                 return None

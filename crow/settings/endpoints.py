@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,8 @@ class Preset:
     """What an endpoint's public pages say about it.
 
     `key_env` is the environment variable that holds the key. `thinking` is the request field that sets the thought
-    level. `limit_field` is the request field that limits the output. `cache` says whether prompts are cached by a key
-    or where a marker asks for it.
+    level. `limit_field` is the request field that limits the output. `cache` says whether prompts are cached by a key,
+    or only where a marker asks for it.
     """
 
     base_url: str = ""
@@ -89,7 +90,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset_at(base_url: str) -> Preset:
-    """The preset for the endpoint's host. An unknown host gets an empty preset."""
+    """Return the preset for the endpoint's host. An unknown host gets an empty preset."""
     host = urlsplit(base_url).hostname
     return next((preset for preset in PRESETS.values() if urlsplit(preset.base_url).hostname == host), Preset())
 
@@ -113,7 +114,7 @@ class Target:
 
 
 def names_offered(settings: Settings) -> tuple[str, ...]:
-    """The model names to choose from, the default first; empty if none is set."""
+    """Return the model names to choose from, with the default first. Empty if no name is set."""
     names = [settings.model.name, *settings.models]
     for provider, table in settings.providers.items():
         names.extend(f"{provider}/{model}" for model in table.models)
@@ -126,7 +127,8 @@ def target_of(name: str, settings: Settings) -> Target:
     prefix, slash, rest = name.partition("/")
     names_provider = bool(slash) and prefix in settings.providers
     if table is None and name == settings.model.name and settings.model.base_url != _OPENAI:
-        names_provider = False  # the endpoint is that of `[model]`, even if the name begins like a provider's
+        # the name belongs to the endpoint in `[model]`, even if it begins like a provider's name
+        names_provider = False
     provider = (table.provider if table else None) or (prefix if names_provider else None)
     options: ModelOptions
     if provider is not None:
@@ -155,16 +157,22 @@ def target_of(name: str, settings: Settings) -> Target:
 
 
 def dotted_key(*parts: str) -> str:
-    """`part.part`, quoted where TOML needs it."""
+    """Return `part.part`, quoted where TOML needs it."""
     return ".".join(part if _BARE_KEY.match(part) else json.dumps(part, ensure_ascii=False) for part in parts)
 
 
 def run_key_command(command: Sequence[str]) -> str:
-    """The first word that `command` prints. Blocks until it ends. :raises ConfigError: it fails or prints nothing."""
+    """Return the first word that `command` prints. Blocks until the command ends. :raises ConfigError: it fails or
+    prints nothing."""
     name = f"api_key_command `{' '.join(command)}`"
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_KEY_COMMAND_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_KEY_COMMAND_TIMEOUT_S,
+            check=False,
+            env=os.environ,  # the initial environment may have been overwritten
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{name} did not end within {_KEY_COMMAND_TIMEOUT_S:g} s.") from None

@@ -1,28 +1,35 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-No file of a workspace is read. Each table is validated separately, and only if it sets something: building the
-validator for all settings would add 20 ms to every start.
+Files in a workspace are never read. To keep the start short, each table is validated separately, and only if it sets
+something: building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
+functions that use them.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
+import re
 import tempfile
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from platformdirs import PlatformDirs
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key
-from crow.settings.values import McpServerSettings, NamedModel, ProviderSettings, Section, Settings, expectation
+from crow.settings.values import (
+    VARIABLE,
+    McpServerSettings,
+    NamedModel,
+    ProviderSettings,
+    Section,
+    Settings,
+    expectation,
+)
 
 _FROM_ENVIRONMENT = {
     "model.name": "CROW_MODEL",
@@ -48,12 +55,15 @@ _NAMED: Mapping[str, type[Section]] = {
 }
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
+_SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
+_SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
 _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "url"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. `trace` is the file that records the connection; None if there is none."""
+    """Absolute paths, which need not exist. `trace` is the file that records the connection, or None if nothing is
+    recorded."""
 
     config_file: Path
     data_dir: Path
@@ -65,10 +75,12 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
-    """The environment variables that hold keys of endpoints, and all known keys, including unused ones."""
+    """The environment variables that hold keys of endpoints, and all known keys, including unused ones and those in
+    headers. `others` are the tokens of MCP servers."""
 
     variables: frozenset[str] = frozenset()
     values: tuple[str, ...] = field(default=(), repr=False)
+    others: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +114,7 @@ class Loaded:
         )
 
     def values(self) -> dict[str, object]:
-        """All values by the keys of `sources`. Values that may be secret are `SecretStr`."""
+        """Return all values by the keys of `sources`. Values that may be secret are `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
@@ -118,7 +130,7 @@ class Loaded:
 
 
 FileStamp: TypeAlias = tuple[int, int, int] | None
-"""Inode, size and modification time in ns of a file; None if there is no file."""
+"""Inode, size and modification time (ns) of a file, or None if there is no file."""
 
 
 def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
@@ -151,6 +163,8 @@ def find_paths(env: Mapping[str, str]) -> Paths:
         config_dir = data_dir = log_dir = _absolute(env["CROW_HOME"])
         cache_dir = config_dir / "cache"
     else:
+        from platformdirs import PlatformDirs
+
         dirs = PlatformDirs("crow", appauthor=False)
         config_dir, data_dir, log_dir = dirs.user_config_path, dirs.user_data_path, dirs.user_log_path
         cache_dir = dirs.user_cache_path
@@ -212,7 +226,7 @@ class _Reader:
         return sources
 
     def read_summary_prompt(self) -> str:
-        """The text of `compaction.prompt_file`; empty if it is not set."""
+        """Return the text of `compaction.prompt_file`, or an empty string if it is not set."""
         path = self.settings.compaction.prompt_file
         if path is None:
             return ""
@@ -253,9 +267,9 @@ class _Reader:
             self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
-        """Replace values of the file by flags and environment variables.
+        """Replace values from the file with flags and environment variables.
 
-        If these choose another endpoint or model, the file's values for the former one are dropped.
+        If these choose another endpoint or model, the file's values for the previous one are dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -300,7 +314,7 @@ class _Reader:
                     )
                 case NamedModel(provider=str(provider)) if ("providers", provider) not in self._tables:
                     others = [name for kind, *rest in self._tables if kind == "providers" for name in rest]
-                    hint = f"there are {', '.join(others)}" if others else f"add [providers.{provider}]"
+                    hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
         return Settings.model_construct(**made)
@@ -330,8 +344,10 @@ class _Reader:
         self._problems.append(f"{self._origin(given)}: {dotted} is {shown}; expected {expectation(setting)}")
 
     def _refuse_unknown(self, prefix: str, key: str, known: Sequence[str]) -> None:
+        import difflib
+
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+        hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"expected one of {', '.join(known)}"
         self._problems.append(f"{self._file}: there is no setting {prefix}{key}; {hint}")
 
     def _origin(self, given: _Given) -> str:
@@ -346,7 +362,8 @@ def _fields() -> dict[str, FieldInfo]:
 
 
 def _show_value(key: str, value: object) -> str:
-    """Format a value for an error message. `key` ends the setting's name. Values that may be secret are hidden."""
+    """Format a value for an error message. `key` is the last part of the setting's name. Values that may be secret are
+    hidden."""
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
@@ -356,29 +373,57 @@ def _show_value(key: str, value: object) -> str:
 
 def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if is_required:
-            raise ConfigError(f"environment CROW_CONFIG: {file} does not exist; name a file, or unset it") from None
+            raise ConfigError(
+                f"environment CROW_CONFIG: {file} does not exist; name an existing file, or unset it"
+            ) from None
         return {}
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
     """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
-    providers = tree.get("providers")
-    found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
-    tables = [table for table in found if isinstance(table, Mapping)]
+    tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
     variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
     values = [key for table in tables if isinstance(key := table.get("api_key"), str)]
     values += [env[name].strip() for name in sorted(variables) if name in env]
-    return EndpointKeys(variables=frozenset(variables), values=tuple(filter(None, values)))
+    values += [secret for table in tables for secret in _secrets_in(table, "headers", _SECRET_HEADER, {})]
+    servers = _tables(_inner(tree, "mcp_servers").values())
+    others = [secret for table in servers for secret in _secrets_in(table, "headers", _SECRET_HEADER, env)]
+    others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
+    return EndpointKeys(
+        variables=frozenset(variables), values=tuple(filter(None, values)), others=tuple(filter(None, others))
+    )
+
+
+def _inner(table: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _tables(values: Iterable[object]) -> list[Mapping[str, object]]:
+    return [value for value in values if isinstance(value, Mapping)]
+
+
+def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], env: Mapping[str, str]) -> Iterator[str]:
+    """The values whose name says that they are secret. Of a header such as `Bearer TOKEN`, the token."""
+    for name, value in _inner(table, key).items():
+        if isinstance(value, str) and names.search(name):
+            words = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).split()
+            yield words[1] if len(words) == 2 else " ".join(words)
 
 
 def _stamp(file: Path) -> FileStamp:
@@ -394,8 +439,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """A directory that only this user can access. It is the same for every process, unless someone else has created one
-    with its name."""
+    """Return a directory that only this user can access. It is the same for every process, unless someone else has
+    created a directory with its name."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

@@ -1,6 +1,6 @@
 """Every setting: its type, bounds, default and meaning.
 
-The `Expected` of a field is the end of error messages about it, and its docstring says what the setting does.
+A field's `Expected` ends the error messages about it, and its docstring says what the setting does.
 `schemas/config.schema.json` is generated from both. This module does not postpone annotations: pydantic would evaluate
 them a second time at every start.
 """
@@ -16,6 +16,9 @@ from pydantic.fields import FieldInfo
 
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
+
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A variable in the settings of an MCP server; its group is the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,12 @@ Url = Annotated[
 ]
 Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
 Variable = Annotated[NonEmpty, Expected('the name of a variable, such as "OPENROUTER_API_KEY"')]
-Texts = Annotated[Mapping[str, str], Expected('a table of texts, such as { "X-Title" = "crow" }')]
+Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
 Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
 Thought = Annotated[Literal["off", "low", "medium", "high"], Expected('"off", "low", "medium" or "high"')]
 ModelName = Annotated[NonEmpty, Expected('a model name, such as "gpt-5.2", or "offline"')]
 ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
-SummaryModel = Annotated[NonEmpty, Expected("the name of a model of the same endpoint, such as a smaller one")]
+SummaryModel = Annotated[NonEmpty, Expected("the name of another model at the same endpoint, such as a smaller one")]
 StartMode = Annotated[
     Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
 ]
@@ -88,9 +91,9 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """Size of the context window in tokens; unset: what the endpoint reports, or what crow learned."""
+    """Size of the context window in tokens. If unset, the size that the endpoint reports or that crow has learned."""
     max_output_tokens: Tokens | None = None
-    """Limit of one answer in tokens, at most a quarter of the window; unset: the endpoint's own."""
+    """Limit of one answer in tokens, at most a quarter of the window. If unset, the endpoint's own limit."""
     takes_images: Switch = True
     """Whether the model accepts images."""
     input_price: Price | None = None
@@ -100,9 +103,9 @@ class ModelOptions(Section):
     output_price: Price | None = None
     """US dollars per million output tokens."""
     thought_level: Thought | None = None
-    """How much the model thinks before it answers; unset: the endpoint's default."""
+    """How much the model thinks before it answers. If unset, the endpoint's default."""
     extra_body: Body = Field(default_factory=dict, repr=False)
-    """Extra members of every request; they replace crow's own."""
+    """Extra members of every request. They replace crow's own members of the same name."""
 
 
 class ModelSettings(ModelOptions):
@@ -120,7 +123,7 @@ class ModelSettings(ModelOptions):
     """Extra HTTP headers for the endpoint; their values are treated as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """A copy with the same endpoint but another model. The options of the configured model are removed."""
+        """Return a copy with the same endpoint but another model. The options of the configured model are unset."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -132,11 +135,11 @@ class ProviderSettings(Section):
     """A further endpoint, under a name that the user chooses."""
 
     base_url: Url | None = None
-    """URL of the endpoint, without `/chat/completions`; unset: that of the preset with this name."""
+    """URL of the endpoint, without `/chat/completions`. If unset, the URL of the preset with this name."""
     api_key: Key | None = None
     """The endpoint's key. Prefer api_key_env or api_key_command."""
     api_key_env: Variable | None = None
-    """Name of the environment variable that holds the key; unset: that of the preset."""
+    """Name of the environment variable that holds the key. If unset, the preset's variable."""
     api_key_command: Annotated[
         Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
         Expected('a command as a list, such as ["pass", "show", "openrouter"]'),
@@ -145,11 +148,11 @@ class ProviderSettings(Section):
     headers: Texts = Field(default_factory=dict, repr=False)
     """Extra HTTP headers; their values are treated as secrets."""
     extra_body: Body = Field(default_factory=dict, repr=False)
-    """Extra members of every request; they replace crow's own."""
+    """Extra members of every request. They replace crow's own members of the same name."""
     models: Annotated[Strings, Expected('a list of model names, such as ["small", "large"]')] = ()
     """Models of this endpoint to offer in the editor."""
     connect_timeout_s: Seconds | None = None
-    """Seconds to wait for a connection; unset: 15."""
+    """Seconds to wait for a connection; 15 if unset."""
     first_byte_timeout_s: Seconds | None = None
     """The same as first_byte_timeout_s in [limits], for this endpoint."""
     idle_timeout_s: Seconds | None = None
@@ -164,20 +167,25 @@ class NamedModel(ModelOptions):
     """A model under a name that the user chooses: NAME, or PROVIDER/NAME."""
 
     provider: Annotated[NonEmpty, Expected("the name of a [providers.NAME]")] | None = None
-    """The provider that serves the model; unset: the part of its name before the slash, else [model]."""
+    """The provider that serves the model. If unset, the part of the table's name before the slash, else the endpoint in
+    [model]."""
     name: ModelName | None = None
-    """The model's name at its endpoint; unset: the table's name without the provider."""
+    """The model's name at its endpoint. If unset, the table's name without the provider."""
 
 
 class McpServerSettings(Section):
-    """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable."""
+    """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable, and
+    `${workspace}` in args and env for the session's working directory."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
-    """The program to start, with the arguments in args and the variables in env."""
-    args: Annotated[Strings, Expected('a list of texts, such as ["--read-only"]')] = Field(default=(), repr=False)
+    """The program to start, with the arguments in args and the variables in env. It starts in a directory of its own,
+    not in the workspace. A relative path starts at the directory of config.toml."""
+    args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
+    sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
+    """Confine the command like a shell command with this access; unset: it is not confined."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The server's URL, instead of a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
@@ -185,7 +193,7 @@ class McpServerSettings(Section):
     transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = "http"
     """How to call the URL: streamable HTTP, or the older SSE."""
     allow_tools: ToolNames = ()
-    """The only tools to offer; empty: all."""
+    """The only tools to offer. If empty, all tools are offered."""
     deny_tools: ToolNames = ()
     """Tools not to offer."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
@@ -204,7 +212,7 @@ class McpServerSettings(Section):
         return self
 
     def masked(self) -> dict[str, object]:
-        """The values that were set, for printing. Values that may be secret are `SecretStr`."""
+        """Return the values that were set, for printing. Values that may be secret are `SecretStr`."""
         values = {key: value for key, value in self if key in self.model_fields_set}
         for key in {"env", "headers"} & values.keys():
             values[key] = {name: SecretStr(text) for name, text in values[key].items()}
@@ -219,18 +227,21 @@ class CompactionSettings(Section):
     auto: Switch = True
     """Whether crow compacts when the context is full; `/compact` always works."""
     threshold: Annotated[
-        float, Field(ge=0.1, le=0.95), Expected("a part of the window from 0.1 to 0.95, such as 0.85")
+        float, Field(ge=0.1, le=0.95), Expected("a fraction of the window from 0.1 to 0.95, such as 0.85")
     ] = 0.85
-    """The part of the context window at which compaction starts."""
+    """The fraction of the context window at which compaction starts."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
-    """How many tokens of the newest messages are kept unchanged, at most."""
-    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a part of the room from 0.1 to 0.9, such as 0.5")] = 0.5
-    """How much of the room compaction leaves filled; the room is the threshold minus system message and tools."""
+    """At most this many tokens of the newest messages are kept unchanged."""
+    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction of the room from 0.1 to 0.9, such as 0.5")] = (
+        0.5
+    )
+    """The fraction of the room that is still filled after a compaction. The room is the threshold minus the system
+    message and tools."""
     compact_model: SummaryModel | None = None
-    """The model that writes the summary if the session's model fails; unset: the session's model again."""
+    """The model that writes the summary if the session's model fails to. If unset, the session's model tries again."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with the prompt for summaries, used instead of crow's own; `{words}` in it becomes the word limit. A
-    relative path starts at the directory of config.toml."""
+    """A file with a prompt for summaries, which replaces crow's own. `{words}` in it becomes the word limit. A relative
+    path starts at the directory of config.toml."""
 
 
 class PermissionSettings(Section):
@@ -250,14 +261,14 @@ class SandboxSettings(Section):
     """How the kernel confines commands."""
 
     enabled: Annotated[Literal["auto", "off", "required"], Expected('"auto", "off" or "required"')] = "auto"
-    """Whether commands are confined: "auto" wherever it is possible, "off" never, "required" refuses to run a command
-    that cannot be confined. Environment: CROW_SANDBOX."""
+    """Whether commands are confined. "auto" confines them where that is possible, "off" never does, and "required" also
+    refuses to run a command that cannot be confined. Environment: CROW_SANDBOX."""
     network: Switch = False
-    """Whether commands with the access write have the network."""
+    """Whether commands with write access can use the network."""
     readable: Annotated[Strings, Expected('a list of paths, such as ["~/datasets"]')] = ()
-    """More directories that confined commands can read."""
+    """Additional directories that confined commands can read."""
     writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
-    """More directories that commands with the access write can write."""
+    """Additional directories that commands with write access can write to."""
 
 
 class LimitSettings(Section):
@@ -285,7 +296,7 @@ class EditorSettings(Section):
     answer_timeout_s: Seconds = 30.0
     """Seconds the editor may take to answer about a file or a terminal."""
     user_timeout_s: Seconds = 86_400.0
-    """Seconds a question to the user stays open: a permission, a form, a link."""
+    """Seconds that a question to the user (a permission, a form or a link) stays open."""
 
 
 class LogSettings(Section):
@@ -328,35 +339,43 @@ class Settings(Section):
         return tuple(secret for table in tables for secret in table.secrets())
 
 
-def expand_variables(server: McpServerSettings, env: Mapping[str, str]) -> tuple[McpServerSettings, str]:
-    """The server with its variables replaced, and a sentence that names the variables that are not set (empty if all
-    are set)."""
-    texts = (server.command or "", *server.args, server.url or "", *server.env.values(), *server.headers.values())
-    missing = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text) if name not in env)
+def expand_variables(
+    server: McpServerSettings, env: Mapping[str, str], *, workspace: str
+) -> tuple[McpServerSettings, str]:
+    """Return the server with its variables replaced, and a sentence that says which cannot be replaced (empty if all
+    can be).
+
+    `${workspace}` becomes `workspace` in args and env.
+    """
+    local = (*server.args, *server.env.values())
+    others = (server.command or "", server.url or "", *server.headers.values())
+    missing = dict.fromkeys(name for text in (*others, *local) for name in VARIABLE.findall(text) if name not in env)
+    if "workspace" in missing:
+        if any("${workspace}" in text for text in others):
+            return server, "${workspace} can only be used in args and env"
+        del missing["workspace"]
     if missing:
         plural = len(missing) > 1
-        return server, (
-            f"environment variable{'s' if plural else ''} {', '.join(missing)} {'are' if plural else 'is'} not set"
-        )
+        names = f"environment variable{'s' if plural else ''} {', '.join(missing)} {'are' if plural else 'is'} not set"
+        is_meant = any(name.casefold().startswith("workspace") for name in missing)
+        return server, names + ("; ${workspace} stands for the session's working directory" if is_meant else "")
 
-    def expand(text: str) -> str:
-        return _VARIABLE.sub(lambda match: env[match[1]], text)
+    def expand(text: str, variables: Mapping[str, str] = env) -> str:
+        return VARIABLE.sub(lambda match: variables[match[1]], text)
 
+    with_workspace = {**env, "workspace": workspace}
     changes = {
         "command": None if server.command is None else expand(server.command),
-        "args": tuple(map(expand, server.args)),
+        "args": tuple(expand(text, with_workspace) for text in server.args),
         "url": None if server.url is None else expand(server.url),
-        "env": {name: expand(text) for name, text in server.env.items()},
+        "env": {name: expand(text, with_workspace) for name, text in server.env.items()},
         "headers": {name: expand(text) for name, text in server.headers.items()},
     }
     return server.model_copy(update=changes), ""
 
 
 def expectation(field: FieldInfo) -> str:
-    """What a setting accepts, as the end of a sentence."""
+    """Return what a setting accepts, as the end of a sentence."""
     parts = getattr(field.annotation, "__args__", ())
     metadata = (*field.metadata, *(item for part in parts for item in getattr(part, "__metadata__", ())))
     return next(item.words for item in metadata if isinstance(item, Expected))
-
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

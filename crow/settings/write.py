@@ -32,7 +32,7 @@ def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
 
 
 def set_model_keys(text: str, values: Mapping[str, str | None]) -> str:
-    """TOML text with these keys of `[model]` set, or removed where the value is None. :raises TOMLKitError:"""
+    """Return TOML text with these keys of `[model]` set, or removed if the value is None. :raises TOMLKitError:"""
     document = tomlkit.parse(text)
     model = document.setdefault("model", tomlkit.table())
     if not isinstance(model, MutableMapping):

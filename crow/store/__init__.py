@@ -1,7 +1,8 @@
 """The interface of the store, as the agent and the frontend use it.
 
 A session is one mutable row that points into a log of entries. Entries are only ever added to the log. Each method is
-one transaction. An append names the leaf that it expects (compare-and-set), so two writers cannot interleave.
+one transaction. An append names the leaf that it expects and fails if the session has another one (compare-and-set), so
+two writers cannot interleave.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from crow.domain.messages import JsonObject, Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """A session to create. Clients know the session by `id`, which never changes. A fork sets `conversation` and
-    `leaf`."""
+    """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
+    only for a fork."""
 
     id: str
     cwd: str
@@ -37,8 +38,8 @@ class NewSession:
 class SessionRow:
     """A session's mutable row. Times are Unix milliseconds, `cost` is in US dollars.
 
-    Token estimates are multiplied by `calibration`. Lists are ordered by `newest_entry`. `owner` names the process that
-    runs a turn; it is empty if none does. Only sessions with `has_prompt` are listed.
+    Token estimates are multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`. `owner` names the
+    process that runs a turn, and is empty if no turn runs. Only sessions with `has_prompt` are listed.
     """
 
     id: str
@@ -100,8 +101,8 @@ class SessionPage:
 class Tail:
     """A session and the part of its path that `for_model` needs, oldest first.
 
-    That part is everything from the first entry that the newest valid checkpoint keeps, together with that checkpoint
-    and the newest prompt entry. Without a checkpoint it is the whole path.
+    That part is the newest valid checkpoint, all entries from the first one that this checkpoint keeps, and the newest
+    prompt entry. Without a checkpoint it is the whole path.
     """
 
     row: SessionRow
@@ -120,7 +121,7 @@ class QueuedPrompt:
 class TurnStart:
     """A claimed turn, with the entries that the claim appended. The user entry is the last of them.
 
-    `moved` means that the session's leaf was not the expected one, so the caller must load the tail again.
+    `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again.
     """
 
     turn: int
@@ -142,8 +143,9 @@ class Move:
 class BranchPoint:
     """A prompt, label or checkpoint in the outline.
 
-    `entry` is the id of its entry: the session's leaf just after it. `before` is the leaf just before it (None: the
-    beginning). `previous` is the preceding point on the path. `text` is the label or the start of the prompt.
+    `entry` is the id of its entry, which was the session's leaf just after it. `before` is the leaf just before it, or
+    None if there was none. `previous` is the preceding point on the path. `text` is the label or the start of the
+    prompt.
     """
 
     entry: int
@@ -166,8 +168,8 @@ class BranchTip:
 class Outline:
     """All branches that a session was ever on.
 
-    `points` are ordered by id. `tips` begin with the end of the current branch. The others follow, with the most
-    recently left one first. Tips count as one if no message lies between them.
+    `points` are sorted by id. The first of `tips` is the end of the current branch. The other tips follow, with the
+    most recently left one first. Several tips with no message between them are listed as one.
     """
 
     points: tuple[BranchPoint, ...]
@@ -176,10 +178,10 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where to search; None means everywhere.
+    """The limits of a search. None means no limit.
 
-    `cwd` is a session's directory. `model` is a part of a model's name, in upper or lower case. The search covers
-    entries from `since_ms` up to but not including `before_ms` (Unix milliseconds).
+    `cwd` is a session's directory. `model` is a part of a model's name; case does not matter. The search covers entries
+    from `since_ms` up to but not including `before_ms` (Unix milliseconds).
     """
 
     cwd: str | None = None
@@ -201,8 +203,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What a scan found, newest first. The scan read no entries older than `stopped_at`; None means that it read all of
-    them."""
+    """What a scan found, newest first. The scan read no entries older than `stopped_at`. None means that it read the
+    whole path."""
 
     hits: tuple[Hit, ...]
     stopped_at: int | None
@@ -218,7 +220,7 @@ class Store(Protocol):
 
     @property
     def warning(self) -> str:
-        """A warning for the user about where the database is stored; empty if all is well."""
+        """A warning for the user about the database file, empty if all is well."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session, and a conversation unless it is a fork.
@@ -229,21 +231,21 @@ class Store(Protocol):
     async def fork_session(
         self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
     ) -> SessionRow:
-        """Insert a session that points to `entry` of the same conversation, by default to the original session's leaf.
+        """Insert a session that points to `entry`, or to the original session's leaf if `entry` is None.
 
-        No entries are copied. The fork takes over the model, mode and configuration but no permissions. Its title is
-        "... (fork N)".
+        No entries are copied. The fork gets the original session's model, mode and configuration, but not its
+        permissions. Its title is "... (fork N)".
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
 
     async def session_by_alias(self, alias: str) -> SessionRow | None:
-        """Return the session with this alias."""
+        """Return the session with this alias, or None."""
 
     async def move_alias(self, session_id: str, to: str) -> None:
         """Take the alias from one session and give it to another.
 
-        :raises ~crow.domain.errors.ArgumentError: the session has no alias, or no longer has one.
+        :raises ~crow.domain.errors.ArgumentError: the session has no alias.
         """
 
     async def session(self, session_id: str) -> SessionRow:
@@ -252,11 +254,15 @@ class Store(Protocol):
     async def sessions(
         self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
     ) -> SessionPage:
-        """Return sessions that have a prompt, without sub-agents, the one with the newest entry first.
+        """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.
         """
+
+    async def is_known_directory(self, paths: Sequence[str]) -> bool:
+        """Return whether the user has prompted in one of these directories: whether a session with a prompt has it as
+        its cwd. Imported conversations do not count."""
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
@@ -265,11 +271,11 @@ class Store(Protocol):
         """
 
     async def delete_session(self, session_id: str) -> None:
-        """Hide the session and its sub-agents at once; `tidy` removes their data later. An unknown id is no error."""
+        """Hide the session and its sub-agents at once; `tidy` removes their data later. An unknown id is ignored."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """Return the row and the tail. A turn that a dead owner left running is repaired, exactly once. If nothing can
-        be written, the next `take_turn` repairs it."""
+        """Return the row and the tail. If a dead owner left a turn running, repair that turn first, exactly once. If
+        the repair cannot be written, the next `take_turn` repairs the turn."""
 
     async def tail(self, session_id: str) -> Tail:
         """Return the row and the tail, without repairing anything."""
@@ -288,8 +294,8 @@ class Store(Protocol):
         """Return the prompts in the inbox, in order."""
 
     async def drop_prompt(self, session_id: str, message_id: str) -> None:
-        """Remove a prompt from the inbox, after its sender was told that it cannot run. An unknown message id is no
-        error."""
+        """Remove a prompt from the inbox, after its sender was told that it cannot run. An unknown message id is
+        ignored."""
 
     async def take_turn(
         self,
@@ -302,9 +308,9 @@ class Store(Protocol):
     ) -> TurnStart:
         """Claim the turn for this store and append the prompt as a user entry, in one transaction.
 
-        A command passes None as `message_id` and gets no user entry. Without `parts` the prompt is taken from the
-        inbox. `cut` is stored in the user entry. If a dead owner left a turn running, the same transaction repairs that
-        turn.
+        For a slash command, `message_id` is None and no user entry is appended. Without `parts` the prompt is taken
+        from the inbox. `cut` is stored in the user entry. If a dead owner left a turn running, the same transaction
+        repairs that turn.
 
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
@@ -319,10 +325,11 @@ class Store(Protocol):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        """Append a chain of entries under `leaf`; the last of them becomes the leaf.
+        """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
-        The entries' usage is added to the row. The draft is removed once its answer is stored. The prompt of a user
-        entry is removed from the inbox. `release` ends the turn (state idle); then `entries` may be empty.
+        The usage of the entries is added to the session's row. Storing an answer removes its draft, and storing a user
+        entry removes its prompt from the inbox. `release` ends the turn (the state becomes idle); `entries` may then be
+        empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
@@ -356,17 +363,17 @@ class Store(Protocol):
         """Return the prompts, labels and checkpoints of all branches of the session, and where the branches end."""
 
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
-        """Return the entries of these kinds (as in the table `entries`) that are on the path of `leaf` but not on that
-        of `to`, oldest first."""
+        """Return the entries of these kinds that are on the path to `leaf` but not on the path to `to`, oldest first.
+        Kinds are named as in the table `entries`."""
 
     async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
-        """Return the file entries on the path of `leaf` but not on that of `to`, together with the results of their
-        calls, oldest first."""
+        """Return the file entries that are on the path to `leaf` but not on the path to `to`, together with the results
+        of their calls, oldest first."""
 
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        """Add a piece of the streamed answer to the session's draft. This also renews the lease."""
+        """Append a piece of the streamed answer to the session's draft. This also renews the lease."""
 
     async def search(
         self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
@@ -384,18 +391,18 @@ class Store(Protocol):
         """
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the facts that are known about an endpoint; empty if there are none. Facts that another process learns
-        are included after this store's next write transaction."""
+        """Return the known facts about an endpoint; empty if there are none. Facts that another process has learned are
+        included only after this store's next write transaction."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Merge new facts about an endpoint into the stored ones. A top-level key replaces the stored key of the same
         name."""
 
     async def tidy(self) -> None:
-        """Call this when idle: remove the data of deleted sessions in small batches, and make a checkpoint."""
+        """Remove the data of deleted sessions in small batches, and make a checkpoint. Call this when idle."""
 
     def hurry(self) -> None:
-        """Announce that the process is about to end: from now on a write waits for other programs only briefly. Never
+        """Announce that the process is about to end. From now on, a write waits for other programs only briefly. Never
         fails."""
 
     async def close(self) -> None:

@@ -35,8 +35,8 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A body in its stored form. `text` is its JSON; it is None if the JSON is stored as the blob with the hash
-    `spilled`. `blobs` maps hashes to contents.
+    """A body in its stored form. `text` is its JSON. If the JSON is stored as a blob, `text` is None and `spilled` is
+    the blob's hash. `blobs` maps hashes to contents.
 
     `body` is what will be read back. It equals the given body, unless characters or numbers had to be replaced (see
     `dump`).
@@ -57,7 +57,7 @@ def encode(body: Body) -> Encoded:
     if was_mended or blobs.was_mended:
         body = decode(kind, text, blobs.data.get)
     spilled = None
-    # A character takes at most four bytes, so the bytes of a short text need not be counted.
+    # A character takes at most four bytes, so a short text need not be encoded to know that it fits.
     if len(text) * 4 > SPILL_BYTES and len(data := text.encode()) > SPILL_BYTES:
         spilled = blobs.add(data)
     return Encoded(kind=kind, text=None if spilled else text, spilled=spilled, blobs=blobs.data, body=body)
@@ -66,7 +66,7 @@ def encode(body: Body) -> Encoded:
 def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
     """Return the body that was stored as `text`.
 
-    :raises Unreadable: it is damaged, or of a kind that this version does not know.
+    :raises Unreadable: the text is damaged, or this version does not know the kind.
     """
     try:
         value = json.loads(text or "")
@@ -76,9 +76,9 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 
 
 def decode_value(kind: str, value: object, load: Load) -> Body:
-    """Do the same as `decode` for JSON that is already parsed."""
+    """Decode a body from JSON that is already parsed. Otherwise the same as `decode`."""
     if kind not in _BODIES:
-        raise Unreadable(f"its kind {kind!r} is unknown to this version")
+        raise Unreadable(f"its kind {kind[:80]!r} is unknown to this version")
     try:
         return cast("Body", _BODIES[kind].decode(value, load))
     except (ValueError, TypeError, RecursionError) as error:
@@ -109,7 +109,7 @@ def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequen
 
 
 def encode_parts(parts: Sequence[Part]) -> str:
-    """Return the parts of a prompt as JSON, including pictures."""
+    """Return the parts of a prompt as JSON, including images."""
     assert _PARTS.encode is not None
     return dump(_PARTS.encode(parts, Blobs(inline=True)))[0]
 
@@ -119,7 +119,7 @@ def decode_parts(text: str | bytes) -> tuple[Part, ...]:
     try:
         return cast("tuple[Part, ...]", _PARTS.decode(json.loads(text), lambda _: None))
     except (ValueError, TypeError, RecursionError) as error:
-        return (Text(text=f"[This prompt could not be read, it is damaged: {error}]"),)
+        return (Text(text=f"[This prompt could not be read because it is damaged: {error}]"),)
 
 
 def to_json(value: object) -> str:
@@ -164,8 +164,8 @@ def show(value: object) -> str:
 
 
 class Blobs:
-    """Collects the blobs of one value that is being written: `data` maps hashes to contents. With `inline`, nothing is
-    collected: pictures are written into the JSON."""
+    """Collects the blobs of one value while it is encoded. `data` maps hashes to contents. With `inline`, nothing is
+    collected, and images are written into the JSON."""
 
     __slots__ = ("data", "inline", "was_mended")
 
@@ -207,8 +207,8 @@ class Record(NamedTuple):
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
     """Return how to write and read the dataclass `cls` as a JSON object.
 
-    Fields are written as their type hints say, except for those in `special`. If the value in `special` is a string, an
-    unknown word in a `Literal` field is read as that string. `integer` is used for all fields of type int.
+    Fields are written according to their type hints, except for those in `special`. If `special` has a string for a
+    `Literal` field, an unknown word in that field is read as that string. `integer` is used for all fields of type int.
     """
     chosen = {
         name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or INTEGER)
@@ -242,8 +242,8 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
 
 
 def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
-    """Return how to read a JSON value that is written unchanged. Reading fails unless `is_valid` accepts the value; the
-    error names `words` as what was expected."""
+    """Return a field whose value is written unchanged and checked when it is read. If `is_valid` rejects the value, the
+    error says that `words` was expected."""
 
     def decode(value: Any, _load: Load) -> Any:
         if not is_valid(value):
@@ -254,7 +254,7 @@ def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
 
 
 def _field(hint: Any, unknown_word: str | None, integer: Field) -> Field | Record:
-    """Return how a value of this type is written and read."""
+    """Return the field for values of this type."""
     if hint is int:
         return integer
     if hint in _PLAIN:
@@ -273,7 +273,7 @@ def _field(hint: Any, unknown_word: str | None, integer: Field) -> Field | Recor
 
 
 def _many(item: Field | Record) -> Field:
-    """A tuple, written as an array."""
+    """Return a field for a tuple, which is written as an array."""
     item_encode, item_decode = item.encode, item.decode
 
     def encode(values: Sequence[Any], blobs: Blobs) -> list[object]:
@@ -295,7 +295,7 @@ def optional(field: Field | Record) -> Field:
 
 
 def _tagged(**records: Record) -> Field:
-    """Return how to write one of several dataclasses, which the key `type` tells apart."""
+    """Return a field for one of several dataclasses. The key `type` says which one."""
     names = {one.cls: name for name, one in records.items()}
 
     def encode(value: Any, blobs: Blobs) -> object:
@@ -386,7 +386,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 INTEGER = expect("a whole number", lambda value: type(value) is int)
 _PLAIN: Mapping[Any, Field] = {
-    str: expect("a text", lambda value: type(value) is str),
+    str: expect("text", lambda value: type(value) is str),
     bool: expect("true or false", lambda value: type(value) is bool),
     float: Field(None, _decode_float),
     JsonObject: expect("an object", lambda value: type(value) is dict),

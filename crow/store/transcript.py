@@ -1,7 +1,7 @@
-"""A session as Markdown: for a file, a pipe, or to be rendered on a terminal.
+"""Renders a session as Markdown, for a file, a pipe or a terminal.
 
 Entries are passed one at a time, oldest first, so that a long session does not fill the memory. The system message and
-reminders are left out: a person does not need them.
+reminders are left out, because a person does not need them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RESULT_CHARS = 2_000
 
 
 class Transcript:
-    """The Markdown of one session. `is_full` includes thoughts, diffs and complete tool results."""
+    """The Markdown of one session. With `is_full` it includes thoughts, diffs and complete tool results."""
 
     def __init__(self, *, is_full: bool) -> None:
         self._is_full = is_full
@@ -36,7 +36,7 @@ class Transcript:
         return f"# {title}\n\n{facts}\n\n"
 
     def feed(self, entry: Entry) -> str:
-        """Return the Markdown of one entry; empty if a person does not need the entry."""
+        """Return the Markdown of one entry, or an empty string if a person does not need the entry."""
         body = entry.body
         match body:
             case entries.User(parts=parts):

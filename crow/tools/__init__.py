@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -61,11 +61,16 @@ class PlannedCall:
     path and, inside cwd, also the relative one. `rule_tool`: the tool whose rules apply, if it is not the called one.
     `fault`: the error message for the model; a call with a fault must not run.
 
-    `is_protected`: the call writes to a path whose protection is `ask`. `is_barrier`: the call writes files, so nothing
-    may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
-    the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
-    session. `review_text` is the text that the user should read before they answer.
+    `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
+    to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
+    `excluded_paths`: what a search must leave out, as regular expressions; the agent adds them.
+
+    `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`: the call
+    writes files, so nothing may run in parallel. `is_read_only`: the user's configuration declares this external tool
+    read-only. `asks_once`: the user must be asked unless they have already allowed exactly this `argument`; their
+    permission lasts for the session. `review_text` is the text that the user should read before they answer.
     `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
+    `requested_access`: the access that the model asked for.
     """
 
     announcement: Announcement
@@ -74,6 +79,10 @@ class PlannedCall:
     argument: str | None = None
     rule_paths: tuple[str, ...] = ()
     rule_tool: str | None = None
+    other_paths: tuple[str, ...] = ()
+    has_hard_links: bool = False
+    has_unknown_names: bool = False
+    excluded_paths: tuple[str, ...] = ()
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
@@ -81,6 +90,7 @@ class PlannedCall:
     asks_once: bool = False
     review_text: str = ""
     command_access: CommandAccess | None = None
+    requested_access: CommandAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +224,16 @@ class Workspace(Protocol):
     def protection(self, path: Path) -> Protection:
         """The protection of a resolved path from tools that write."""
 
+    def read_protection(self, path: Path) -> Protection:
+        """The protection of a resolved path from tools that read: `ask` for a secret place, also if the file is a hard
+        link to one; `never` for crow's own configuration and data."""
+
+    async def find_names(
+        self, paths: Collection[Path], places: Sequence[str] = ()
+    ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+        """For each file with hard links, its absolute names in the workspace and below `places`, and whether these are
+        all. Other files are left out. The search is bounded."""
+
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
 
@@ -273,6 +293,7 @@ class Workspace(Protocol):
         argv: Sequence[str],
         *,
         access: Literal["read", "write"],
+        cwd: Path,
         directory: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
@@ -280,10 +301,13 @@ class Workspace(Protocol):
     ) -> Process:
         """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
 
-        It starts in `directory`, its own directory for temporary files, which it can write. The caller must end it.
+        `directory` is its own directory for temporary files, which it can write. End it with `end_confined`.
 
         :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
         """
+
+    async def end_confined(self, process: Process, grace_s: float) -> None:
+        """End a program that `start_confined` has started: SIGTERM, then SIGKILL after `grace_s`."""
 
     @property
     def has_leftovers(self) -> bool:
@@ -351,13 +375,14 @@ class ElicitationHandler(Protocol):
     """Passes questions of MCP servers to the user."""
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user. If the editor fails or sends an invalid answer, the question counts as dismissed."""
+        """Ask the user, after the questions that came before. If too many wait already, decline. If the editor fails or
+        sends an invalid answer, the question counts as dismissed."""
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
 
 
@@ -391,12 +416,15 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server to start: `command` is an executable, `env` is added to a minimal environment."""
+    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
+    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
+    the access that the server is confined to; None: it is not confined."""
 
     name: str
     command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    sandbox: Literal["read", "write"] | None = None
     options: ServerOptions = ServerOptions()
 
 
@@ -412,6 +440,9 @@ class HttpServer:
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
+
+THE_WORKSPACE = "\0workspace\0"
+"""Stands for the session's working directory. No real argument or variable can contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

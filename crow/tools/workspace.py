@@ -14,7 +14,7 @@ import secrets
 import signal
 import stat as modes
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -65,6 +65,21 @@ REPOSITORY_PARTS = frozenset(
 """Names that are found beside the HEAD of a git repository. They are protected there, whatever the repository's folder
 is called."""
 
+SECRET_PLACES = (
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf"),
+    *(".pypirc", ".vault-token", ".password-store", ".authinfo", ".authinfo.gpg", ".docker/config.json"),
+    *(".config/gh", ".config/hub", ".config/glab-cli", ".config/gcloud", ".config/git/credentials", ".config/op"),
+    *(".config/rclone", ".config/sops", ".config/age", ".config/containers/auth.json", ".config/github-copilot"),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d/credentials.tfrc.json"),
+    *(".codex/auth.json", ".claude/.credentials.json", ".local/share/keyrings", "Library/Keychains"),
+    *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", "etc/shadow", "etc/gshadow"),
+)
+"""Files and folders with keys and passwords, wherever they are found. Most are in a home directory."""
+
+FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
+PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
+MAX_LINK_ENTRIES = 100_000
+MAX_SECRET_ENTRIES = 2_000
 MAX_TRIES = 3
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
@@ -77,7 +92,8 @@ class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
     Commands do not get the `keys`. `own` are crow's files and folders; paths that begin with one of them are crow's
-    too, such as the log files beside a database. Without a `confiner`, all commands have full access.
+    too, such as the log files beside a database. Tools can read only those in `own_readable`. Without a `confiner`, all
+    commands have full access.
     """
 
     def __init__(
@@ -87,6 +103,7 @@ class DiskWorkspace:
         *,
         keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
+        own_readable: Sequence[Path] = (),
         confiner: Confiner | None = None,
     ) -> None:
         self.cwd = Path(cwd)
@@ -96,7 +113,9 @@ class DiskWorkspace:
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
         self._confiner = confiner
-        self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
+        self._own = folded_places(own)
+        self._own_readable = folded_places(own_readable)
+        self._own_files = tuple(path for path in own if path not in own_readable)
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
@@ -119,6 +138,33 @@ class DiskWorkspace:
         if self._own and str(path).casefold().startswith(self._own):
             return "never"
         return "ask" if is_protected(path) else "none"
+
+    def read_protection(self, path: Path) -> Protection:
+        """See :meth:`crow.tools.Workspace.read_protection`."""
+        name = str(path).casefold()
+        if (
+            self._own
+            and name.startswith(self._own)
+            and not (self._own_readable and name.startswith(self._own_readable))
+        ):
+            return "never"
+        if is_secret(path):
+            return "ask"
+        inode = shared_inode(path)
+        if inode is None:
+            return "none"
+        if any(inode == file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
+            return "never"
+        home = os.path.expanduser("~")
+        places = [os.path.join(home, place) for place in SECRET_PLACES] if os.path.isabs(home) else []
+        return "ask" if names_in(places, {inode: 1}, MAX_SECRET_ENTRIES)[inode] else "none"
+
+    async def find_names(
+        self, paths: Collection[Path], places: Sequence[str] = ()
+    ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+        """See :meth:`crow.tools.Workspace.find_names`."""
+        tops = [*map(str, self._roots), *places]
+        return await anyio.to_thread.run_sync(all_names, tops, paths)
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :meth:`crow.tools.Workspace.stat`."""
@@ -213,24 +259,31 @@ class DiskWorkspace:
         argv: Sequence[str],
         *,
         access: Literal["read", "write"],
+        cwd: Path,
         directory: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
         on_errors: Callable[[bytes], None],
     ) -> Process:
         """See :meth:`crow.tools.Workspace.start_confined`."""
-        if self._confiner is None:
-            raise PermissionError(errno.EPERM, OFF.problem)
+        status = await self.sandbox_status()
+        if self._confiner is None or not status.name:
+            raise PermissionError(errno.EPERM, status.problem)
         return await self._confiner.start(
             argv,
             access,
-            cwd=directory,
+            cwd=cwd,
             env=env,
             on_output=on_output,
             on_errors=on_errors,
             takes_input=True,
             directory=directory,
         )
+
+    async def end_confined(self, process: Process, grace_s: float) -> None:
+        """See :meth:`crow.tools.Workspace.end_confined`."""
+        await process.end(grace_s)
+        await self._finish(process)
 
     async def _start(self, command: str, access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
@@ -260,11 +313,7 @@ class DiskWorkspace:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for process, signalled in left:
-                    tasks.start_soon(self._end, process, max(0.0, TERM_S - (time.monotonic() - signalled)))
-
-    async def _end(self, process: Process, grace_s: float) -> None:
-        await process.end(grace_s)
-        await self._finish(process)
+                    tasks.start_soon(self.end_confined, process, max(0.0, TERM_S - (time.monotonic() - signalled)))
 
     async def close(self) -> None:
         """See :meth:`crow.tools.Workspace.close`."""
@@ -327,13 +376,91 @@ def is_protected(path: Path) -> bool:
     shells, and places of credentials. Names are compared as leniently as the most lenient file system does.
     """
     names = [fold_name(part) for part in path.parts]
-    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES:
+    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
         return True
     folders = [*reversed(path.parents)]
     return any(
         name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
         for folder, name in zip(folders, names[1:], strict=True)
     )
+
+
+def is_secret(path: Path) -> bool:
+    """Whether a resolved path is, or is inside, a place of keys or passwords, whoever's home it is in."""
+    names = [fold_name(part) for part in path.parts]
+    place = f"/{'/'.join(names[1:])}/"
+    if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
+        return True
+    return names[1:2] == ["proc"] and names[-1] in PROC_SECRETS
+
+
+def folded_places(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The paths, and what they lead to, for comparisons without regard to case."""
+    return tuple({place.casefold() for path in paths for place in (str(path), os.path.realpath(path))})
+
+
+def file_id(path: Path) -> tuple[int, int] | None:
+    """The device and number of a file; None if there is no such file."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino)
+
+
+def shared_inode(path: Path) -> tuple[int, int] | None:
+    """The device and number of a regular file that has several names (hard links); None for anything else."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if modes.S_ISREG(found.st_mode) and found.st_nlink > 1 else None
+
+
+def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+    """For each path with hard links: its names at or below `tops`, and whether there are no others."""
+    inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
+    if not inodes:
+        return {}
+    found = names_in(tops, {inode: path.stat().st_nlink for path, inode in inodes.items()})
+    return {path: (tuple(found[inode]), len(found[inode]) >= path.stat().st_nlink) for path, inode in inodes.items()}
+
+
+def names_in(
+    tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = MAX_LINK_ENTRIES
+) -> Mapping[tuple[int, int], list[str]]:
+    """The names of files at or below `tops`. `wanted` has the number of names to look for by device and number of the
+    file. Looks at up to `limit` entries, in the order of `tops`."""
+    found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
+    numbers = {number for _, number in wanted}
+    missing, left = sum(wanted.values()), limit
+    seen: set[str] = set()
+
+    def note(name: str, inode: tuple[int, int] | None) -> int:
+        real = os.path.realpath(name)
+        if inode not in found or real in seen:
+            return 0
+        seen.add(real)
+        found[inode].append(real)
+        return 1
+
+    missing -= sum(note(top, file_id(Path(top))) for top in tops)
+    waiting = [*reversed(dict.fromkeys(tops))]
+    while waiting and left > 0 and missing > 0:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif entry.inode() in numbers:
+                        status = entry.stat(follow_symlinks=False)
+                        missing -= note(entry.path, (status.st_dev, status.st_ino))
+                    if left <= 0:
+                        break
+        except OSError:
+            continue
+    return found
 
 
 def fold_name(name: str) -> str:

@@ -19,7 +19,7 @@ class CheckResult:
     """What is wrong in a recording.
 
     `faults` are the agent's errors and `client_faults` the client's, each as `line 12: text`. `unanswered` are the
-    requests without a response at the end, as `method (id)`; they are not faults.
+    requests that had no response when the recording ended, as `method (id)`. They are not faults.
     """
 
     messages: int = 0
@@ -29,7 +29,7 @@ class CheckResult:
 
 
 def check(recording: Iterable[Recorded]) -> CheckResult:
-    """Checks every message of a recording; a fault does not end the check."""
+    """Checks every message of a recording. A fault does not end the check."""
     result, schema, order = CheckResult(), SchemaChecker(), OrderChecker()
     for recorded in recording:
         result.messages += 1
@@ -72,7 +72,8 @@ class OrderChecker:
         self._requests: dict[Any, tuple[str, Any]] = {}
 
     def check(self, sender: Side, message: Any) -> None:
-        """Checks the next message; malformed ones are ignored. :raises Violation: it came too early or too late."""
+        """Checks the next message. Malformed messages are ignored. :raises Violation: the message came too early or too
+        late."""
         if not isinstance(message, dict):
             return
         params: Any = message["params"] if isinstance(message.get("params"), dict) else {}
@@ -125,7 +126,7 @@ class OrderChecker:
         if kind in TURN_UPDATES and not (session.prompts or session.loading):
             raise violation(message, "this message belongs to a turn, but no turn is running")
         if kind == "user_message_chunk" and not session.loading:
-            raise violation(message, "the user's own message sent back outside a load")
+            raise violation(message, "the user's own message was sent back outside a load")
         if kind not in ("tool_call", "tool_call_update"):
             return
         call_id = update["toolCallId"]

@@ -1,4 +1,4 @@
-"""Writes the messages of a connection to a file, and reads such recordings, crow's own or another agent's."""
+"""Records the messages of a connection in a file, and reads recordings by crow or by another agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
 _PAIRS = ("env", "headers")
-"""Members whose values are all secret: lists of `{"name": ..., "value": ...}`, or objects."""
+"""Members whose values are all secret. Each is an object, or a list of `{"name": ..., "value": ...}`."""
 
 
 class Recorder:
@@ -98,7 +98,7 @@ class Recorded:
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
-    """The messages of `file` in order. :raises ArgumentError: it cannot be read."""
+    """Returns the messages of `file` in order. :raises ArgumentError: the file cannot be read."""
     senders = _Senders()
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
@@ -128,7 +128,8 @@ def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
 
 
 class _Senders:
-    """Guesses who sent a message if the recording does not say: the side that does not serve a method sends it."""
+    """Guesses who sent a message if the recording does not say. A request for a method that one side serves comes from
+    the other side."""
 
     def __init__(self) -> None:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}

@@ -19,7 +19,7 @@ class Violation(Exception):
 
 
 class SchemaChecker:
-    """Checks the messages of one connection in the order they were sent.
+    """Checks the messages of one connection in the order in which they were sent.
 
     An agent's messages are checked strictly: they may contain no member that the schema does not name. A response is
     checked according to the method of its request.
@@ -29,10 +29,11 @@ class SchemaChecker:
         self._requests: dict[tuple[Side, Any], str] = {}
 
     def check(self, sender: Side, message: Any) -> None:
-        """Checks the next message. :raises Violation: what is wrong and where."""
+        """Checks the next message. :raises Violation: the message is not allowed; the error says what is wrong and
+        where."""
         if not isinstance(message, dict):
             if sender == "client":
-                return  # no violation: the agent answers it
+                return  # no violation, since the agent answers it with an error
             raise violation(message, "not an object")
         if message.get("jsonrpc") != "2.0":
             raise violation(message, 'jsonrpc is not "2.0"')
@@ -79,14 +80,14 @@ class SchemaChecker:
             validate("Error", message["error"], strict=sender == "agent", message=message)
             return
         if method is None:
-            raise violation(message, "a response to no open request")
+            raise violation(message, "a response to a request that is not open")
         name = None if method.startswith("_") else _definition(sender, method, "Response")
         if name is not None:
             validate(name, message["result"], strict=sender == "agent", message=message)
 
 
 def check_update(update: Any, message: Any = None) -> None:
-    """Checks a `session/update` payload strictly by its kind. :raises Violation: what is wrong."""
+    """Checks a `session/update` payload strictly, according to its kind. :raises Violation: what is wrong."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
     if kind not in _update_kinds():
         raise violation(message or update, f"there is no update of kind {kind!r}")
@@ -111,7 +112,7 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
 
 
 def violation(message: Any, problem: str) -> Violation:
-    """The error for `message`, which is shortened."""
+    """Returns an error that quotes the beginning of `message`."""
     return Violation(f"{problem}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
 
 
@@ -137,7 +138,7 @@ def _is_plain_chunk(update: dict[str, Any]) -> bool:
 
 
 def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
-    """Everything that is wrong with `value`; empty if it is valid."""
+    """Returns everything that is wrong with `value`, or an empty string if it is valid."""
     errors = _validator(name, strict=strict, file=file).iter_errors(value)
     return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in errors)
 
@@ -154,7 +155,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
 
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
-    packaged = Path(__file__).parent / file  # in a wheel; a source tree has one shared copy
+    packaged = Path(__file__).parent / file  # the place in a wheel; a source tree has one shared copy
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
     if strict:

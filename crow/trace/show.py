@@ -32,7 +32,7 @@ def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
 
 
 def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
-    """Session, kind and message id of a chunk of text; None for every other message."""
+    """Returns session, kind and message id of a chunk of text, or None for every other message."""
     match recorded.message:
         case {"method": "session/update", "params": {"sessionId": session, "update": update}}:
             match update:
@@ -44,7 +44,7 @@ def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
 
 
 def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float | None]]) -> str:
-    """The message in words.
+    """Describes a message in words.
 
     `requests` maps the sender and id of each unanswered request to its method and time.
     """

@@ -147,12 +147,29 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
     parser = StreamParser(tuple(TOOLS.values()))
     parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
     event = json.dumps({"choices": [{"delta": delta}]})
-    with pytest.raises(AnswerTooLong, match="stopped at 4,000,000 characters"):
+    with pytest.raises(AnswerTooLong, match="cut off after 4,000,000 characters"):
         collections.deque(map(parser.feed, itertools.repeat([event], 1000)))
     parser.flush()
     shown = parser.partial()
     assert shown.text.startswith("Now. ")
     assert len(shown.text) + len(shown.thought) <= MAX_CHARS
+    with pytest.raises(AnswerTooLong):
+        parser.finish()
+
+
+def test_endless_tool_calls_are_cut_at_the_limit() -> None:
+    parser = StreamParser(tuple(TOOLS.values()))
+    parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
+
+    def event(number: int) -> str:
+        call = {"index": number, "id": f"c{number}", "function": {"name": "shell", "arguments": "{}"}}
+        return json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]})
+
+    for number in range(1000):
+        parser.feed([event(number)])
+    with pytest.raises(AnswerTooLong, match="stopped at 1,000 tool calls; the model may be repeating itself"):
+        parser.feed([event(1000)])
+    assert parser.partial().text == "Now. "
     with pytest.raises(AnswerTooLong):
         parser.finish()
 

@@ -72,7 +72,10 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
         ("[model]\nname = 5", "model.name is 5; expected a model name"),
         ('[model]\nbase_url = "localhost:1"', 'model.base_url is "localhost:1"; expected an http or https URL'),
         ("[model]\ninput_price = -1", "model.input_price is -1; expected US dollars per million tokens"),
-        ("[compaction]\nthreshold = 85", "compaction.threshold is 85; expected a part of the window from 0.1 to 0.95"),
+        (
+            "[compaction]\nthreshold = 85",
+            "compaction.threshold is 85; expected a fraction of the window from 0.1 to 0.95",
+        ),
         (
             '[permissions]\nmode = "yolo"',
             'permissions.mode is "yolo"; expected "ask", "accept-edits", "plan" or "auto"',
@@ -84,7 +87,7 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
         ("model = 3", "model is 3; expected a table: [model]"),
         ("[model]\ncontxt_window = 3", "there is no setting model.contxt_window; did you mean model.context_window?"),
         ('[modle]\nname = "x"', "there is no setting modle.name; did you mean model.name?"),
-        ("[zzz]", "there is no setting zzz; there are models, providers, mcp_servers, model.name, "),
+        ("[zzz]", "there is no setting zzz; expected one of models, providers, mcp_servers, model.name, "),
         ("name =", "not valid TOML: "),
     ],
 )
@@ -284,3 +287,21 @@ def test_the_keys_of_all_endpoints_are_known_even_if_unused(home: Path) -> None:
     broken = load(home, "model = 3", XAI_API_KEY="x")
     assert broken.problem is not None
     assert "XAI_API_KEY" in broken.keys.variables
+
+
+def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
+    toml = """
+        [model]
+        headers = { X-Api-Key = "key-in-header", X-Title = "crow at work" }
+        [providers.work]
+        base_url = "http://work/v1"
+        headers = { Proxy-Authorization = "Basic dXNlcjpwYXNz" }
+        [mcp_servers.web]
+        url = "http://web/mcp"
+        headers = { Authorization = "Bearer ${TOKEN}", Accept = "application/json" }
+        [mcp_servers.docs]
+        command = "docs"
+        env = { API_TOKEN = "${TOKEN}-2", KEY_FILE = "/etc/key", ROOT = "${workspace}" }
+        """
+    keys = load(home, toml, TOKEN="t0").keys
+    assert (keys.values, keys.others) == (("key-in-header", "dXNlcjpwYXNz"), ("t0", "t0-2"))

@@ -124,7 +124,7 @@ async def test_a_damaged_index_is_reported_with_a_remedy_that_works(crow: StartC
         with pytest.raises(RpcError) as raised:
             await agent.prompt(session, "say again")
         assert raised.value.message.startswith(f"{home / 'crow.db'} is damaged (")
-        assert "Close every crow, then run crow doctor --repair" in raised.value.message
+        assert "Quit every crow, then run crow doctor --repair" in raised.value.message
         open_still = await repairing(home)
     assert (open_still.returncode, b"is open in another process" in open_still.stderr) == (2, True)
     repaired = await repairing(home)
@@ -197,7 +197,7 @@ async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can
             with pytest.raises(RpcError) as raised:
                 await agent.prompt(session, "say lost")
             for words in (raised.value.message, await refused(agent, place)):
-                assert words.startswith(f"{home / 'crow.db'} cannot be written")
+                assert words.startswith(f"{home / 'crow.db'} is not writable")
                 assert "CROW_HOME" in words
                 assert words.endswith("nothing can be stored; stored sessions can be read.")
             assert fingerprint(home) == before
@@ -232,7 +232,9 @@ async def test_a_deleted_database_is_reported_and_restored_completely(
         with pytest.raises(RpcError) as raised:
             await agent.request(asks, params[asks])
         assert raised.value.code == -32603
-        assert raised.value.message.startswith(f"{home / 'crow.db'} was deleted while crow was running. Crow has put")
+        assert raised.value.message.startswith(
+            f"{home / 'crow.db'} was deleted while crow was running. Crow still had it open"
+        )
         if asks in ("session/list", "session/load"):  # an editor may hide that error
             with pytest.raises(RpcError, match="was deleted while crow was running"):
                 await agent.prompt(session, "say lost")

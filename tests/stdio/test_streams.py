@@ -175,7 +175,9 @@ async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
         assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
         assert peak_mb(agent) <= MOST_MB
         assert (await replayed_texts(agent, session, place))[0].startswith(shown)
-    words = "sent more than 8,388,608 bytes as one event" if kind == "a line" else "was stopped at 4,000,000 characters"
+    words = (
+        "sent more than 8,388,608 bytes as one event" if kind == "a line" else "was cut off after 4,000,000 characters"
+    )
     assert words in raised.value.message
     assert shown.startswith(WORDS)
     assert len(shown + thought) <= 4_000_000

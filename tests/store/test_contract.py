@@ -200,7 +200,7 @@ async def test_an_append_under_another_leaf_writes_nothing(stores: Stores) -> No
     await store.create_session(new_session())
     (note,) = await add(store, "s1", Note(about="mode", value="auto"))
     for leaf in (None, note.id + 1):
-        with pytest.raises(LeafMoved, match=f"stands on entry {note.id}, not {leaf}"):
+        with pytest.raises(LeafMoved, match=f"its leaf is entry {note.id}, not {leaf}"):
             await other.append(
                 "s1", leaf=leaf, turn=0, entries=[New(body=said("lost"))], changes=SessionChanges(mode="x")
             )

@@ -141,7 +141,7 @@ async def test_a_missing_entry_is_reported_in_its_place(
     with closing(sqlite3.connect(sqlite_store.database.path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM entries WHERE id = ?", (gone,))
     read = await history(sqlite_store, "s1")
-    words = f"Entry {gone} is missing from the database, and with it all before it. Close every crow, then run crow"
+    words = f"Entry {gone} is missing from the database, and so is everything before it. Quit every crow, then run crow"
     assert isinstance(read[0].body, Remark)
     assert read[0].body.text.startswith(words)
     assert read[1:] == entries[missing + 1 :]
@@ -430,7 +430,7 @@ async def test_repair_loses_nothing_if_only_an_index_is_damaged(tmp_path: Path, 
     path.write_bytes(whole.content)
     overwrite(path, index)
     store = await SqliteStore.open(path)
-    with pytest.raises(StoreError, match=r"is damaged .*Close every crow, then run crow doctor --repair"):
+    with pytest.raises(StoreError, match=r"is damaged .*Quit every crow, then run crow doctor --repair"):
         await converse(store, "s1", "refused")
     await store.close()
     before = path.read_bytes()
@@ -543,8 +543,8 @@ async def test_repair_refuses_foreign_files_and_those_of_a_newer_crow(tmp_path: 
     newer = path.read_bytes()
     for content, words_of in (
         (newer, "was written by a newer crow"),
-        (other.read_bytes(), "nothing of crow"),
-        (b"My thesis. " * 9_999, "nothing of crow"),
+        (other.read_bytes(), "no crow data"),
+        (b"My thesis. " * 9_999, "no crow data"),
         (b"", "is empty"),
     ):
         path.write_bytes(content)

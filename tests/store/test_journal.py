@@ -67,7 +67,7 @@ async def test_without_a_wal_the_store_works_and_warns(
     assert await history(store, "s1") == entries
     assert store.database.journal_mode == "delete"
     await store.close()
-    assert store.warning.startswith(f"SQLite grants no write-ahead log at {path} (a network disk?).")
+    assert store.warning.startswith(f"SQLite cannot use a write-ahead log at {path} (a network disk?).")
     assert f"{store.warning} Using journal mode delete." in caplog.text
     assert "crow.db-wal" not in os.listdir(tmp_path)
     monkeypatch.undo()

@@ -23,7 +23,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
 from tests.support.disks import DROP
 
-DELETED = "crow.db was deleted while crow was running. Crow has put it back with everything in it"
+DELETED = "crow.db was deleted while crow was running. Crow still had it open and has restored it"
 REPLACED = "crow.db was replaced by another file while crow was running. Crow leaves that file alone"
 
 
@@ -313,7 +313,7 @@ asyncio.run(main(Path(sys.argv[1])))
     first, second, third = done.stdout.decode().splitlines()
     assert first == second
     assert first.startswith(f"{path} was deleted while crow was running, and its content cannot be written to a new")
-    assert "do not close it" in first
+    assert "do not quit it" in first
     assert DELETED in third
     assert "NEWEST" in await said_in(path, "s1")
 

@@ -295,7 +295,7 @@ async def test_an_unusable_path_is_named_in_the_error(tmp_path: Path, name: str)
 
 
 async def test_an_unwritable_directory_is_named_in_the_error() -> None:
-    with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be made .*CROW_HOME"):
+    with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be created .*CROW_HOME"):
         await SqliteStore.open(Path("/proc/crow/crow.db"))
 
 
@@ -335,7 +335,7 @@ async def test_a_bug_in_a_statement_raises_unchanged_and_leaves_no_transaction(s
 
 
 async def test_the_reader_cannot_write(sqlite_store: SqliteStore) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot be written"):
+    with pytest.raises(StoreUnavailable, match="is not writable"):
         await sqlite_store.database.read(lambda sql: sql.execute("DELETE FROM sessions"))
 
 

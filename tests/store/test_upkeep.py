@@ -57,7 +57,7 @@ async def test_a_session_is_found_by_id_alias_or_unique_prefix(sqlite_store: Sql
     for name, found in (("a1b2", "a1b2"), ("a1", "a1"), ("a1b", "a1b2"), ("cli:default", "zz"), ("z", "zz")):
         assert await upkeep.find(name) == found
     for name, words in (
-        ("a", '"a" begins the ids of 3 sessions: a1, a1b2, a1c3. Give more of the id.'),
+        ("a", '3 session ids begin with "a": a1, a1b2, a1c3. Give more of the id.'),
         ("b", 'No session "b". Run "crow sessions" to list them.'),
         ("", 'No session "". Run "crow sessions" to list them.'),
         ("%", 'No session "%". Run "crow sessions" to list them.'),
@@ -267,7 +267,7 @@ async def test_a_backup_is_consistent_while_another_process_writes(
 
 async def test_a_backup_never_overwrites_and_names_a_missing_directory(upkeep: SessionAdmin, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    for path, words in (("mine", "exists already"), ("no/where.db", "cannot be made: No such file or directory")):
+    for path, words in (("mine", "exists already"), ("no/where.db", "cannot be created: No such file or directory")):
         with pytest.raises(ArgumentError, match=words):
             await upkeep.back_up(tmp_path / path)
     assert (tmp_path / "mine").read_text() == "precious"

@@ -1,4 +1,4 @@
-"""Keeps the context small without losing anything; defines what compaction hooks receive and return.
+"""Keeps the context small without losing history. Also defines what compaction hooks receive and return.
 
 The history never changes. A mask or a checkpoint is one more entry, and the projection leaves out what that entry hides
 or replaces.
@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 __all__ = ["Advice", "Done", "Proposal", "Reason"]
 
 Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
-"""Why to compact: the threshold was reached, a request was refused as too long, the user asked, or the model changed
-and the threshold is reached."""
+"""Why to compact: the threshold was reached, a request was refused as too long, the user asked, or the threshold is
+reached after a change of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What `crow.before_compact` may return; None means no advice. `veto`: a sentence saying why not to compact.
-    `context`: text for the summary prompt. `summary`: used instead of asking the model."""
+    """What `crow.before_compact` may return; None means no advice. `veto` is a sentence that says why not to compact.
+    `context` is added to the summary prompt. `summary` is used instead of asking the model."""
 
     veto: str = ""
     context: str = ""

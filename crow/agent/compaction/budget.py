@@ -24,14 +24,15 @@ from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
 ASSUMED_FIXED = 6_000
-"""Tokens assumed for system message and tools before the first prompt entry, but at most a sixth of the window."""
+"""Tokens assumed for the system message and tools before the first prompt entry, but never more than a sixth of the
+window."""
 
 SAMPLE_CHARS = 100_000
 """A longer text is estimated from its head and tail, because the model will see only those."""
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
-"""A count is believed if it divided by the calibrated estimate lies between these two numbers."""
+"""A count is believed if its ratio to the calibrated estimate lies between these two numbers."""
 
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
@@ -39,8 +40,8 @@ ANSWERS_SEARCHED = 64
 """How many answers to search for a count. A server that reports counts at all reports one with every answer."""
 
 SHRUNK = 1.1
-"""A request cannot be smaller than one that it extends. If its count is smaller by this factor, one of the two counts
-is wrong."""
+"""A request cannot be smaller than an earlier one that it extends. If its count is smaller by this factor, one of the
+two counts is wrong."""
 
 GREW = 1.2
 PLATEAU = (0.75, 1.005)
@@ -51,10 +52,14 @@ because their caches work in blocks."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """`auto` false: compact only on command. `threshold`: share of the window at which compaction starts.
-    `keep_tokens`: the most tokens of recent messages kept verbatim. `target`: share of the room to fill afterwards.
-    `instruction`: replaces crow's summary prompt; `{words}` in it becomes the limit in words.
-    `compact_model`: the model that writes the summary if the session's own model fails to; empty: the same model."""
+    """How to compact.
+
+    If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
+    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room to
+    fill afterwards. `instruction` replaces crow's summary prompt; `{words}` in it becomes the limit in words.
+    `compact_model` writes the summary if the session's own model fails to. If it is empty, the session's model is asked
+    again.
+    """
 
     auto: bool = True
     threshold: float | None = None
@@ -71,7 +76,8 @@ class Limits:
     `fixed` is the size of the system message and the tools. Compaction starts at `threshold` and aims at `target`;
     `room` is `threshold` minus `fixed`. `keep` limits the messages kept verbatim, `pins` the pinned messages, `summary`
     the summary, `lists` the plan and the lists of files, and `skills` the skills in use. `output` is the output limit
-    to send; None: unknown. `is_configured`: the user set this window, so crow refuses a request that cannot fit.
+    to send, or None if it is unknown. `is_configured` means that the user set this window, so crow refuses a request
+    that cannot fit.
     """
 
     window: int
@@ -100,8 +106,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """`used`: tokens of the next request. `fixed`: tokens of the system message and the tools. `scale` turns estimates
-    into tokens; `is_reported`: the scale comes from the provider's own counts."""
+    """How full a context is. `used` is the size of the next request in tokens, and `fixed` the part of it that the
+    system message and the tools take. An estimate times `scale` gives tokens. `is_reported` means that the scale
+    comes from the provider's own counts."""
 
     used: int
     fixed: int
@@ -139,7 +146,7 @@ class Gauge:
         return self.branch.context().estimate
 
     def measured(self) -> Measure:
-        """How full the context is. Cached per context, since a step asks several times."""
+        """Return how full the context is. Cached per context, since each step asks several times."""
         context, endpoint, calibration = self.branch.context(), self.info.endpoint, self.branch.row.calibration
         cached = self._measured
         if cached is None or cached[0] is not context or cached[1:3] != (endpoint, calibration):
@@ -148,7 +155,7 @@ class Gauge:
         return cached[3]
 
     def limits(self, fixed: int | None = None, *, window: int | None = None) -> Limits:
-        """How full the context may be. `fixed` and `window` (tokens) replace the present values."""
+        """Return how full the context may be. `fixed` and `window` (tokens) replace the current values."""
         info = self.info
         fixed = self.measured().fixed if fixed is None else fixed
         window = self.window() if window is None else window
@@ -156,7 +163,7 @@ class Gauge:
         return limits_for(window, info.max_output_tokens, fixed, self.settings, is_configured=is_configured)
 
     def max_output_tokens(self) -> int | None:
-        """The output limit to send with a request; None leaves it to the endpoint."""
+        """The output limit to send with a request, or None to leave it to the endpoint."""
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
@@ -175,29 +182,30 @@ class Gauge:
         return endpoint != self.info.endpoint
 
     def cut_result(self, text: str, *, beside: int = 1) -> int | None:
-        """How many characters of `text` the model may see; None: all. `text` is one of `beside` results of the same
-        step."""
+        """Return how many characters of `text` the model may see, or None for all. `text` is one of `beside` results of
+        the same step."""
         measured = self.measured()
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
     def cut_prompt(self, text: str) -> int | None:
-        """How many characters of a user prompt, which may be the first entry, the model may see; None: all."""
+        """Return how many characters of a user prompt the model may see, or None for all. The prompt may be the first
+        entry."""
         measured = self.measured()
         fixed = measured.fixed if self.branch.prompt is not None else min(ASSUMED_FIXED, self.window() // 6)
         return cut_for(text, self._cautious_limits(fixed), measured.scale)
 
     def reading(self) -> ContextMeasured:
-        """How full the context is, and what the session cost if prices are known."""
+        """Return how full the context is, and what the session has cost if prices are known."""
         cost = self.branch.row.cost if self.info.input_price is not None else None
         return ContextMeasured(used=self.used(), size=self.window(), cost=cost)
 
     async def tell(self) -> None:
-        """Publish to the client how full the context is."""
+        """Tell the client how full the context is."""
         await self.branch.publish(self.reading())
 
     async def on_refusal(self, error: ContextOverflow) -> int:
-        """Learn the window, and how far the estimate was off, from a refused request. Return the window to compact for
-        now."""
+        """Learn from a refused request: what the window is, and how far the estimate was off. Return the window for
+        which to compact now."""
         calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
         if calibration < counted <= clamped(calibration) * BELIEVED[1]:
@@ -226,7 +234,7 @@ class Gauge:
 async def gauge_on(
     branch: Branch, info: Callable[[], ModelInfo], settings: CompactionPolicy, window: ContextWindow
 ) -> Gauge:
-    """The gauge of a session's branch; the session's own `auto_compact` option overrides `settings`."""
+    """Return the gauge of a session's branch. The session's own `auto_compact` option overrides `settings`."""
     if not window.is_loaded_for(info()):
         await window.look_up(info())
     auto = branch.row.config.get("auto_compact")
@@ -236,7 +244,8 @@ async def gauge_on(
 def limits_for(
     window: int, max_output: int | None, fixed: int, settings: CompactionPolicy, *, is_configured: bool = False
 ) -> Limits:
-    """The limits for a window of 4 k to 2 M tokens and a fixed part, both in tokens. `max_output` None: unknown."""
+    """Return the limits for a window of 4 k to 2 M tokens, of which `fixed` tokens are taken. `max_output` is None if
+    it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
     share = 0.85 if settings.threshold is None else settings.threshold
     threshold = min(int(window * share), window - max(min(20_000, window // 5), output or 0))
@@ -260,8 +269,9 @@ def limits_for(
 
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
-    """How many characters of `text` the model may see as one message; None: all. One message may fill a quarter of the
-    room. If `text` is one of `beside` results of a step, all of them together may fill half of the room."""
+    """Return how many characters of `text` the model may see as one message, or None for all. One message may fill a
+    quarter of the room. If `text` is one of `beside` results of a step, all of them together may fill half of the
+    room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
@@ -271,7 +281,7 @@ def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int 
 
 def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float) -> Measure:
     """Measure `context`, which was rendered from `entries`, in the tokens of `endpoint`. `calibration` is used if the
-    endpoint reported nothing, or truncates requests."""
+    endpoint reported nothing or truncates requests."""
     reports = reports_since_break(entries, endpoint)
     anchor = scaling = None
     if silent_cut(reports, calibration) is None:
@@ -288,7 +298,7 @@ def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibrati
 
 
 def recalibrated(calibration: float, measured: Measure) -> float:
-    """The calibration to store: halfway between the old one and the scale that the provider's counts give."""
+    """Return the calibration to store: halfway between the old one and the scale that the provider's counts give."""
     return (calibration + measured.scale) / 2 if measured.is_reported else calibration
 
 
@@ -312,7 +322,7 @@ class Report:
         return self.tokens / max(1.0, self.estimate * clamped(calibration))
 
     def doubt(self, calibration: float) -> float:
-        """How far the count is from the calibrated estimate; 0: equal."""
+        """How far the count is from the calibrated estimate. 0 means that they are equal."""
         return abs(math.log(self.ratio(calibration)))
 
     def is_believed(self, calibration: float) -> bool:
@@ -321,7 +331,7 @@ class Report:
 
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
-    """The report stored with an answer of `endpoint`; None if there is none. A count of zero is no report: it means
+    """Return the report that is stored with an answer from `endpoint`, or None. A count of zero is no report: it means
     that nobody counted."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
@@ -334,23 +344,24 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
-    """Token counts of requests, newest first, back to the first of those that only appended to the one before."""
+    """Return the reports since the last break, newest first. Each request since then has only added to the one before
+    it."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
 
 
 def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> Report | None:
-    """The newest believable report, to compute the scale from. Unlike for a count, breaks since that report do not
-    matter."""
+    """Return the newest believable report, from which to compute the scale. Breaks since that report do not matter for
+    a scale."""
     answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
     reports = (report_of(entry, endpoint) for entry in islice(answers, ANSWERS_SEARCHED))
     return next((report for report in reports if report is not None and report.is_believed(calibration)), None)
 
 
 def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
-    """The newest believable report; `reports` come newest first. If two reports contradict each other, the likelier
-    one."""
+    """Return the newest believable report. `reports` are sorted newest first. If two reports contradict each other,
+    return the likelier one."""
     best: Report | None = None
     for report in reports:
         if report.is_believed(calibration) and (
@@ -362,11 +373,12 @@ def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
 
 
 def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
-    """The size in tokens to which the server silently truncates requests; None if there is no sign that it does.
+    """Return the size in tokens to which the server silently truncates requests, or None if there is no sign that it
+    does.
 
-    The sign: since the last break requests grew by a fifth, but three counts in a row did not. The counts of a provider
-    that counts only uncached tokens may look the same for a moment. Such a provider is recognised because its counts
-    match the size of the new messages.
+    The sign is that requests grew by a fifth since the last break, but three counts in a row did not. A provider that
+    counts only uncached tokens may look the same for a moment. It is recognised because its counts match the size of
+    the new messages.
     """
     if len(reports) < 3:
         return None
@@ -386,8 +398,8 @@ def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
 
 
 def anchored(context: Context, anchor: Report, scale: float) -> int | None:
-    """Tokens of the next request: the provider's count of the `anchor` request, plus its answer, plus an estimate of
-    what followed. None if the answer is not in the context."""
+    """Return the tokens of the next request: the provider's count of the `anchor` request, plus its answer, plus an
+    estimate of what followed. Return None if the answer is not in the context."""
     usage = anchor.entry.usage or Usage()
     for index in reversed(range(1, len(context.origins))):
         if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage):

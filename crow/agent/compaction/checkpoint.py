@@ -1,7 +1,8 @@
 """Selects what a checkpoint keeps (pinned messages, skills and files), and orders tool outputs for masking.
 
-No model is involved. Each checkpoint takes over what the previous one kept, so the number of compactions does not
-matter. Files come from the arguments of the built-in file tools and from what calls announced, never from a summary.
+No model is involved. Each checkpoint takes over what the previous one kept, so it does not matter how often a
+conversation is compacted. The files are taken from the arguments of the built-in file tools and from the announcements
+of calls, never from a summary.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ FRAME_TOKENS = 14
 """Tokens of the lines that enclose a pinned message or a skill."""
 
 MIN_EXCERPT = 64
-"""An excerpt of a message that has fewer tokens than this is useless."""
+"""An excerpt with fewer tokens than this is useless."""
 
 SKILL_TOOL = "skill"
 MAX_SKILLS = 12
-"""The most skills that a checkpoint keeps. Older skills appear in the summary at most."""
+"""The most skills that a checkpoint keeps. Older skills can only be mentioned in the summary."""
 
 
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
@@ -116,11 +117,11 @@ def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
 
 
 def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
-    """The tool results among `entries` (oldest first), in the order in which to hide them.
+    """Return the tool results among `entries` (oldest first) in the order in which to hide them.
 
     Results that a later result supersedes come first: the later one has the same call or the same output, or it read or
-    wrote the same file as a whole. Other outputs come next. The newest version of each file that was read comes last,
-    and among these files the one that was touched last.
+    wrote the same file as a whole. Other outputs come next. The newest reading of each file comes last; the file that
+    was touched most recently is at the very end.
     """
     arguments_of = call_arguments(entries)
     later: set[tuple[str, str, str]] = set()
@@ -192,9 +193,9 @@ def path_argument(arguments: str) -> tuple[str, ...]:
 
 
 def parsed(arguments: str) -> dict[str, object] | None:
-    """A call's arguments; None if they are not a JSON object."""
+    """Return a call's arguments, or None if they are not a JSON object."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 DEADLINE_S = 120.0
 PUBLISH_S = 2.0
 MIN_ANSWERS = 4
-"""Of three passes in a row, at least this many answers must lie between the first and the third."""
+"""At least this many answers must come between the first and the third of three passes in a row."""
 MAX_RETRIES = 2
-"""The most passes for one request that is refused again and again."""
+"""The most passes for one request that keeps being refused."""
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
@@ -44,8 +44,8 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
     """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint; None: the current prompt entry stays. `compact_model` writes the summary if the session's model did
-    not. `deadline_s` limits the time of each request."""
+    checkpoint. If it is None, the current prompt entry stays. `compact_model` writes the summary if the session's
+    model fails to. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -55,7 +55,7 @@ class Helpers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionResult:
-    """How a pass ended; `words` are for the user. `entry` is the stored mask or checkpoint, if any."""
+    """How a pass ended. `words` is a message for the user. `entry` is the stored mask or checkpoint, if any."""
 
     outcome: Literal["noop", "masked", "compacted", "too_small"]
     words: str
@@ -64,7 +64,7 @@ class CompactionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass in progress: its reason, what was measured, the limits that apply, and the advice of hooks."""
+    """A pass in progress: its reason, the measurement, the limits that apply, and the advice of hooks."""
 
     reason: Reason
     focus: str
@@ -229,8 +229,8 @@ class Compactor:
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
-        """Store the first draft whose request is small enough and smaller than the present one. The request is rendered
-        as the draft will be stored."""
+        """Store the first draft whose request is small enough and smaller than the current one. To measure a draft's
+        request, render it with the draft as it will be stored."""
         context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
@@ -309,7 +309,7 @@ class Compactor:
         return stored
 
     async def _undo(self) -> str:
-        """Revoke the newest checkpoint, if what it replaced still fits."""
+        """Revoke the newest checkpoint, if the messages that it replaced still fit."""
         entry, body = self._branch.projection.checkpoint, self._branch.projection.checkpoint_body
         if entry is None or body is None:
             return "There is no compaction to undo."
@@ -334,7 +334,8 @@ class Compactor:
         return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 
     def _answers_since(self, passes: int) -> int | None:
-        """How many answers came since the first of the last `passes` passes. None if this turn has had fewer passes."""
+        """Return how many answers came since the first of the last `passes` passes, or None if this turn has had fewer
+        passes."""
         if len(self._passes) < passes:
             return None
         since = self._passes[-passes]
@@ -342,7 +343,8 @@ class Compactor:
 
 
 def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult:
-    """The result if no compaction makes the request fit. It ends a turn only if the user configured the window."""
+    """Return the result for a request that no compaction makes fit. It ends a turn only if the user configured the
+    window."""
     words = (
         f"The request does not fit {model} and cannot be compacted further: context_window is {limits.window:,} tokens "
         f"in your configuration. System prompt and tools take {limits.fixed:,}; the request has {measured.used:,}, and "
@@ -361,8 +363,8 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
 
 
 def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
-    """The endpoint's error plus what the user can do. `why` says why compaction did not help: it is `off`, it ran too
-    `often`, or `nothing` is left to compact."""
+    """Return the endpoint's error with advice for the user. `why` says why compaction did not help: it is `off`, it ran
+    too `often`, or there is `nothing` left to compact."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
     advice = {
         "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",

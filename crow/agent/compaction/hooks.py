@@ -45,7 +45,7 @@ class Hooks:
         self._found: dict[str, Sequence[NamedHook]] = {}
 
     async def before(self, proposal: Proposal, on_failure: OnFailure) -> Advice:
-        """Call the hooks and combine their advice. The first veto and the first summary count, and all context."""
+        """Call the hooks and combine their advice: the first veto, the first summary, and the context of all hooks."""
         group = "crow.before_compact"
         advice: list[Advice] = []
         for name, answer in await self._call(group, proposal, on_failure):
@@ -81,8 +81,8 @@ class Hooks:
         return answers
 
     async def _run_in_thread(self, subject: str, work: Callable[[], object], on_failure: OnFailure) -> object:
-        """Run `work` in a thread and return its result. Return None if it fails or takes too long; in the second case
-        the thread is abandoned."""
+        """Run `work` in a thread and return its result. Return None if it fails or takes too long. A thread that takes
+        too long is abandoned."""
         future: Future[tuple[object, BaseException | None]] = Future()
         future.set_running_or_notify_cancel()  # the timeout must not cancel the future while the thread runs
 

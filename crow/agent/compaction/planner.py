@@ -1,9 +1,9 @@
 """Decides whether to compact, and how: a pure function of a projection and its limits.
 
 If hiding old tool outputs is enough, the plan is to do only that. Otherwise the planner chooses where to cut. It
-renders every candidate as the model would see it, with the longest summary allowed, and measures the result, so the
-decision holds whatever the model answers. Messages that the model has not answered yet are kept if they fit. Later
-candidates keep fewer of them, and the last one keeps nothing.
+renders each candidate as the model would see it, with the longest summary allowed, and measures the result. So the
+decision holds for any summary that the model writes. Messages that the model has not answered yet are kept if they fit.
+Later candidates keep fewer of them, and the last one keeps nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
 MIN_HEAD = 400
-"""On command, a summary is not worth it if it would replace fewer estimated tokens than this."""
+"""On command, no summary is written if it would replace fewer estimated tokens than this."""
 
 MIN_SUMMARY = 120
 MIN_PINS = 240
@@ -38,10 +38,10 @@ class Noop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDraft:
-    """A checkpoint without its summary, which may have `summary_tokens`.
+    """A checkpoint without its summary, which may take up to `summary_tokens`.
 
-    Messages from index `start` on are kept, and `body.first_kept` is the entry of the first one. The whole request may
-    have `max_tokens` after the compaction; None: the limits decide.
+    Messages from index `start` on are kept, and `body.first_kept` is the entry of the first one. After the compaction,
+    the whole request may take up to `max_tokens`. If that is None, the target or the ceiling of the limits applies.
     """
 
     start: int
@@ -51,8 +51,9 @@ class CheckpointDraft:
 
 
 Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
-"""A tuple of drafts: summarise what comes before `drafts[0].start`. The later drafts keep less, in case the first does
-not fit. An empty tuple: the window is too small, because no compaction shortens the request enough."""
+"""What to do. A tuple of drafts means: summarise the messages before `drafts[0].start`. The later drafts keep fewer
+messages, in case the first does not fit. An empty tuple means that the window is too small, because no compaction
+shortens the request enough."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
@@ -71,7 +72,7 @@ def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reas
 
 
 def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
-    """What the model would see if `bodies` were appended to `entries`."""
+    """Return what the model would see if `bodies` were appended to `entries`."""
     path = list(entries)
     for body in bodies:
         leaf = path[-1]
@@ -88,8 +89,8 @@ def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> boo
 
 
 class Cuts:
-    """Finds where a projection can be cut. Messages are identified by index. `first` is the first message that a
-    checkpoint can cover."""
+    """Finds where a projection can be cut. Messages are identified by index. `first` is the index of the first message
+    that a checkpoint can cover."""
 
     def __init__(self, projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> None:
         self.projection = projection
@@ -108,8 +109,8 @@ class Cuts:
         self.boundaries = self.find_boundaries()
 
     def find_boundaries(self) -> list[int]:
-        """Where the messages that are kept may start: at the first message of an entry, if no call is open and another
-        message that can be covered comes before."""
+        """Return the indexes where the kept messages may start: at the first message of an entry, if no call is open
+        there and an earlier message can be covered."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
@@ -125,7 +126,8 @@ class Cuts:
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
     def mask(self) -> Mask | None:
-        """The mask that hides just enough to reach the target, if any. Unanswered messages stay visible."""
+        """Return the mask that hides just enough to reach the target, or None if there is none. Unanswered messages
+        stay visible."""
         scale, target = self.measured.scale, self.limits.target
         gains = self.gains(min(self.tail(self.estimated(self.limits.keep)), self.unanswered()))
         hidden: set[int] = set()
@@ -145,7 +147,7 @@ class Cuts:
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
     def gains(self, start: int) -> dict[int, int]:
-        """For each output before index `start`, by entry id, the estimated tokens that hiding it would free."""
+        """Return how many estimated tokens hiding would free for each output before index `start`, by entry id."""
         results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
         gains: dict[int, int] = {}
         for index in range(self.first, start):
@@ -158,11 +160,12 @@ class Cuts:
         return gains
 
     def drafts(self) -> tuple[CheckpointDraft, ...]:
-        """The cuts that fit even with the longest summary allowed. The cut that keeps most comes first."""
+        """Return the cuts that fit even with the longest summary allowed. The cut that keeps the most messages comes
+        first."""
         if self.first >= self.count:
             return ()
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
-        if self.limits.is_tiny:  # the window was learned: anything shorter is worth a try
+        if self.limits.is_tiny:  # the window was only learned and may be wrong, so anything shorter is worth a try
             candidates = [(start, MIN_SUMMARY) for start in (self.unanswered(), self.count)]
             pins, max_tokens = max(pins, MIN_PINS), self.measured.used * 9 // 10
         drafts: list[CheckpointDraft] = []
@@ -179,10 +182,10 @@ class Cuts:
         return tuple(drafts)
 
     def candidates(self) -> list[tuple[int, int]]:
-        """Pairs of an index where the kept messages may start, and the tokens that the summary may then have.
+        """Return possible cuts, each with the index where the kept messages start and the most tokens for the summary.
 
-        If the unanswered messages are more than would be kept anyway, the first pairs keep all of them. The later pairs
-        keep less and less.
+        If there are more unanswered messages than would be kept anyway, the first cuts keep all of them. The later cuts
+        keep fewer and fewer.
         """
         keep, summary = self.estimated(self.limits.keep), self.limits.summary
         starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
@@ -193,7 +196,7 @@ class Cuts:
         return candidates
 
     def body(self, start: int, pins: int) -> Checkpoint:
-        """The checkpoint that keeps the messages from `start` on, without its summary."""
+        """Return the checkpoint that keeps the messages from `start` on, without its summary."""
         entries = self.projection.entries
         previous = self.projection.checkpoint_body
         first_kept = self.context.origins[start] if start < self.count else None
@@ -218,11 +221,11 @@ class Cuts:
         )
 
     def tail(self, tokens: int) -> int:
-        """Index where the longest tail of at most `tokens` (estimated) starts; `count` if there is none."""
+        """Return the index where the longest tail of at most `tokens` (estimated) starts, or `count` if none fits."""
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but at a user message if the tail from there still has at least half of `tokens`."""
+        """Like `tail`, but start at a user message if the tail from there still has at least half of `tokens`."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):
@@ -230,7 +233,8 @@ class Cuts:
         return start
 
     def unanswered(self) -> int:
-        """Index of the first message that the model has not answered yet: the start of the newest prompt or step."""
+        """Return the index of the first message that the model has not answered yet: the start of the newest prompt or
+        step."""
         for index in reversed(self.boundaries):
             if self.is_prompt(index) or self.kinds.get(self.context.origins[index]) is Assistant:
                 return index

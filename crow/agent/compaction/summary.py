@@ -79,13 +79,13 @@ async def ignore(_: str) -> None:
 class SummaryJob:
     """What to summarise, and how.
 
-    `messages` are the first messages of a request, system message included, sent with `tools`; `estimate` is the
-    uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier summary that
-    `messages[1]` renders, or empty. `limits.summary` bounds the result.
+    `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
+    `estimate` is the uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier
+    summary that `messages[1]` renders, or empty. `limits.summary` bounds the result.
 
-    `instruction` replaces crow's own; `focus` comes from the user, `context` from hooks. `keeps_prefix` false skips
-    the attempt with the session's prefix. Each request takes at most `deadline_s`. `show` receives the text as it
-    arrives; an empty string retracts it.
+    `instruction` replaces crow's own unless it is empty. `focus` comes from the user, `context` from hooks. If
+    `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
+    `show` receives the text as it arrives; an empty string retracts it.
     """
 
     messages: tuple[Message, ...]
@@ -110,8 +110,8 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A summary, how it was made, and what its requests used. `model` names the model that wrote it; empty if no model
-    did."""
+    """A summary, how it was made, and what its requests used. `model` names the model that wrote it, or is empty if no
+    model did."""
 
     text: str
     method: Literal["prefix", "serialised", "fallback", "hook"]
@@ -121,7 +121,8 @@ class Summary:
 
 
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
-    """A summary of at most `job.limits.summary` tokens. Never fails; `compact_model` gets the second request."""
+    """Return a summary of at most `job.limits.summary` tokens. Never fails. If `compact_model` is given, it gets the
+    second request."""
     calls, usage = 0, None
     methods: tuple[Literal["prefix", "serialised"], ...] = ("prefix", "serialised")
     for method in methods:
@@ -145,7 +146,7 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
-    """A summary made by code, of at most `budget` estimated tokens: `previous`, then one line for each answer in
+    """Return a summary made by code, of at most `budget` estimated tokens: `previous`, then one line for each answer in
     `messages`.
 
     If not all lines fit, the newest are kept. If `previous` already contains notes, the new lines continue them, so
@@ -180,7 +181,7 @@ def instruction_of(job: SummaryJob) -> str:
 
 
 def prefix_request(job: SummaryJob) -> Request | None:
-    """The conversation as it was sent, plus the instruction; None if that leaves no room for an answer."""
+    """Return the conversation as it was sent, plus the instruction, or None if that leaves no room for an answer."""
     instruction = instruction_of(job)
     left = job.limits.window - round((job.estimate + estimate_text(instruction)) * job.scale)
     if not job.keeps_prefix or left < job.limits.summary:
@@ -196,8 +197,8 @@ def prefix_request(job: SummaryJob) -> Request | None:
 
 
 def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
-    """The conversation as text, which fills at most half of the window of `info`. If the conversation is longer, the
-    earlier summary and the newest messages are kept."""
+    """Return the conversation as text, which fills at most half of the window of `info`. If the conversation is longer,
+    the earlier summary and the newest messages are kept."""
     window = min(job.limits.window, info.context_window or job.limits.window)
     outputs = [tokens for tokens in (job.limits.output, info.max_output_tokens) if tokens is not None]
     instruction = instruction_of(job)
@@ -223,8 +224,8 @@ def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
 
 
 async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
-    """Send `request`, show the answer as it arrives, and return the whole answer. None if the endpoint failed or took
-    too long."""
+    """Send `request`, show the answer as it arrives, and return the whole answer. Return None if the endpoint failed or
+    took too long."""
     with anyio.move_on_after(job.deadline_s):
         try:
             async with model.stream(request) as stream:
@@ -249,7 +250,7 @@ def is_complete(answer: Answer, budget: int) -> bool:
 
 
 def serialised(message: Message) -> str:
-    """One message as text, with the middle of long outputs and arguments left out."""
+    """Return one message as text, without the middle of long outputs and arguments."""
     match message:
         case SystemMessage(text=text):
             return text
@@ -266,7 +267,7 @@ def serialised(message: Message) -> str:
 
 
 def note(message: Message) -> str:
-    """An answer's text and calls in one line; empty for any other message."""
+    """Return an answer's text and calls in one line, or an empty string for any other message."""
     if not isinstance(message, AssistantMessage) or message.text == NO_ANSWER:
         return ""
     said = clipped(" ".join(message.text.removesuffix(INTERRUPTED).split()), NOTE_CHARS)
@@ -275,14 +276,14 @@ def note(message: Message) -> str:
 
 
 def clipped(text: str, chars: int) -> str:
-    """`text` without its middle, so that about `chars` characters stay."""
+    """Remove the middle of `text` so that about `chars` characters remain."""
     if len(text) <= chars:
         return text
     return f"{text[: chars * 2 // 3]} [...] {text[len(text) - chars // 3 :]}"
 
 
 def shortened(text: str, tokens: int) -> str:
-    """`text` without its middle, so that its estimate is at most `tokens`; empty if nothing fits."""
+    """Remove the middle of `text` so that its estimate is at most `tokens`. Return an empty string if nothing fits."""
     chars = len(text)
     short = text
     while chars > 0 and estimate_text(short) > tokens:

@@ -33,9 +33,10 @@ MAX_PATIENCE = 64
 class LearnedWindow:
     """A window size that crow learned from how an endpoint behaved, stored as a fact about the endpoint.
 
-    Until crow has learned a window twice (`times`), it applies to `session` only, afterwards to every session. After
-    `patience` compactions, crow tests whether the endpoint accepts more. `source` says what the size was learned from;
-    `learned_on` is a date in UTC; `is_silent`: the endpoint truncates longer requests instead of refusing them.
+    A window that was learned only once (`times`) applies only to `session`. After that it applies to every session.
+    After `patience` compactions, crow tests whether the endpoint accepts more. `source` says what the size was learned
+    from. `learned_on` is a date in UTC. `is_silent` means that the endpoint truncates longer requests instead of
+    refusing them.
     """
 
     tokens: int
@@ -49,7 +50,7 @@ class LearnedWindow:
 
 
 def learned_in(facts: Mapping[str, object]) -> LearnedWindow | None:
-    """The learned window among an endpoint's facts; None if there is none, or its format is unknown."""
+    """Return the learned window among an endpoint's facts, or None if there is none or its format is unknown."""
     fact = facts.get(FACT)
     if not isinstance(fact, Mapping):
         return None
@@ -68,9 +69,9 @@ def learned_in(facts: Mapping[str, object]) -> LearnedWindow | None:
 class EndpointWindow:
     """What a session knows about one endpoint's window.
 
-    `worked`: the largest request, in tokens, accepted since the last refusal. `refusals`: how many requests were
-    refused since the last answer. `was_refused`: whether any request was ever refused. `probing`: crow ignores
-    `learned` for now, to test whether it still holds.
+    `worked` is the largest request, in tokens, that was accepted since the last refusal. `refusals` counts the requests
+    that were refused since the last answer. `was_refused` is true once any request was refused. While `probing` is
+    true, crow ignores `learned` to test whether it still holds.
     """
 
     loaded: bool = False
@@ -84,7 +85,7 @@ class EndpointWindow:
 
 
 class ContextWindow:
-    """The windows of one session's models. Without a `memory`, nothing outlives this object."""
+    """The windows of one session's models. Without `memory`, what is learned is lost with this object."""
 
     def __init__(self, memory: EndpointMemory | None = None, session: str = "") -> None:
         self._memory = memory
@@ -92,7 +93,7 @@ class ContextWindow:
         self._endpoints: dict[str, EndpointWindow] = {}
 
     def tokens(self, info: ModelInfo) -> int:
-        """The window to plan with now."""
+        """Return the window to plan with now."""
         return self.declared(info) if self._of(info).probing else self.cautious_tokens(info)
 
     def cautious_tokens(self, info: ModelInfo) -> int:
@@ -101,23 +102,23 @@ class ContextWindow:
         return self.declared(info) if learned is None else min(self.declared(info), learned.tokens)
 
     def declared(self, info: ModelInfo) -> int:
-        """The configured window, else the one the endpoint lists, else the default."""
+        """Return the configured window, else the one that the endpoint lists, else the default."""
         return info.context_window or self._of(info).listed or DEFAULT_WINDOW
 
     def learned(self, info: ModelInfo) -> LearnedWindow | None:
-        """The learned window that applies to this session."""
+        """Return the learned window if it applies to this session."""
         learned = self._of(info).learned
         return learned if learned is not None and (learned.times > 1 or learned.session == self._session) else None
 
     def describe(self, info: ModelInfo) -> str:
-        """Tell the user where the window size comes from, in full sentences."""
+        """Explain to the user, in full sentences, where the window size comes from."""
         learned = self.learned(info)
         if learned is not None:
             scope = "for every session with this endpoint" if learned.times > 1 else "for this session only"
             left = learned.patience - learned.compactions
-            probe = f"After {left} more compaction{'s' * (left != 1)} crow tests whether the endpoint takes more."
+            probe = f"After {left} more compaction{'s' * (left != 1)} crow tests whether the endpoint accepts more."
             if self._of(info).probing:
-                probe = "Crow is testing whether the endpoint takes more now."
+                probe = "Crow is testing whether the endpoint accepts more now."
             return (
                 f"Crow learned a window of {learned.tokens:,} tokens on {learned.learned_on}, {scope}, from "
                 f"{learned.source}. It only triggers compaction. {probe} `/context forget` drops it."
@@ -133,7 +134,7 @@ class ContextWindow:
         return self._of(info).loaded and self._of(info).configured == configured_window(info)
 
     async def look_up(self, info: ModelInfo) -> None:
-        """Load what was learned about the model. A configured window discards it."""
+        """Load what was learned about the model. If the user configured a window, what was learned is discarded."""
         state = self._of(info)
         state.loaded = True
         if state.configured != configured_window(info):
@@ -152,7 +153,8 @@ class ContextWindow:
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
         """Learn from a refused request of `used` tokens, of which the system message and the tools take `fixed`.
 
-        Return the window to compact for now. It is smaller than the request, and may be smaller than what was learned.
+        Return the window for which to compact now. It is smaller than the request, and may be smaller than the learned
+        window.
         """
         await self.look_up(info)
         state, declared = self._of(info), self.declared(info)
@@ -180,14 +182,14 @@ class ContextWindow:
         return min(declared, used * 9 // 10, tokens or declared)
 
     async def on_truncation(self, info: ModelInfo, tokens: int, *, fixed: int) -> None:
-        """Learn that the endpoint counts at most `tokens`: it truncates longer requests silently."""
+        """Learn that the endpoint never counts more than `tokens`, so it silently truncates longer requests."""
         if fixed < tokens < self.declared(info):
             source = f"token counts: requests grew, but the endpoint never counted more than {tokens:,} input tokens"
             await self._learn(info, tokens, source, is_silent=True)
 
     async def on_answer(self, info: ModelInfo, *, sent: int, counted: int | None) -> None:
-        """Learn from an answered request of about `sent` tokens. `counted` is the endpoint's count in tokens (None:
-        unknown)."""
+        """Learn from an answered request of about `sent` tokens. `counted` is the endpoint's count in tokens, or None
+        if it is unknown."""
         state, learned = self._of(info), self.learned(info)
         state.refusals = 0
         state.worked = max(state.worked, sent // 2 if counted is None else counted)
@@ -205,7 +207,7 @@ class ContextWindow:
             await self._replace(info, confirmed(learned))
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """Count a compaction of a full context. Every `patience` compactions, start testing a larger window."""
+        """Count a compaction of a full context. After `patience` compactions, start to test a larger window."""
         state, learned = self._of(info), self.learned(info)
         if learned is None or state.probing:
             return
@@ -255,7 +257,7 @@ class ContextWindow:
 
 
 def confirmed(learned: LearnedWindow) -> LearnedWindow:
-    """Return the window, confirmed by a test. The next test waits for twice as many compactions."""
+    """Return the window as confirmed by a test. The next test comes after twice as many compactions."""
     return replace(learned, compactions=0, patience=min(MAX_PATIENCE, learned.patience * 2))
 
 
@@ -264,7 +266,7 @@ def configured_window(info: ModelInfo) -> int | None:
 
 
 def listed_window(facts: Mapping[str, object]) -> int | None:
-    """The window in the endpoint's list of models."""
+    """Return the window that the endpoint's list of models states, or None."""
     listed = facts.get("listed")
     tokens = listed.get("context_window") if isinstance(listed, Mapping) else None
     return tokens if type(tokens) is int and tokens > 0 else None

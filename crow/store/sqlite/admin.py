@@ -1,4 +1,4 @@
-"""What the command line does with stored sessions: find, remove, export, import, back up.
+"""Finds, removes, exports, imports and backs up stored sessions for the command line.
 
 This module is separate from the store because `crow acp` needs neither these functions nor the modules that they
 import.
@@ -56,11 +56,13 @@ class UnusedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged."""
+    """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged.
+    `cleaned` are the sessions whose titles were too long or had invisible characters, and were changed."""
 
     sessions: tuple[str, ...]
     entries: int
     is_new: bool
+    cleaned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +102,7 @@ class SessionAdmin(UsageMethods):
             if len(rows) > 1:
                 some = ", ".join(row[0] for row in rows[:_NAMED_IN_ERROR])
                 more = ", ..." if len(rows) > _NAMED_IN_ERROR else ""
-                raise ArgumentError(
-                    f'"{name}" begins the ids of {len(rows)} sessions: {some}{more}. Give more of the id.'
-                )
+                raise ArgumentError(f'{len(rows)} session ids begin with "{name}": {some}{more}. Give more of the id.')
         if not rows:
             raise ArgumentError(f'No session "{name}". Run "crow sessions" to list them.')
         return str(rows[0][0])
@@ -114,8 +114,8 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        """Return the sessions (of one directory) that were last used before that time, oldest first. Sessions with a
-        running turn are left out."""
+        """Return the sessions that were last used before `before_ms`, oldest first. With `cwd`, only those of that
+        directory. Sessions with a running turn are left out."""
         return _unused_since(sql, before_ms, cwd)
 
     async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
@@ -132,7 +132,7 @@ class SessionAdmin(UsageMethods):
         return old
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Remove sessions, with all their data that no other session needs.
+        """Remove sessions, and all their data that no other session needs.
 
         :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of them; no session was removed.
         """
@@ -148,8 +148,8 @@ class SessionAdmin(UsageMethods):
             hide_session(sql, session_id)
 
     async def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        """Return the lines of an export file with these sessions and their sub-agents. None means every listed
-        session."""
+        """Return the lines of an export file with these sessions and their sub-agents. If `ids` is None, export every
+        listed session."""
         lines, database = Lines(), self.database
         chosen = await database.read(lambda sql: family(sql, ids))
         ids = [session_id for sessions in chosen.values() for session_id in sessions]
@@ -195,12 +195,17 @@ class SessionAdmin(UsageMethods):
         finally:
             await database.call(file.close)
         return tuple(
-            Imported(sessions=block.sessions, entries=block.entries, is_new=importer in new)
+            Imported(
+                sessions=block.sessions,
+                entries=block.entries,
+                is_new=importer in new,
+                cleaned=tuple(importer.cleaned),
+            )
             for block, importer in zip(blocks, importers, strict=True)
         )
 
     async def _write_hidden(self, importer: Importer) -> bool:
-        """Write a whole conversation, hidden. Return false if the database has it already."""
+        """Write a whole conversation, still hidden. Return false if the database already has it."""
         owner = self._store.owner
         if not await self.database.write(lambda sql: importer.begin(sql, owner, now_ms=now_ms())):
             return False
@@ -212,7 +217,8 @@ class SessionAdmin(UsageMethods):
     def back_up(self, sql: Connection, path: Path) -> Backup:
         """Copy the database to a new file while it is in use, and verify the copy.
 
-        The copy is one snapshot and needs no WAL. The file gets its final name once SQLite's integrity check passes.
+        The copy is one snapshot, in a single file without a WAL. It gets its final name once SQLite's integrity check
+        passes.
 
         :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created.
         :raises ~crow.domain.errors.StoreUnavailable: the copy is damaged, so the database is damaged too.
@@ -228,7 +234,7 @@ class SessionAdmin(UsageMethods):
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
-            raise ArgumentError(f"{path} cannot be made: {error.strerror}.") from error
+            raise ArgumentError(f"{path} cannot be created: {error.strerror}.") from error
         return Backup(path=str(path), bytes=path.stat().st_size, sessions=sessions, entries=entries)
 
 
@@ -256,15 +262,15 @@ def _copy_and_count(sql: Connection, part: Path, path: Path) -> tuple[int, int]:
             sql.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE").fetchall()
         except sqlite3.Error as error:
-            raise StoreUnavailable(f"{path} was not made: {error}. Check the disks, then try again.") from error
+            raise StoreUnavailable(f"{path} was not created: {error}. Check the disks, then try again.") from error
         try:
             problems = [row[0] for row in copy.execute("PRAGMA integrity_check(3)")]
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
         if problems != ["ok"]:
             raise StoreUnavailable(
-                f"{path} was not made: the copy fails SQLite's integrity check ({'; '.join(problems)}), so the database"
-                f" itself is damaged. {REPAIR}"
+                f"{path} was not created: the copy fails SQLite's integrity check ({'; '.join(problems)}), so the"
+                f" database itself is damaged. {REPAIR}"
             )
         (sessions,) = copy.execute("SELECT count(*) FROM sessions WHERE deleted_ms IS NULL").fetchone()
         (entries,) = copy.execute("SELECT count(*) FROM entries").fetchone()

@@ -1,9 +1,9 @@
-"""Turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
+"""Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-A session runs one turn at a time, for the store named in its row. A store can claim a session that is idle or whose
-owner is dead. If the owner is dead, the claim first closes the owner's turn. It appends the draft as an interrupted
-answer, and the turn's end. Prompts that the dead process had queued are appended as messages that never ran. Nothing is
-rewritten.
+A session runs one turn at a time, and its row names the store that runs it. A store can claim a session that is idle or
+whose owner is dead. If the owner is dead, the claim first closes the owner's turn: it appends the draft as an
+interrupted answer, then the turn's end. Prompts that the dead owner had queued are appended as messages that never ran.
+Nothing is rewritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 _LARGEST = 2**63 - 1
 
 _COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
-"""Columns of `sessions` that sum up its entries."""
+"""Columns of `sessions` that sum up values of the session's entries."""
 
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
@@ -59,7 +59,7 @@ class TurnMethods(PathMethods):
                 await self._repair(session_id)
                 self._unstored_ends.pop(session_id, None)
             except StoreUnavailable as error:  # a full disk, for example: the session can still be read
-                logger.warning("Session %s is opened without repair: %s", session_id, error)
+                logger.warning("Session %s was opened without repair: %s", session_id, error)
         return tail or await self.tail(session_id)
 
     @snapshot(raise_if_moved=True)
@@ -133,7 +133,7 @@ class TurnMethods(PathMethods):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        # encoded before the transaction begins, so that other writers wait less
+        # Encode before the transaction begins, so that other writers wait less.
         encoded = [(entry, encode(entry.body)) for entry in entries]
 
         def append(sql: Connection) -> tuple[Entry, ...]:
@@ -171,8 +171,8 @@ class TurnMethods(PathMethods):
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, make the turn look like that of a dead
-        owner."""
+        """Store the last entries of a disowned turn. If that is impossible, make the turn look as if its owner had
+        died."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
             return
@@ -363,8 +363,7 @@ def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, .
 
 def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
-    :raises LeafMoved: another leaf is expected, or a dead owner's turn must be repaired first.
-    """
+    :raises LeafMoved: the session has another leaf, or a dead owner's turn must be repaired first."""
     if state.state == "running" and state.owner != owner:
         if state.is_owner_alive:
             raise SessionBusy(state.session_id, readable(state.owner))
@@ -373,7 +372,7 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
         )
     if state.leaf != leaf:
         raise LeafMoved(
-            f"Another process changed session {state.session_id}: it stands on entry {state.leaf}, not {leaf}. Nothing"
+            f"Another process changed session {state.session_id}: its leaf is entry {state.leaf}, not {leaf}. Nothing"
             " was written; load it again, then repeat this."
         )
 
@@ -386,8 +385,8 @@ def _needs_repair(state: SessionState, owner: str) -> bool:
 
 
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left, and make the session idle. Return the appended
-    entries."""
+    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the
+    appended entries."""
     entries: list[Entry] = []
     if state.state == "running":
         detail = f"{readable(state.owner)} ended in the middle of this turn"
@@ -409,7 +408,7 @@ def _close_turn(state: SessionState, owner: str) -> list[Entry]:
 
 
 def _saved_draft(state: SessionState) -> Assistant | None:
-    """Return the unfinished answer as far as it was saved; None if nothing of it was."""
+    """Return the saved part of the unfinished answer, or None if nothing was saved."""
     pieces = state.sql.execute(
         "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
         (state.session_id, state.leaf),
@@ -422,13 +421,13 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored. That is so if its owner died before it could release the turn."""
+    """Whether the turn's end is already stored: its owner died after storing it, but before releasing the turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))
 
 
 def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]:
-    """Return the queued prompts of dead owners: seq, owner, parts, message id."""
+    """Return the queued prompts of dead owners, each with its seq, owner, parts and message id."""
     rows = state.sql.execute(
         "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
         (state.session_id,),
@@ -441,7 +440,7 @@ def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]
 
 
 def _storable_usage(usage: Usage | None) -> Usage | None:
-    """Return the usage with numbers that the columns can hold; None if nothing is known."""
+    """Return the usage with numbers that the columns can hold, or None if no number is known."""
     if usage is None:
         return None
     counts = {name: count for name in USAGE_COLUMNS if (count := getattr(usage, name)) is not None}

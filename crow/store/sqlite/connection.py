@@ -1,4 +1,4 @@
-"""A SQLite connection that runs in its own thread, file locks, and groups of writes."""
+"""SQLite connections with a thread of their own, file locks, and writes that share a transaction."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""What SQLite's functions raise. Damaged files with odd names or sizes cause the last two."""
+"""The exceptions that SQLite's functions raise. Damaged files with odd names or sizes cause the last two."""
 
-REPAIR = "Close every crow, then run crow doctor --repair: it keeps a copy and rebuilds what can be rebuilt."
+REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and rebuilds as much as possible."
 """Advice for a damaged database."""
 
 _ATTEMPTS = 5
 
 _CLOSING_TIMEOUT_S = 0.4
-"""How long to wait for a lock when the process ends. Two processes that take turns keep each other waiting for less
-than this; editors wait for an exit for longer than this."""
+"""How long to wait for a lock when the process ends. Processes that take turns hold the lock for less time than this,
+and editors wait longer than this for crow to exit."""
 
 fcntl: Any = None
 with suppress(ImportError):  # not available on Windows
@@ -50,7 +50,7 @@ FileId: TypeAlias = tuple[int, int]
 
 
 def file_id(path: Path | str) -> FileId | None:
-    """Identify the file at `path`; None if there is no file."""
+    """Identify the file at `path`. Return None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -61,7 +61,7 @@ def file_id(path: Path | str) -> FileId | None:
 def make_directory(path: Path) -> None:
     """Make a directory and its parents, accessible only to their owner. Existing ones stay as they are.
 
-    :raises OSError: the directory cannot be made.
+    :raises OSError: the directory cannot be created.
     """
     if not path.is_dir():
         make_directory(path.parent)
@@ -70,14 +70,14 @@ def make_directory(path: Path) -> None:
 
 
 def copy_files(source: Path, target: Path, *, suffixes: Sequence[str] = ("", "-wal", "-journal")) -> None:
-    """Copy a database with its write-ahead log or journal, as far as they exist. :raises OSError:"""
+    """Copy a database and, if they exist, its write-ahead log and journal. :raises OSError:"""
     for suffix in suffixes:
         with suppress(FileNotFoundError):
             shutil.copy(f"{source}{suffix}", f"{target}{suffix}")
 
 
 def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "-journal")) -> None:
-    """Remove a database with the files that SQLite keeps beside it. :raises OSError:"""
+    """Remove a database and the files that SQLite keeps beside it. :raises OSError:"""
     for suffix in suffixes:
         with suppress(FileNotFoundError):
             os.unlink(f"{path}{suffix}")
@@ -97,7 +97,7 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
 
 
 class FileGone(Exception):
-    """The database's path no longer names the file that is open. Only the store sees this error."""
+    """The database's path no longer names the open file. This error is never raised outside the store."""
 
 
 class SqliteConnection:
@@ -107,7 +107,7 @@ class SqliteConnection:
     task leaves its transaction open. Here a function runs all its statements without interruption. Once started it
     always finishes, and the queue of the thread serves as the lock.
 
-    `file` identifies the file that is open; None if unknown.
+    `file` identifies the open file, or is None if that is unknown.
     """
 
     def __init__(self, path: Path, connection: aiosqlite.Connection, file: FileId | None) -> None:
@@ -120,7 +120,7 @@ class SqliteConnection:
     async def open(
         cls, path: Path, *, busy_timeout_s: float, prepare: Callable[[], None] = lambda: None, mode: str = "mode=rw"
     ) -> SqliteConnection:
-        """Open an existing file. `prepare` is called in the new thread first. `mode` is the query of SQLite's URI.
+        """Open an existing file. First call `prepare` in the new thread. `mode` is the query part of SQLite's URI.
 
         :raises StoreUnavailable: the file cannot be opened.
         :raises Exception: whatever `prepare` raises.
@@ -211,17 +211,17 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Conn
         )
         if file_id(path) == before:
             return connection, before
-        connection.close()  # the file was replaced while it was opened: it is unclear which of the two is open
-    raise sqlite3.OperationalError(f"{path} is replaced again and again")
+        connection.close()  # the file was replaced while it was being opened, so it is unclear which of the two is open
+    raise sqlite3.OperationalError(f"{path} keeps being replaced")
 
 
 async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Connection:
-    """Make a connection whose thread does not keep the process alive when nobody closes the store.
+    """Create a connection whose thread does not keep the process alive if nobody closes the store.
 
     A thread inherits the daemon flag from the thread that creates it; aiosqlite does not set it.
     """
     created: Future[aiosqlite.Connection] = Future()
-    created.set_running_or_notify_cancel()  # so that nobody can cancel the future: `set_result` would fail then
+    created.set_running_or_notify_cancel()  # now nobody can cancel the future, so `set_result` cannot fail
 
     def create() -> None:
         created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
@@ -241,12 +241,12 @@ def explain(error: Exception, path: Path, waited_s: float) -> Exception:
         case sqlite3.SQLITE_FULL:
             words = "cannot grow: the disk is full. Free some space, then try again"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            words = f"cannot be written ({error}). Make the file and its directory writable, or {elsewhere}"
+            words = f"is not writable ({error}). Make the file and its directory writable, or {elsewhere}"
         case sqlite3.SQLITE_CANTOPEN:
             words = f"cannot be opened ({error}). Make the file readable and writable, or {elsewhere}"
         case sqlite3.SQLITE_NOTADB:
             words = (
-                f"is not a crow database ({error}). If it was one, close every crow and run crow doctor --repair."
+                f"is not a crow database ({error}). If it was one, quit every crow and run crow doctor --repair."
                 f" Otherwise move it away, or {elsewhere}"
             )
         case sqlite3.SQLITE_CORRUPT:
@@ -267,8 +267,7 @@ def _locked(path: Path, waited_s: float) -> StoreUnavailable:
 
 
 class LockTimeout:
-    """How long to wait for other processes: up to `timeout_s` each time, but only briefly once the process is
-    ending."""
+    """How long to wait for other processes: up to `timeout_s` each time, but only briefly once the process ends."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -284,11 +283,11 @@ class LockTimeout:
 
 
 class FileLock:
-    """An advisory lock on a file beside the database, for one writer at a time. It blocks and must be used in one
-    thread only.
+    """An advisory lock on a file beside the database, for one writer at a time. It blocks its thread, and only one
+    thread may use it.
 
-    It polls: a deadline or closing the store could not end a blocking `flock`. Where the system does not support such
-    locks, only SQLite's own locks protect the file.
+    It polls, because a blocking `flock` cannot be interrupted by a deadline or when the store closes. Where the system
+    does not support such locks, only SQLite's own locks protect the file.
     """
 
     def __init__(self, path: Path, timeout: LockTimeout) -> None:
@@ -301,9 +300,9 @@ class FileLock:
     def held(self) -> Iterator[None]:
         """Acquire the lock and hold it for the block.
 
-        :raises StoreUnavailable: the lock file cannot be made, or another process held the lock for too long.
+        :raises StoreUnavailable: the lock file cannot be created, or another process held the lock for too long.
         """
-        # the file was deleted meanwhile: other processes lock a newer one
+        # If the lock file was deleted meanwhile, other processes lock a newer one. Try again with that one.
         while not self._is_there(file := self._acquired()):
             os.close(file)
         try:
@@ -312,7 +311,7 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open file. Also true if the directory of the file is gone."""
+        """Whether the path still names the open lock file. Also true if the file's directory is gone."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 

@@ -1,9 +1,9 @@
-"""The database file: opened, migrated, locked, read and written in transactions.
+"""Opens, migrates and locks the database file, and runs transactions on it.
 
 One connection writes and another only reads, so lists and replays never wait for a write. SQLite before 3.51.3 can
-corrupt a WAL when one connection resets it while another commits. So only this module makes checkpoints, and with such
-a version of SQLite every write holds a file lock. The file is opened only through SQLite: closing any other handle to
-it would drop SQLite's own locks.
+corrupt a WAL when one connection resets it while another commits. Therefore only this module makes checkpoints, and
+with such a version of SQLite every write holds a file lock. The file is opened only through SQLite, because closing any
+other handle to it would drop SQLite's own locks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], 
 
 
 def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Do the same as `transaction` for a method that only reads, from one snapshot (`Database.read`)."""
+    """Do the same as `transaction`, but for a method that only reads. It runs on one snapshot (`Database.read`)."""
     return _runs_in(Database.read, raise_if_moved)
 
 
@@ -110,10 +110,10 @@ class Database:
     """The file at `path` and the connections to it.
 
     If that file is deleted or replaced, its content is copied to a new file, which is used from then on. The next call
-    with `raise_if_moved` raises an error that tells the user so; calls without it continue.
+    with `raise_if_moved` raises an error that tells the user about it. Calls without it just continue.
 
-    `foreign_version` changes whenever another process has written; it is updated by each write transaction. `warning`
-    is for the user; empty if all is well.
+    `foreign_version` changes when another process has written to the file; it is updated in each write transaction.
+    `warning` is a message for the user, empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -134,20 +134,20 @@ class Database:
         self._jobs: deque[WriteJob[Any]] = deque()
         self._wakeup = FairWakeup()
         self._is_closed = False
-        # This lock is held while the connections are exchanged for others. `_exchanges` counts how often that happened.
+        # This lock is held while the connections are replaced. `_exchanges` counts the replacements.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # what happened to the file; empty once the user was told
+        self._notice = ""  # what happened to the file, until the user has been told
         self._replaced = ""  # what happened, if another file is at the path now
-        self._read_only = ""  # why nothing can be stored
+        self._read_only = ""  # why nothing can be stored; empty if writing works
         self._read_only_copy: Path | None = None
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
-        """Open the file and migrate it. The file is created if there is none. A file that cannot be written is opened
-        for reading.
+        """Open the file and migrate it. If there is no file, create one. A file that is not writable is opened for
+        reading.
 
-        :raises StoreUnavailable: the file cannot be made or read, or belongs to another program.
+        :raises StoreUnavailable: the file cannot be created or read, or belongs to another program.
         :raises StoreTooNew: a newer crow wrote it.
         """
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
@@ -240,7 +240,7 @@ class Database:
             async with self._exchange:
                 await self._close_connections()
         if scope.cancelled_caught:
-            logger.warning("%s: closing took longer than %g s and was given up", self.path, _CLOSE_S)
+            logger.warning("%s: closing took longer than %g s and was abandoned", self.path, _CLOSE_S)
 
     async def _close_connections(self) -> None:
         try:
@@ -252,12 +252,12 @@ class Database:
             await self._remove_copy()
 
     async def _open_to_write(self) -> None:
-        """:raises StoreUnavailable: the file cannot be made, opened or written."""
+        """:raises StoreUnavailable: the file cannot be created, opened or written."""
         await self._set_up_writer(self._connect(self.path, prepare=lambda: _prepare(self.path)), self._set_up)
 
     async def _open_to_read(self) -> None:
-        """Open a file that cannot be written. If it cannot be opened where it is, open a copy of it among the temporary
-        files.
+        """Open a file that is not writable. If it cannot be opened where it is, open a copy of it in the temporary
+        directory.
 
         :raises StoreUnavailable: the file cannot be read either.
         """
@@ -293,7 +293,7 @@ class Database:
     async def _retry_to_write(self) -> None:
         """Open the file for writing if that has become possible.
 
-        :raises StoreUnavailable: the file still cannot be written.
+        :raises StoreUnavailable: the file is still not writable.
         """
         async with self._exchange:
             if not self._read_only:
@@ -316,8 +316,9 @@ class Database:
     async def _open_reader(self) -> SqliteConnection:
         """Return the reader. It is opened when first needed, since a new session does not read.
 
-        Without a WAL, return the writer: two connections would keep each other waiting. Where file locks do not work
-        either, one connection would also mistake the other's journal for that of a dead process and roll it back.
+        Without a WAL, return the writer, because two connections would keep each other waiting. Where file locks do not
+        work either, one connection would also mistake the other's journal for a leftover of a dead process and roll it
+        back.
         """
         if self.journal_mode != "wal":
             return self._writer
@@ -405,8 +406,9 @@ class Database:
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
             self.warning = (
-                f"SQLite grants no write-ahead log at {self.path} (a network disk?). Crow works there, but slower, and"
-                " no two machines may use it at once. Better set CROW_HOME to a directory on a disk of this machine."
+                f"SQLite cannot use a write-ahead log at {self.path} (a network disk?). Crow works there, but more"
+                " slowly, and only one machine may use it at a time. Better set CROW_HOME to a directory on a local"
+                " disk."
             )
             logger.warning("%s Using journal mode %s.", self.warning, journal_mode)
         connection.execute("PRAGMA synchronous = FULL")
@@ -420,8 +422,8 @@ class Database:
         """Run all waiting jobs in one transaction, unless another call has already run them. Return the result of
         `job`.
 
-        A flush to disk costs as much for one change as for a hundred. Without this, streaming sessions would queue for
-        it.
+        A flush to disk costs as much for one change as for a hundred. Without shared transactions, each streaming
+        session would have to wait for a flush of its own.
         """
         if not job.is_done:
             jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
@@ -453,8 +455,8 @@ class Database:
                 self._empty_wal(connection)
 
     def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
-        """Execute a statement that other programs may block. The wait is repeated in short steps, since SQLite's own
-        wait could not be cut short when the store closes."""
+        """Execute a statement that other programs may block. Wait in short steps, because SQLite's own wait cannot be
+        cut short when the store closes."""
         since = time.monotonic()
         while True:
             try:
@@ -481,14 +483,14 @@ class Database:
                 self._empty_wal(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
-        """Return some free pages to the file system. The result is true if there may be more."""
+        """Return some free pages to the file system. Return true if there may be more of them."""
         with self._writing():
             before: int = pragma(connection, "freelist_count")
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint and close the connection while the lock is held. The last connection to close makes a
+        """Make a checkpoint and close the connection while holding the lock. The last connection to close makes a
         checkpoint too, which also needs the lock."""
         try:
             if self.journal_mode == "wal":
@@ -544,10 +546,10 @@ def _has_damaged_schema(connection: sqlite3.Connection) -> bool:
 
 
 def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the schema's version, 0 for an empty file.
+    """Return the schema's version, or 0 for an empty file.
 
-    :raises StoreTooNew: a newer crow wrote it.
-    :raises StoreUnavailable: it belongs to another program.
+    :raises StoreTooNew: a newer crow wrote the file.
+    :raises StoreUnavailable: the file belongs to another program.
     """
     with _one_snapshot(connection):
         version: int = pragma(connection, "user_version")
@@ -559,8 +561,8 @@ def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
         )
     if version > VERSION:
         raise StoreTooNew(
-            f"{path} was written by a newer crow: its schema is version {version}, this crow knows {VERSION}. Upgrade"
-            " crow, or set CROW_HOME to another directory."
+            f"{path} was written by a newer crow: its schema is version {version}, but this crow only knows {VERSION}."
+            " Upgrade crow, or set CROW_HOME to another directory."
         )
     return version
 
@@ -572,9 +574,9 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _prepare(path: Path) -> None:
-    """Make the directory (0700) and an empty file (0600). SQLite itself would create a file that everybody can read.
+    """Make the directory (0700) and an empty file (0600), because SQLite would create a file that everybody can read.
 
-    :raises StoreUnavailable: they cannot be made, or the file cannot be written.
+    :raises StoreUnavailable: they cannot be created, or the file is not writable.
     """
     try:
         make_directory(path.parent)
@@ -582,7 +584,7 @@ def _prepare(path: Path) -> None:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         if path.is_file() and not os.access(path, os.W_OK):
             raise StoreUnavailable(
-                f"{path} cannot be written. Make the file and its directory writable, or set CROW_HOME to another"
+                f"{path} is not writable. Make the file and its directory writable, or set CROW_HOME to another"
                 " directory."
             ) from PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         mode = path.stat().st_mode
@@ -590,13 +592,13 @@ def _prepare(path: Path) -> None:
             path.chmod(mode & 0o700)
     except OSError as error:
         raise StoreUnavailable(
-            f"{path} cannot be made ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
+            f"{path} cannot be created ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
             " write to."
         ) from error
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the file could not be opened because the file, its directory or its disk cannot be written."""
+    """Whether the file could not be opened because the file, its directory or its disk is not writable."""
     code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
     return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,
@@ -608,7 +610,7 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
 
 
 def _read_modes(path: Path) -> tuple[str, ...]:
-    """Return the URI queries with which SQLite may be able to open a file that cannot be written, best first."""
+    """Return the URI queries with which SQLite may be able to open a file that is not writable, best first."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")

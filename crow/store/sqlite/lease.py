@@ -1,9 +1,9 @@
 """Identifies the store that runs a turn, and tells whether that store is still alive.
 
-An owner is a store opened by a process. If the owner has the same boot, host and pid namespace, its process can be
-looked up: the owner is alive as long as a process with this pid and start time exists. An owner in this very process is
-alive as long as its store is open. For any other owner only the lease tells: it is dead after a minute without a sign
-of life. Without /proc, start times are unknown, and any living process with the pid counts as the owner.
+An owner is a store opened by a process. If it has the same boot, host and pid namespace as this process, it can be
+looked up: it is alive as long as a process with its pid and start time exists. An owner in this very process is alive
+as long as its store is open. Any other owner is judged by its lease: it counts as dead after a minute without a sign of
+life. Without /proc, start times are unknown, and any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ open_stores: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A store opened by a process. `start` is in kernel ticks since boot; unknown parts are empty.
+    """A store opened by a process. `start` is in kernel ticks since boot. Unknown parts are empty.
 
-    `str` returns the text that is stored.
+    `str(owner)` is the text that is stored.
     """
 
     pid: int
@@ -50,7 +50,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Return the owner that was stored as this text; None if the text is not that of an owner."""
+        """Return the owner that was stored as this text, or None if the text does not describe an owner."""
         try:
             values = json.loads(text)
             owner = cls(**{field.name: values[field.name] for field in fields(cls)})
@@ -63,7 +63,7 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return an owner of the same process whose store is closed. It marks a turn that nobody runs any more."""
+    """Return an owner like this one, but with a closed store. It marks a turn that nobody runs any more."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 
@@ -92,7 +92,7 @@ def is_alive(owner: str, *, lease_age_ms: int) -> bool:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when the process started; None if there is no such process or no /proc."""
+    """Return the start time of a process, or None if there is no such process or no /proc."""
     stat = _read(f"/proc/{pid}/stat")
     # The process's name, in parentheses, may contain any character. The 20th field after it is the start time.
     rest = stat.rpartition(")")[2].split()

@@ -172,8 +172,7 @@ class Pages:
         return PageRow(rowid, _values(payload, is_whole=is_whole), is_whole)
 
     def _payload(self, page: bytes, at: int, size: int, *, is_table: bool) -> bytes:
-        """Return the bytes of a row: those on its page and those on its overflow pages, as far as they can be
-        reached."""
+        """Return the bytes of a row, from its page and its overflow pages, as far as those can be reached."""
         most = self._usable - 35 if is_table else (self._usable - 12) * 64 // 255 - 23
         least = (self._usable - 12) * 32 // 255 - 23
         local = size if size <= most else least + (size - least) % (self._usable - 4)
@@ -195,7 +194,7 @@ class Pages:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an integer of one to nine bytes, and the offset where it ends.
+    """Return an integer that is stored in one to nine bytes, and the offset just after it.
 
     :raises IndexError: the data ends before the integer does.
     """
@@ -210,7 +209,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
-"""The number of bytes of a value, by its type. Larger types are texts and blobs; 10 and 11 are unused."""
+"""The size of a value in bytes, by its type. Larger types are texts and blobs; 10 and 11 are unused."""
 
 
 def _values(payload: bytes, *, is_whole: bool) -> tuple[Value, ...]:

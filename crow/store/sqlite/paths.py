@@ -1,10 +1,10 @@
 """Reads entries, paths through the tree of entries, and branches.
 
 A path is read from its leaf towards the root in batches, and only as far as needed. So the cost of loading a session
-depends on the distance to its newest checkpoint. Ids increase along a path, so ordering by id is enough.
+depends on the distance to its newest checkpoint. Ids increase along a path, so sorting by id gives the path's order.
 
-A damaged byte costs one entry, never a session. If an entry cannot be read, the user and the model get a text that says
-what happened. The stored bytes stay as they are.
+A damaged byte costs one entry, never a session. If an entry cannot be read, the user and the model see a text in its
+place that says what happened. The stored bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 _PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
 _POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
-"""Maps kinds of entries to their names in an outline. Not every note is a label."""
+"""Maps kinds of entries to their names in an outline. Of the notes, only labels are in the outline."""
 
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
-# A damaged parent may be any value, so a parent is followed only if it is an older entry of the same conversation.
+# A damaged row can have any value as its parent, so a parent is followed only if it is an older entry of the same
+# conversation.
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, conversation, steps) AS (
         SELECT id, parent, kind, conversation, 1 FROM entries
@@ -154,8 +155,8 @@ class PathMethods(UsesDatabase):
         imported = "SELECT 1 FROM imports WHERE conversation = (SELECT conversation FROM entries WHERE id = ?)"
         if sql.execute(imported, (leaf,)).fetchone():
             return found
-        # Older versions did not store whether a file was recorded on this machine. If the conversation was not
-        # imported, it was.
+        # Older versions did not store whether a file was recorded on this machine. In a conversation that was not
+        # imported, every file was.
         return tuple(
             replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
             for entry in found
@@ -163,7 +164,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot()
     def outline(self, sql: Connection, session_id: str) -> Outline:
-        # A session leaves a branch only by a move. So the branches end at the leaf and where the moves began.
+        # A session leaves a branch only by a move. So the branches end at the session's leaf and at the entries from
+        # which it was moved.
         leaf = session_row(sql, session_id).leaf
         left = sql.execute(
             "SELECT from_leaf, max(id) FROM moves WHERE session = ? AND from_leaf IS NOT NULL GROUP BY from_leaf"
@@ -290,8 +292,8 @@ def has_user(sql: Connection, leaf: int) -> bool:
 
 
 def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries with the first of these ascending ids, and how many of the ids were used. The number of
-    entries and their bytes are limited."""
+    """Return the entries for the first of these ascending ids, and how many ids were used. The number of entries and
+    their size in bytes are limited."""
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
     found: list[Entry] = []
@@ -331,7 +333,7 @@ def unreadable_entries(
 def _body_of(row: Sequence[Any], load: Load) -> Body:
     """Return the body in a row of `_ENTRY_COLUMNS`.
 
-    :raises Unreadable: it is damaged, or of a kind that this version does not know.
+    :raises Unreadable: the body is damaged, or this version does not know its kind.
     """
     data, blob, written = row[6], row[15], row[18]
     if written is not None:
@@ -370,9 +372,8 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
-    """Return a remark to use in place of an entry that does not exist although another entry or a session refers to
-    it."""
-    words = f"Entry {entry_id} is missing from the database, and with it all before it. {REPAIR}"
+    """Return a remark that takes the place of a missing entry, to which another entry or a session refers."""
+    words = f"Entry {entry_id} is missing from the database, and so is everything before it. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
 
@@ -383,8 +384,8 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
     """Return id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    Also return the id from which to continue (None at the end), and the id of the entry that should come next but does
-    not exist.
+    Also return the id from which to continue (None at the end), and the id of the entry that should come next but is
+    missing (None if none is).
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:
@@ -400,7 +401,7 @@ def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, 
 def _path_batches(
     sql: Connection, start: int | None, conversation: int | None = None
 ) -> Iterator[tuple[list[tuple[int, int | None, str]], int | None]]:
-    """Return batches of a path, newest first. If an entry is missing, the last batch comes with its id."""
+    """Return batches of a path, newest first. If an entry is missing, the last batch comes with that entry's id."""
     while start is not None:
         rows, start, missing = _path_rows(sql, start, conversation)
         yield rows, missing
@@ -422,8 +423,8 @@ def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None
 
 
 def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
-    """Return the ids that are only on the path of `leaf`, newest first. Both paths are read only up to where they
-    meet."""
+    """Return the ids that are on the path of `leaf` but not on the path of `to`, newest first. Both paths are read only
+    up to where they meet."""
     meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)
     return list(takewhile(lambda entry_id: entry_id != meeting, path_ids(sql, leaf)))
 

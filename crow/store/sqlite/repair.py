@@ -1,8 +1,8 @@
 """Checks a database and repairs a damaged one.
 
 All work is done on copies. The damaged file is kept beside the file that replaces it. If rebuilding the indexes does
-not help, the readable rows are copied into a new database. These rows are read from the pages themselves, whatever
-table they belong to. The indexes tell which rows are lost.
+not help, the readable rows are copied into a new database. They are read directly from the pages, without the help of
+the schema. The indexes tell which rows are lost.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _ENTRY_COLUMNS_OF_VERSION_1 = 18
-"""The number of columns of an entry in version 1. Rows that older versions wrote have fewer columns than rows of
-today."""
+"""The number of columns of an entry in version 1. Rows that older versions wrote have fewer columns than new rows."""
 
 _PLACE_COLUMNS = 5
-"""The number of columns that say where an entry belongs. They come first: id, conversation, session, parent, turn."""
+"""The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
 
 _CHECKED_COLUMNS = (
     *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
@@ -68,10 +67,10 @@ _SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out
 """Columns of a session that can be computed from its entries."""
 
 _SMALL_TABLES = (
-    ("inbox", "inbox_by_session", "seq", "a waiting prompt of session"),
+    ("inbox", "inbox_by_session", "seq", "a queued prompt of session"),
     ("drafts", "drafts_by_session", "seq", "a piece of an unfinished answer of session"),
     ("moves", "moves_by_session", "id", "a move in the history of session"),
-    ("imports", "imports_by_hash", "conversation", "the origin of an import with the sha256"),
+    ("imports", "imports_by_hash", "conversation", "the record of an import with the sha256"),
 )
 """Each item is a table, an index on it, its key, and the beginning of the message about a lost row. The value in the
 first column of the index completes that message."""
@@ -84,8 +83,8 @@ class Repaired:
     """What `repair` found and did.
 
     `outcome` is "whole" if the file was undamaged, "rebuilt" if its indexes were rebuilt, or "recovered" if its rows
-    were copied into a new file. `copy` is the damaged file; None if the file was whole. `problems` are SQLite's
-    messages, `lost` lists what could not be recovered.
+    were copied into a new file. `copy` is the damaged file, or None if the file was undamaged. `problems` are SQLite's
+    messages, and `lost` lists what could not be recovered.
     """
 
     outcome: Literal["whole", "rebuilt", "recovered"]
@@ -99,9 +98,9 @@ class Repaired:
 def repair(path: Path) -> Repaired:
     """Check the database at `path`. If it is damaged, keep it under another name and put a repaired one in its place.
 
-    :raises ArgumentError: the file does not exist, or is open elsewhere.
+    :raises ArgumentError: the file does not exist, or another process has it open.
     :raises StoreTooNew: a newer crow wrote it.
-    :raises StoreUnavailable: there is no room for copies, or the file has no data of crow.
+    :raises StoreUnavailable: there is no room for copies, or the file contains no crow data.
     """
     stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (path.with_name(f"{stem}{number}{path.suffix}") for number in ("", *range(-2, -100, -1)))
@@ -193,14 +192,14 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
 
 
 def _check(path: Path) -> tuple[str, ...]:
-    """Do the same as `problems` for a copy that may be changed.
+    """Do the same as `problems`, for a copy of the database that may be changed.
 
     :raises StoreTooNew: a newer crow wrote it.
     """
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             if pragma(connection, "application_id") != APPLICATION_ID:
-                return ("the header is not that of a crow database",)
+                return ("the header does not belong to a crow database",)
             if (version := pragma(connection, "user_version")) > VERSION:
                 raise StoreTooNew(f"The database was written by a newer crow (schema {version}). Upgrade crow.")
             migrate(connection)
@@ -256,7 +255,7 @@ def _exclusive(path: Path) -> Iterator[int]:
 
 
 def _copy(file: int, path: Path, target: Path) -> None:
-    """Copy the database, which is open as the descriptor `file`, with its write-ahead log or journal."""
+    """Copy the database, which is open as the descriptor `file`, together with its write-ahead log or journal."""
     created = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(created, "wb") as copy, open(file, "rb", closefd=False) as source:
         shutil.copyfileobj(source, copy, _CHUNK_BYTES)
@@ -270,7 +269,7 @@ def _recover(source: Path, target: Path) -> tuple[str, ...]:
 
     The content of `source`'s write-ahead log is moved into `source`.
 
-    :raises StoreUnavailable: `source` has no rows of crow.
+    :raises StoreUnavailable: `source` contains no crow rows.
     """
     if not source.stat().st_size:
         raise StoreUnavailable("The database file is empty, so it was left as it is.")
@@ -287,7 +286,7 @@ def _recover(source: Path, target: Path) -> tuple[str, ...]:
             lost += _Recovery(Pages(view), connection).run()
             connection.execute("COMMIT")
         if not connection.execute("SELECT 1 FROM entries UNION SELECT 1 FROM sessions").fetchone():
-            raise StoreUnavailable("There is nothing of crow in the file, so it was left as it is.")
+            raise StoreUnavailable("The file contains no crow data, so it was left as it is.")
         connection.execute("PRAGMA journal_mode = WAL")
     return tuple(lost)
 
@@ -306,7 +305,7 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Damaged rows of entries that still tell where the entry belongs, by id."""
+        """Damaged rows of entries, by id, that still say where the entry belongs."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
@@ -353,7 +352,7 @@ class _Recovery:
             )
 
     def _reserve_ids(self, table: str, number: int) -> None:
-        """Make sure that new rows get larger ids than this number: an id is never used twice."""
+        """Make sure that new rows get ids above this number, because an id is never used twice."""
         query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?"
         if not self._new.execute(query, (number, table)).rowcount:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
@@ -367,7 +366,7 @@ class _Recovery:
                 yield row.values
 
     def _list_lost_rows(self) -> None:
-        """Record the lost rows of small tables: the index has them but the table does not."""
+        """Record the lost rows of small tables: those that an index has but the table does not."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._index(index, 2):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
@@ -480,7 +479,7 @@ class _Recovery:
                 "has_prompt": prompt is not None,
             },
         )
-        self._lost.append(f"the row of session {session}; it has a new title, mode ask and no permissions now")
+        self._lost.append(f"the row of session {session}, which now has a new title, mode ask and no permissions")
 
     def _refer_to_blobs(self) -> None:
         rows = self._new.execute(
@@ -495,7 +494,7 @@ class _Recovery:
             )
 
     def _make_consistent(self) -> None:
-        """Remove rows that belong to nothing, add missing conversations, and rebuild the full-text index."""
+        """Remove rows that belong to no session or entry, add missing conversations, and rebuild the search index."""
         self._new.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)")
         for table in ("inbox", "drafts", "moves"):
             self._new.execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions)")

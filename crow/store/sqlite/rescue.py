@@ -47,26 +47,28 @@ def rescue(
                     return path, ""
                 if found is None and _copy(connection, path):
                     words = (
-                        f"{path} was deleted while crow was running. Crow has put it back with everything in it, from"
-                        " the file that it still held open. Send this again."
+                        f"{path} was deleted while crow was running. Crow still had it open and has restored it with"
+                        " all its content. Send this again."
                     )
                     return path, words
                 copy = _name_beside(path, attempt)
                 if found is not None and _copy(connection, copy):
                     words = (
                         f"{path} was replaced by another file while crow was running. Crow leaves that file alone;"
-                        f" everything stored until now is in {copy}. To continue with it, close every crow and move it"
-                        f" to {path}. To use the new file, restart crow."
+                        f" everything stored until now is in {copy}. To continue with that copy, quit every crow and"
+                        f" move it to {path}. To use the new file, restart crow."
                     )
                     return copy, words
     except (OSError, sqlite3.Error, StoreUnavailable) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreUnavailable(
             f"{path} was {what} while crow was running, and its content cannot be written to a new file ({reason})."
-            " This crow still has all of it: do not close it. Free some space, or make the directory writable, then"
-            " send this again."
+            " This crow process still has everything: do not quit it. Free some space, or make the directory writable,"
+            " then send this again."
         ) from error
-    raise StoreUnavailable(f"{path} was {what} while crow was running, and others keep writing to it. Send this again.")
+    raise StoreUnavailable(
+        f"{path} was {what} while crow was running, and other programs keep changing it. Send this again."
+    )
 
 
 def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | None) -> None:
@@ -74,7 +76,8 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
     open connection can still read the log."""
     if shared is None or file_id(f"{path}-shm") != shared:
         return
-    with suppress(sqlite3.Error):  # another connection reads; the log stays open here without a name
+    # another connection is reading; this connection can still read the log after the removal
+    with suppress(sqlite3.Error):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     remove_files(path, suffixes=("-wal", "-shm"))
 
@@ -100,7 +103,7 @@ def _copy(connection: sqlite3.Connection, target: Path) -> bool:
 
 
 def _move(part: Path, target: Path) -> bool:
-    """Rename `part` to `target`, unless `target` exists. Return whether it was renamed."""
+    """Rename `part` to `target`, unless `target` exists. Return whether `part` was renamed."""
     try:
         os.link(part, target)
     except FileExistsError:

@@ -1,9 +1,10 @@
-"""Searches and sums over all sessions.
+"""Searches sessions and sums up their usage.
 
 The full-text index holds titles, prompts and answers as trigrams, so it finds words of at least three characters in any
-script. Shorter words are searched for in the texts themselves: in the index's matches, in all messages, or in the
-newest few thousand entries of a path. Titles come first, then entries, newest first. The index and a path both return
-ids in descending order, so their intersection is read only as far as needed.
+script. Shorter words are looked for in the texts themselves: in those that the index found for the longer words. If
+there are no longer words, they are looked for in all messages, or in the newest few thousand entries of a session's
+path. Titles come first, then entries, newest first. The index and a path both return ids in descending order, so their
+intersection is read only as far as needed.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class UsageTotal:
     """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
     by them.
 
-    `session` is empty for entries that deleted sessions wrote and that forks still contain. `cost` is in US dollars;
-    None if no price was known.
+    `session` is empty for the entries of deleted sessions that forks still contain. `cost` is in US dollars, or None if
+    no price was known.
     """
 
     session: str | None = None
@@ -116,8 +117,8 @@ class UsageMethods(UsesDatabase):
 
     @snapshot()
     def totals(self, sql: Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Return tokens and cost, summed by the groups in `by`. Without groups, return one sum of everything. If
-        grouped by day, sums are in ascending order of days; otherwise the largest sum is first.
+        """Return tokens and cost, summed up for each of the groups in `by`. Without groups, return one sum of
+        everything. If grouped by day, the sums are sorted by day; otherwise the largest sum comes first.
 
         Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to its
         parent, and the copy in the task's result is ignored. Days are in local time. Usage in conversations whose
@@ -190,7 +191,8 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
 
 
 def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object) -> str | None:
-    """Return the oldest session (in the directory) whose path contains this entry of a deleted session."""
+    """Return the oldest session whose path contains this entry of a deleted session. With `cwd`, only sessions of that
+    directory count."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL AND coalesce(?, cwd) = cwd"
         " ORDER BY number",

@@ -1,11 +1,10 @@
 """Creates, lists, changes, forks, hides and removes sessions.
 
-Deleting hides a session; `tidy` removes its data later. An entry stays while a living session needs it: because it is
-on the session's path, because the session wrote it, or because it is on a path that the session once had. Finding the
-entries that nobody needs may take a while, so that step only reads. Then those entries are removed newest first, a few
-at a time, and only while no living session has moved. If a process is killed before it is done, the next one removes
-the rest. An interrupted import counts as deleted; a running one does not, since its hidden sessions have a living
-owner.
+Deleting hides a session; `tidy` removes its data later. An entry stays as long as a living session needs it: the
+session wrote it, or the entry is on the session's path or on a path that the session once had. Finding the entries that
+no session needs may take a while, so that step only reads. Those entries are then removed newest first, a few at a
+time, and only while no living session has changed. If a process is killed before it is done, the next one removes the
+rest. An interrupted import counts as deleted. A running import does not, since its hidden sessions have a living owner.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What to remove from a conversation: `entries`, newest first.
+    """What to remove from a conversation. `entries` are sorted newest first.
 
     `living` describes the conversation's sessions and their leaves. If that changes, the removal is out of date.
     """
@@ -122,6 +121,15 @@ class SessionMethods(UsesDatabase):
         found = tuple(session_of(row) for row in rows[:limit])
         return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
 
+    @snapshot(raise_if_moved=True)
+    def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
+        query = (
+            "SELECT 1 FROM sessions WHERE cwd IN (SELECT value FROM json_each(?)) AND has_prompt = 1"
+            " AND parent_id IS NULL AND deleted_ms IS NULL AND conversation NOT IN (SELECT conversation FROM imports)"
+            " LIMIT 1"
+        )
+        return sql.execute(query, (json.dumps(list(paths)),)).fetchone() is not None
+
     @transaction()
     def update_session(self, sql: Connection, session_id: str, changes: SessionChanges) -> SessionRow:
         session_row(sql, session_id)
@@ -152,7 +160,7 @@ class SessionMethods(UsesDatabase):
 
     @snapshot()
     def next_removal(self, sql: Connection) -> Removal | None:
-        """Return what to remove next; None if no deleted session is left."""
+        """Return what to remove next, or None if no deleted session is left."""
         now = now_ms()
         hidden = sql.execute(
             "SELECT conversation, owner, lease_ms FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation"
@@ -216,7 +224,7 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
-        """Rewrite a part of the full-text index, so that the words of removed entries leave the file.
+        """Rewrite a part of the full-text index, so that the words of removed entries disappear from the file.
 
         With `is_first`, start to merge the whole index; later calls continue. Return true if there may be more to do.
         """
@@ -301,7 +309,7 @@ def _check_alias(sql: Connection, alias: str, session_id: str) -> None:
 
 
 def _fork_title(sql: Connection, row: SessionRow) -> str | None:
-    """Return the title with the next free number; None for a session without a title."""
+    """Return the title with the next free number, or None if the session has no title."""
     if row.title is None:
         return None
     base = _FORK_TITLE.sub("", row.title)
@@ -324,7 +332,7 @@ def _parse_cursor(cursor: str) -> tuple[int, str]:
             return int(newest), session_id
     except ValueError:
         pass
-    raise ArgumentError(f'cursor is "{cursor}", but no list gave it; leave it out to start from the newest session.')
+    raise ArgumentError(f'cursor is "{cursor}", which no list returned; leave it out to start from the newest session.')
 
 
 def _living(sql: Connection, conversation: int) -> str:

@@ -1,4 +1,4 @@
-"""The store on SQLite. It combines the methods from the other modules of this package."""
+"""The SQLite store, combined from the other modules of this package."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database, owner)
-        # Cached facts by base URL and model. Each comes with two versions that were current when it was read: one
-        # counts writes of other processes, the other counts writes of this store.
+        # Cached facts by base URL and model. Each comes with the two versions at the time when it was read: one changes
+        # when another process writes, the other when this store learns facts.
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
         self._times_learned = 0
 
@@ -29,12 +29,13 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
     async def open(
         cls, path: Path, *, owner: str | None = None, journal_mode: JournalMode = "wal", busy_timeout_s: float = 10.0
     ) -> SqliteStore:
-        """Open the database. It is created if there is none.
+        """Open the database, or create it if there is none.
 
-        `owner` is an :class:`~crow.store.sqlite.lease.Owner` as text, by default this process. A write waits for other
-        programs for at most `busy_timeout_s`.
+        `owner` is an :class:`~crow.store.sqlite.lease.Owner` as text, by default one for this process. A write waits
+        for other programs for at most `busy_timeout_s`.
 
-        :raises ~crow.domain.errors.StoreUnavailable: it cannot be made, opened or read, or is not a crow database.
+        :raises ~crow.domain.errors.StoreUnavailable: the file cannot be created, opened or read, or is not a crow
+            database.
         :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
         """
         database = await Database.open(path, journal_mode=journal_mode, busy_timeout_s=busy_timeout_s)

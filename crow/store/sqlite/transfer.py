@@ -55,12 +55,12 @@ _NEEDED = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSelection:
-    """What is exported from a conversation: the paths of the chosen sessions, the entries that they wrote, and the
-    paths that they once had.
+    """What is exported from a conversation: the paths of the chosen sessions, the entries that these sessions wrote,
+    and the paths that they once had.
 
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. The ids in `missing` are
-    referred to by others but are not in the database, which is damaged. The hashes in `written_blobs` are those of
-    blobs that are already in the file.
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` has the ids that
+    other rows refer to although the (damaged) database does not have them. `written_blobs` has the hashes of the blobs
+    that are already in the file.
     """
 
     conversation: int
@@ -194,14 +194,14 @@ def next_entries(
             (json.dumps(sorted(chosen.sessions)),),
         ).fetchone()
         if living < len(chosen.sessions):
-            raise StoreUnavailable("The session was deleted while it was exported. The file is not whole.")
+            raise StoreUnavailable("The session was deleted while it was exported. The file is incomplete.")
     entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in absent)]
     return sorted(entries, key=lambda entry: entry.id), taken
 
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
-    """Return the ids of the exported entries, ascending, and those of them that others refer to but that do not
-    exist."""
+    """Return the ids of the exported entries, ascending, and the missing ids among them. A missing id is one that other
+    rows refer to although the database does not have it."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
     found = array("q")
@@ -218,19 +218,19 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 def _number(ids: array[int], entry: int) -> int:
-    """Return the number that an entry has in the file; 0 if the entry is not exported."""
+    """Return the number that an entry has in the file, or 0 if the entry is not exported."""
     at = _bound(ids, entry)
     return at if at <= len(ids) and ids[at - 1] == entry else 0
 
 
 def _bound(ids: array[int], entry: int) -> int:
-    """Return the number of the first exported entry whose id is at least this id."""
+    """Return the number that the first exported entry with at least this id has in the file."""
     return bisect_left(ids, entry) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
-    """The model and mode that an imported session gets, as a new session would."""
+    """The model and mode of imported sessions, the same as for a new session."""
 
     model: str
     mode: str
@@ -244,11 +244,13 @@ class Importer:
     """Imports one conversation of a checked file: call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
-    hidden like deleted ones, and this process owns them like a running turn. If the process dies, they are removed like
-    deleted sessions. Entry n of the file gets the id `_base` + n; these ids are reserved.
+    hidden like deleted ones, and owned by this process as if it ran a turn in them. If the process dies, they are
+    removed like deleted sessions. Entry n of the file gets the id `_base` + n; these ids are reserved.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
+        self.cleaned: list[str] = []
+        """The ids of the sessions whose titles were not imported as they are."""
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
@@ -274,7 +276,7 @@ class Importer:
                 case EntryRecord() | MoveRecord():
                     self._records = chain([(record, body)], self._records)
                     break
-        # Used for entries whose session is not in the file: no session's counters include them.
+        # Used for entries whose session is not in the file. No session's counters include them.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._states[None].session_id = ""
         connection.execute(
@@ -284,7 +286,7 @@ class Importer:
         return True
 
     def next_piece(self) -> Piece | None:
-        """Return the next records of the file; None at its end. This does not use the database.
+        """Return the next records of the file, or None at its end. This does not use the database.
 
         :raises ArgumentError: the file was changed after it was checked.
         """
@@ -304,7 +306,7 @@ class Importer:
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece.
 
-        :raises StoreUnavailable: other processes took this one for dead and removed what it had written.
+        :raises StoreUnavailable: other processes took this process for dead and removed what it had written.
         """
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
@@ -354,12 +356,15 @@ class Importer:
         }
         insert(connection, "sessions", values)
         if record.title is not None:
-            set_title(connection, record.id, record.title)
+            title = portable.clean_title(record.title)
+            set_title(connection, record.id, title)
+            if title != record.title:
+                self.cleaned.append(record.id)
         self._rows.append(record)
         self._states[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
 
     def _id(self, number: int | None) -> int | None:
-        """Return the database id of an entry of the file; None if the file has no entry with this number."""
+        """Return the database id of an entry of the file, or None if the file has no entry with this number."""
         return self._base + number if number is not None and 1 <= number <= self._block.entries else None
 
     def _bound(self, number: int) -> int:
@@ -403,7 +408,7 @@ def _exists(connection: sqlite3.Connection, block: Block) -> bool:
 
 
 def _reserve_ids(connection: sqlite3.Connection, entries: int) -> int:
-    """Reserve this many ids for entries. Return the id before the first reserved one."""
+    """Reserve this many ids for entries. Return the id just before the first reserved one."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
     if row is None:
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', ?)", (entries,))

@@ -9,27 +9,26 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import in_title
+from crow.domain.rendering import in_title, title_line
 from crow.tools import CommandAccess, Outcome, PlannedCall
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
+from crow.tools.limits import COMMANDS
 
 DEFAULT_ACCESS: CommandAccess = "read"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 MAX_WAIT_S = 600
 FIRST_OUTPUT_S = 0.3
-TITLE_CHARS = 300
 
 
 async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
-    title = " ".join(args["command"].split())
-    title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…"
     return PlannedCall(
-        announcement=Announcement(title=title, kind="execute"),
+        announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
         argument=args["command"],
         command_access=await effective_access(context, args),
+        requested_access=args.get("access", DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
 
@@ -81,7 +80,7 @@ def describe_end(code: int | None, timeout_s: int) -> str:
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return session_call(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
+    return session_call(f"Output of {job.id}: {in_title(title_line(job.line))}", "read")
 
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -92,7 +91,7 @@ async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return session_call(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
+    return session_call(f"End {job.id}: {in_title(title_line(job.line))}", "other")
 
 
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -104,10 +103,9 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
-    output = job.unread.text()
+    output = job.take_output()
     hint = "" if job.is_running or not job.command.returncode else context.workspace.explain_failure(job.access, output)
     text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
-    job.unread.clear()
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
 
@@ -133,7 +131,7 @@ SHELL_SPEC = tool_spec(
     ),
     description=argument("string", "The purpose in a few words."),
 )
-SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
+SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell, COMMANDS)
 
 JOB = argument("string", "The job's id, such as job1.", minLength=1)
 

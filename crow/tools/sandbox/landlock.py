@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from crow.tools.process import Process
+from crow.tools.process import Process, starting
 from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.probe import try_confinement
 from crow.tools.sandbox.seccomp import make_filter, missing_architecture
@@ -66,7 +66,7 @@ class Landlock:
     - `write` commands can change modes, owners and times of the user's files everywhere; `read` commands only times.
     - /dev/shm and System V IPC are shared with the user's other programs.
     - Before ABI 6 (Linux 6.12), commands can signal the user's other processes, also crow.
-    - There is no process namespace: a process that leaves its group outlives the command.
+    - There is no process namespace: a process that leaves its group and changes its environment outlives the command.
 
     `abi` limits the ABI, for tests.
     """
@@ -97,6 +97,9 @@ class Landlock:
     ) -> Process:
         """See :meth:`crow.tools.sandbox.Sandbox.start`; the last two are as in :func:`crow.tools.process.start`."""
 
+        process = Process(on_output, on_errors)
+        variables = process.marked(env)
+
         def start() -> subprocess.Popen[bytes]:
             self._restrict_thread(confinement)
             return subprocess.Popen(  # noqa: S603 - the model's command
@@ -106,12 +109,12 @@ class Landlock:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT if on_errors is None else subprocess.PIPE,
                 cwd=cwd,
-                env=dict(env),
+                env=variables,
                 start_new_session=True,
             )
 
-        process = Process(on_output, on_errors)
-        await start_in_thread(start, process)
+        with starting():
+            await start_in_thread(start, process)
         return process
 
     def probe(self) -> str:

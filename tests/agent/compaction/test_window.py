@@ -134,7 +134,7 @@ async def test_description_of_a_learned_window_says_when_and_from_which_words() 
     assert re.fullmatch(
         r"Crow learned a window of 45,000 tokens on \d{4}-\d\d-\d\d, for this session only, from a refused request of "
         r'about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only triggers compaction\. After 4 more compactions '
-        r"crow tests whether the endpoint takes more\. `/context forget` drops it\.",
+        r"crow tests whether the endpoint accepts more\. `/context forget` drops it\.",
         window.describe(INFO),
     )
 
