@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from crow.agent.permissions import Rule
 from crow.agent.templates import Template
@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # importing these at run time would be circular: both use `Cl
 class PermissionQuestion:
     """The question whether an announced call may run.
 
-    `always` says what an "always" answer would cover. If it is empty, that answer is not offered.
+    `always` says what an "always" answer would cover. If it is empty, that answer is not offered. `offers_writes`: the
+    user may also allow all commands that are confined to the access `write`.
     """
 
     call: CallRef
@@ -37,6 +38,19 @@ class PermissionQuestion:
     arguments: str
     plan: PlannedCall
     always: str
+    offers_writes: bool = False
+
+
+PermissionAnswer: TypeAlias = Literal[
+    "allow_once",
+    "allow_always",
+    "allow_writes",
+    "reject_once",
+    "reject_always",
+    "cancelled",
+    "cannot_ask",
+    "unanswered",
+]
 
 
 class Client(Protocol):
@@ -45,9 +59,7 @@ class Client(Protocol):
     async def publish(self, event: Event) -> None:
         """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
 
-    async def ask(
-        self, question: PermissionQuestion
-    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"]:
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """Ask the user. An invalid answer counts as `reject_once`, an editor that fails as `cannot_ask`, and a timeout
         as `unanswered`."""
 

@@ -27,6 +27,7 @@ from crow.agent.permissions import (
     may_attach,
     named_places,
     rule_for,
+    rule_for_writes,
     rule_words,
 )
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
@@ -258,16 +259,28 @@ class Permissions:
         can_last = not plan.is_protected and not plan.asks_once and not ask.each_time
         cwd = self._branch.row.cwd
         always = rule_words(rule_for(call.name, plan, allow=True, cwd=cwd)) if can_last else ""
+        offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
-            PermissionQuestion(call=ref, name=call.name, arguments=call.arguments, plan=plan, always=always)
+            PermissionQuestion(
+                call=ref,
+                name=call.name,
+                arguments=call.arguments,
+                plan=plan,
+                always=always,
+                offers_writes=offers_writes,
+            )
         )
         if answer == "cancelled":
             return None
-        allows = answer in ("allow_once", "allow_always")
-        if (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
-            rule, known = rule_for(call.name, plan, allow=allows, cwd=cwd).as_json(), self._branch.row.permissions
-            if rule not in known:
-                await self._branch.change(SessionChanges(permissions=(*known, rule)))
+        allows = answer.startswith("allow")
+        rule = None
+        if offers_writes and answer == "allow_writes":
+            rule = rule_for_writes(cwd)
+        elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
+            rule = rule_for(call.name, plan, allow=allows, cwd=cwd)
+        known = self._branch.row.permissions
+        if rule is not None and rule.as_json() not in known:
+            await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
