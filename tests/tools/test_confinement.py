@@ -85,7 +85,8 @@ def test_git_works() -> None:
             "write",
             f"echo b >a && {GIT} commit -qam two && git checkout -q -b side && echo c >c && git add c "
             f"&& {GIT} stash -q && {GIT} stash pop -q && {GIT} commit -qm three && git checkout -q main "
-            f"&& {GIT} merge -q side && git tag v1 && git log --format=%s && git status -s",
+            f"&& {GIT} merge -q side && git tag v1 && git log --format=%s && git status -s && git gc -q "
+            "&& git update-server-info",
         )
         await workspace.close()
         return looked, changed
