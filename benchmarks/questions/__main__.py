@@ -43,7 +43,7 @@ FORGE = user_rules(
 )
 """Rules of a user whose models often read in a forge."""
 
-ALLOWED = "ask, allowing confined writes when first asked"
+ALLOWED = "ask, one answer for writes"
 
 MODES: Mapping[str, tuple[Mode, Sequence[Rule]]] = {
     "ask": ("ask", ()),
