@@ -167,7 +167,7 @@ def test_endless_tool_calls_are_cut_at_the_limit() -> None:
 
     for number in range(1000):
         parser.feed([event(number)])
-    with pytest.raises(AnswerTooLong, match="stopped at 1,000 tool calls; the model may be repeating itself"):
+    with pytest.raises(AnswerTooLong, match="cut off after 1,000 tool calls; the model may be repeating itself"):
         parser.feed([event(1000)])
     assert parser.partial().text == "Now. "
     with pytest.raises(AnswerTooLong):
