@@ -26,7 +26,7 @@ from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
-from crow.domain.messages import Part, Text
+from crow.domain.messages import JsonObject, Part, Text
 from crow.domain.rendering import parts_text
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
@@ -61,6 +61,7 @@ class PendingPrompt:
     message_id: str
     command: ParsedCommand | None = None
     called: ParsedCommand | None = None
+    metadata: JsonObject = field(default_factory=dict)
     in_inbox: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -127,15 +128,22 @@ class Session:
         """Submit a prompt and wait for its turn to end."""
         return await self.answer(self.submit(parts))
 
-    def submit(self, parts: Sequence[Part]) -> PendingPrompt:
+    def submit(self, parts: Sequence[Part], metadata: JsonObject | None = None) -> PendingPrompt:
         """Queue a prompt at once, so that a cancel request right after it finds it. `answer` waits for its turn to end.
+        `metadata` is merged into that of the session before the turn.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         """
         if self.closing:
             raise NoSuchSession(self.id)
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
-        prompt = PendingPrompt(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
+        prompt = PendingPrompt(
+            parts=parts,
+            text=text,
+            message_id=new_message_id(),
+            command=commands.parse(text),
+            metadata=metadata or {},
+        )
         if self.servers:
             prompt.called = parse_prompt_call(text)
         self._queue.append(prompt)
@@ -147,6 +155,8 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
         try:
+            if prompt.metadata:
+                await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
                 prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
                 prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt

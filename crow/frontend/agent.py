@@ -29,6 +29,7 @@ from crow.frontend.params import (
     fork_entry,
     open_request_from,
     session_alias,
+    session_metadata,
     wants_archived,
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
@@ -288,10 +289,11 @@ class AcpAgent:
         return {}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
-        session = self._sessions.get(params["sessionId"])
+        session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
         is_first = session.branch.prompt is None
         # Submit the prompt before the first await, so that a cancellation that follows immediately finds it.
-        prompt = session.submit(without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first))
+        parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first)
+        prompt = session.submit(parts, metadata)
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
             with self.idle.turn():

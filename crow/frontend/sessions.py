@@ -31,6 +31,7 @@ from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store.codec import merged_metadata
 from crow.tools import McpServer, StdioServer, Workspace
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ class OpenSessions:
                 additional_directories=request.directories,
                 alias=alias,
                 config=request.config,
+                metadata=merged_metadata({}, request.metadata),
             )
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
@@ -166,7 +168,12 @@ class OpenSessions:
         contents = await self._inspect_if_new(store, request.cwd)
         async with self._lock(session_id):
             row = await store.fork_session(
-                session_id, new_session_id(), entry=entry, cwd=request.cwd, additional_directories=request.directories
+                session_id,
+                new_session_id(),
+                entry=entry,
+                cwd=request.cwd,
+                additional_directories=request.directories,
+                metadata=request.metadata,
             )
         return self._start(await store.open_session(row.id), request, contents)
 
@@ -181,6 +188,11 @@ class OpenSessions:
         async with self._lock(session_id):
             live = self._open.get(session_id)
             has_unstored = live is not None and not await live.session.settle()
+            if request.metadata:
+                if live is None:
+                    await store.merge_metadata(session_id, request.metadata)
+                else:
+                    await live.session.branch.merge_metadata(request.metadata)
 
             def stays_open() -> bool:
                 return live is not None and (has_unstored or live.session.busy)
@@ -480,6 +492,8 @@ def session_info(row: SessionRow) -> dict[str, Any]:
         info["title"] = title_line(row.title)
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
+    if row.metadata:
+        info["_meta"] = {"crow": {"metadata": dict(row.metadata)}}
     return info
 
 
