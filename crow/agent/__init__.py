@@ -29,8 +29,9 @@ if TYPE_CHECKING:  # importing these at run time would be circular: both use `Cl
 class PermissionQuestion:
     """The question whether an announced call may run.
 
-    `always` says what an "always" answer would cover. If it is empty, that answer is not offered. `offers_writes`: the
-    user may also allow all commands that are confined to the access `write`.
+    `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
+    answers are not offered. `offers_writes`: the user may also allow all commands that are confined to `write`.
+    `reason` says why crow asks if mode and call do not explain it.
     """
 
     call: CallRef
@@ -38,6 +39,8 @@ class PermissionQuestion:
     arguments: str
     plan: PlannedCall
     always: str
+    never: str = ""
+    reason: str = ""
     offers_writes: bool = False
 
 

@@ -21,6 +21,7 @@ from crow.agent.command_line import Certainty, named_files, runs, simple_words
 from crow.agent.command_risks import find_risk
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
+from crow.domain.rendering import title_line
 from crow.store import SessionRow
 from crow.tools import CommandAccess, PlannedCall, Workspace
 
@@ -113,9 +114,9 @@ class Allow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The user has to decide. `each_time`: their answer cannot become a rule."""
+    """The user has to decide. `doubtful` is a deny rule that may cover the call; then no answer becomes a rule."""
 
-    each_time: bool = False
+    doubtful: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +132,13 @@ Decision: TypeAlias = Allow | Ask | Refuse
 def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
     """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`."""
     name = call.rule_tool or name
-    is_doubtful = False
+    doubtful = None
     for rule in rules:
         match forbids(rule, name, call):
             case "yes":
                 return Refuse(words=denial(rule, name))
             case "maybe":
-                is_doubtful = True
+                doubtful = doubtful or rule
     covering = [rule for rule in rules if rule.allows(name, call)]
     users = any(rule.is_users for rule in covering)
     is_read_command = call.access == "execute" and call.command_access == "read"
@@ -146,8 +147,8 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
     if call.access == "none":
         return Allow(why="touches only the session")
     is_special = call.is_outside or call.is_protected or call.asks_once
-    if is_doubtful:
-        return Ask(each_time=True)
+    if doubtful is not None:
+        return Ask(doubtful=doubtful)
     if call.access == "read" and not is_special:
         return Allow(why="reads inside the workspace are free")
     if is_read_command:
@@ -188,6 +189,12 @@ def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
     """The absolute paths at which deny rules begin, without their wildcards."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(re.split(r"[^/]*[*?]", pattern)[0] for pattern in patterns if os.path.isabs(pattern))
+
+
+def doubt(rule: Rule) -> str:
+    """Why the user is asked about a call that a deny rule may cover."""
+    place = "in config.toml" if rule.is_users else "of this session"
+    return f"The deny rule {title_line(rule_text(rule))} {place} may forbid this call; crow cannot tell."
 
 
 def denial(rule: Rule, name: str) -> str:
@@ -415,12 +422,13 @@ def normal_cwd(cwd: str) -> str:
 
 def rule_words(rule: Rule) -> str:
     """What the rule covers, for the label of the option that the user picks."""
+    place = "in this session" if rule.cwd is None else "in this directory and session"
     if rule.argument is None:
-        return f"every {rule.tool} call in this session"
+        return f"every {rule.tool} call {place}"
     line = " ".join(rule.argument.split())
     shown = f"`{line if len(line) <= 60 else line[:57] + '...'}`"
     limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""
-    return f"{rule.tool} of {shown} in this session" if rule.is_pattern else f"{shown}{limit} in this session"
+    return f"{rule.tool} of {shown} {place}" if rule.is_pattern else f"{shown}{limit} {place}"
 
 
 def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from crow.agent import new_remark
 from crow.agent.branch import Branch
-from crow.agent.workspace import INSTRUCTION_FILE
+from crow.agent.workspace import INSTRUCTION_FILE, distrust
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
@@ -167,7 +167,7 @@ def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: Tr
             # skip links that lead elsewhere: their target's content would be sent to the endpoint
             if not path.is_file() or not path.is_relative_to(directory.resolve()):
                 continue
-            reason = distrust(path, directory, cwd) or ("" if may_read(path) else "the user's rules forbid reading it")
+            reason = distrust(path, directory, cwd, may_read)
             data = b"" if reason else read_start(path, INSTRUCTION_BYTES + 1)
         except OSError:
             continue
@@ -177,22 +177,6 @@ def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: Tr
         if text and b"\0" not in data:  # binary files are ignored
             blocks.append(f"# {file}\n\n{text}")
     return "\n\n".join(blocks)
-
-
-def distrust(path: Path, directory: Path, cwd: Path) -> str:
-    """Why the file in a directory does not count as the user's instructions; "" if it does.
-
-    It must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to it or
-    to its directory. :raises OSError: it cannot be read.
-    """
-    if not hasattr(os, "geteuid"):  # Windows
-        return ""
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0, cwd.stat().st_uid):
-        return f"it belongs to another user, with the id {found.st_uid}"
-    if any(each.stat().st_mode & stat.S_IWOTH for each in (directory, path.parent)):
-        return "all users can write to its directory"
-    return "all users can write to it" if found.st_mode & stat.S_IWOTH else ""
 
 
 def read_start(path: Path, limit: int) -> bytes:

@@ -22,6 +22,7 @@ from crow.agent.permissions import (
     Rule,
     current_rules,
     decide,
+    doubt,
     excluded_paths,
     is_path_rule,
     may_attach,
@@ -256,9 +257,10 @@ class Permissions:
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
-        can_last = not plan.is_protected and not plan.asks_once and not ask.each_time
+        can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None
         cwd = self._branch.row.cwd
-        always = rule_words(rule_for(call.name, plan, allow=True, cwd=cwd)) if can_last else ""
+        always, never = (rule_words(rule_for(call.name, plan, allow=allow, cwd=cwd)) for allow in (True, False))
+        reason = doubt(ask.doubtful) if ask.doubtful is not None else ""
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
             PermissionQuestion(
@@ -266,7 +268,9 @@ class Permissions:
                 name=call.name,
                 arguments=call.arguments,
                 plan=plan,
-                always=always,
+                always=always if can_last else "",
+                never=never if can_last else "",
+                reason=reason,
                 offers_writes=offers_writes,
             )
         )

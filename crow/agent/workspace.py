@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,29 +29,47 @@ TRY = "`crow doctor` says what would help."
 class WorkspaceContents:
     """What a workspace holds that concerns an agent.
 
-    `instructions` are the files that go to the model as text, with their sizes in bytes. `skills` is the number of
-    skills. `ignored` are names of files and folders that crow does not read.
+    `instructions` are the files that go to the model as text, with their sizes in bytes. `left_out` are those that do
+    not, with the reason. `skills` is the number of skills. `ignored` are names of files and folders that crow does not
+    read.
     """
 
     cwd: str
     instructions: tuple[tuple[str, int], ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
     skills: int = 0
     ignored: tuple[str, ...] = ()
 
     @property
     def concerns_agents(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self.instructions or self.skills or self.ignored)
+        return bool(self.instructions or self.left_out or self.skills or self.ignored)
 
 
-def inspect_workspace(cwd: str) -> WorkspaceContents:
-    """Look for what concerns an agent. Opens no file and never walks the tree. Blocks."""
+def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
+    """Look for what concerns an agent. Opens no file and never walks the tree. Blocks.
+
+    `may_read` tells whether the model may get a file without a call, by its resolved path.
+    """
     folder = Path(cwd)
-    found = (directory / INSTRUCTION_FILE for directory in (folder, *folder.parents))
-    sizes = ((str(path), size) for path in found if (size := file_size(path)) and stays_in_folder(path))
+    instructions, left_out = [], []
+    for directory in (folder, *folder.parents):
+        file = directory / INSTRUCTION_FILE
+        size = file_size(file)
+        if not size or not stays_in_folder(file):
+            continue
+        try:
+            reason = distrust(file.resolve(), directory, folder, may_read)
+        except OSError as error:
+            reason = f"it cannot be read: {error.strerror}"
+        if reason:
+            left_out.append((str(file), reason))
+        else:
+            instructions.append((str(file), size))
     return WorkspaceContents(
         cwd=cwd,
-        instructions=tuple(sizes),
+        instructions=tuple(instructions),
+        left_out=tuple(left_out),
         skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
         ignored=tuple(name for name in IGNORED if os.path.exists(folder / name)),
     )
@@ -60,6 +78,23 @@ def inspect_workspace(cwd: str) -> WorkspaceContents:
 def stays_in_folder(path: Path) -> bool:
     """Whether a link does not lead out of its directory; the model does not get others."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
+
+
+def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], bool]) -> str:
+    """Why the model does not get an AGENTS.md file of a directory; "" if it does. `path` is resolved.
+
+    The file must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to
+    it or to its directory. `may_read` tells whether the rules let the model read it. :raises OSError: it has no status.
+    """
+    if hasattr(os, "geteuid"):  # not on Windows
+        found = path.stat()
+        if found.st_uid not in (os.geteuid(), 0, cwd.stat().st_uid):
+            return f"it belongs to another user, with the id {found.st_uid}"
+        if any(each.stat().st_mode & stat.S_IWOTH for each in (directory, path.parent)):
+            return "all users can write to its directory"
+        if found.st_mode & stat.S_IWOTH:
+            return "all users can write to it"
+    return "" if may_read(path) else "a rule forbids reading it, or it may hold keys"
 
 
 def file_size(path: Path) -> int:
@@ -87,6 +122,9 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
     if contents.instructions:
         names = and_more([f"{code(path)} ({size:,} bytes)" for path, size in contents.instructions], 2)
         sentences.append(f"The model gets {names} as text.")
+    if contents.left_out:
+        names = and_more([f"{code(path)} ({reason})" for path, reason in contents.left_out], 2)
+        sentences.append(f"It does not get {names}." if contents.instructions else f"The model does not get {names}.")
     if contents.skills:
         number = f"{contents.skills} skills ask" if contents.skills > 1 else "1 skill asks"
         sentences.append(f"{number} before the model may load {'them' if contents.skills > 1 else 'it'}.")
@@ -150,6 +188,7 @@ def describe_workspace(contents: WorkspaceContents, skills: Iterable[SkillInfo],
     """The section of `/permissions` about the workspace: lines of Markdown. `skills` are all skills of the session."""
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
+    lines += [f"- {code(path)}: left out, because {reason}" for path, reason in contents.left_out]
     lines += [f"- skill {code(skill.name)} ({code(skill.source)}): asks before it is loaded" for skill in own[:20]]
     lines += [f"- {len(own) - 20} more skills, which ask too"] if len(own) > 20 else []
     lines += [f"- {code(name)}: ignored; {WHY_IGNORED}" for name in contents.ignored]

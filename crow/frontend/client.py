@@ -315,14 +315,14 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
     content, is_whole = tool_calls.question_contents(
-        question.plan, question.name, question.arguments, has_network=has_network
+        question.plan, question.name, question.arguments, has_network=has_network, reason=question.reason
     )
     if content:
         call["content"] = content
-    always = title_line(question.always) if is_whole else ""
+    always, never = (title_line(words) if is_whole else "" for words in (question.always, question.never))
     labels = {"allow_once": "Allow", "reject_once": "Reject"}
     if always:
-        labels |= {"allow_always": f"Always allow {always}", "reject_always": f"Always reject {always}"}
+        labels |= {"allow_always": f"Always allow {always}", "reject_always": f"Always reject {never}"}
     if always and question.offers_writes:
         network = " or use the network" if has_network else ""
         labels["allow_writes"] = f"Always allow commands that can only change files here{network}"

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,7 +19,7 @@ import anyio.to_thread
 
 from crow.agent import Adapters, new_session_id
 from crow.agent.commands import COMMANDS
-from crow.agent.permissions import bind_rules
+from crow.agent.permissions import bind_rules, may_attach
 from crow.agent.session import Session
 from crow.agent.templates import hint_of
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox, notice_of_workspace
@@ -141,7 +142,7 @@ class OpenSessions:
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
-            contents = await self._inspect_if_new(store, request.cwd)
+            contents = await self._inspect_if_new(store, request)
             new = NewSession(
                 id=new_session_id(),
                 cwd=request.cwd,
@@ -165,7 +166,7 @@ class OpenSessions:
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
         """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
         store = await self.store()
-        contents = await self._inspect_if_new(store, request.cwd)
+        contents = await self._inspect_if_new(store, request)
         async with self._lock(session_id):
             row = await store.fork_session(
                 session_id,
@@ -198,7 +199,7 @@ class OpenSessions:
                 return live is not None and (has_unstored or live.session.busy)
 
             if not stays_open():
-                contents = await self._inspect_if_new(store, request.cwd)
+                contents = await self._inspect_if_new(store, request)
                 tail = await store.open_session(session_id)
                 tail = Tail(row=await self._update_row(store, tail.row, request), entries=tail.entries)
             if live is not None and stays_open():  # a prompt may have arrived while the lines above waited
@@ -348,15 +349,19 @@ class OpenSessions:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
             return replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
 
-    async def _inspect_if_new(self, store: Store, cwd: str) -> WorkspaceContents | None:
+    async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
         """What the directory holds if the user has not worked there before, else None. Asked once per process."""
+        cwd = request.cwd
         if cwd in self._known_directories:
             return None
         self._known_directories.add(cwd)
         paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
         if await store.is_known_directory(paths):
             return None
-        return await anyio.to_thread.run_sync(inspect_workspace, cwd)
+        assert self._adapters is not None, "the store is open"
+        workspace = self._dependencies.workspace(cwd, request.directories)
+        may_read = partial(may_attach, workspace=workspace, rules=self._adapters.settings().rules)
+        return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def _warn_about_sandbox(self) -> None:
         """Warns once per process, in the first session, if nothing confines commands.

@@ -188,10 +188,12 @@ ACCESS_WORDS = {
 """What a command may do, for the user who has to allow it."""
 
 
-def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_network: bool) -> tuple[list[Fields], bool]:
+def question_contents(
+    plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = ""
+) -> tuple[list[Fields], bool]:
     """The content of a permission request: all that the call would do. Also whether all of it is shown.
 
-    `has_network`: commands with the access `write` may use the network.
+    `has_network`: commands with the access `write` may use the network. `reason` says why crow asks.
     """
     contents, hidden_changes = diff_view(plan.announcement.diffs)
     hidden = 0
@@ -218,6 +220,8 @@ def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_netwo
         blocks.append(f"{hidden:,} characters are not shown.")
     if plan.command_access is not None:
         blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
+    if reason:
+        blocks.append(safe(reason))
     if blocks:
         contents.append(text_content("\n\n".join(blocks)))
     return contents, not hidden and not hidden_changes

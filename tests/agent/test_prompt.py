@@ -98,7 +98,7 @@ def test_instructions_that_the_rules_close_are_left_out_with_the_reason(tmp_path
     (tmp_path / "AGENTS.md").symlink_to("notes")
     (tmp_path / "notes").write_text("KEY", "utf-8")
     text = read_instructions(tmp_path, lambda path: path.name != "notes")
-    assert text == f"# {tmp_path}/AGENTS.md\n\n(left out: the user's rules forbid reading it)"
+    assert text == f"# {tmp_path}/AGENTS.md\n\n(left out: a rule forbids reading it, or it may hold keys)"
 
 
 @pytest.mark.parametrize(

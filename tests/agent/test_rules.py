@@ -90,7 +90,7 @@ def test_a_line_that_may_run_a_denied_command_asks_each_time_even_if_it_is_allow
     rules = user_rules(["shell"], ["shell(git push)"])
     for mode in ("ask", "accept-edits", "auto"):
         for access in ("read", "write", "full"):
-            assert decide("shell", command("$(echo git) push", access), mode, rules) == Ask(each_time=True)
+            assert decide("shell", command("$(echo git) push", access), mode, rules) == Ask(doubtful=rules[0])
     assert isinstance(decide("shell", command("git push", "read"), "auto", rules), Refuse)
     assert isinstance(decide("shell", command("git pull"), "ask", rules), Allow)
 
@@ -116,8 +116,9 @@ def test_a_denied_file_is_closed_to_searches_and_to_skills() -> None:
 )
 def test_a_command_that_names_a_file_which_may_not_be_read_asks(line: str, asks: bool) -> None:
     for deny in ("read_file(.env)", "*(.env)"):
-        decision = decide("shell", command(line, "read"), "auto", user_rules(["shell"], [deny]))
-        assert decision == Ask(each_time=True) if asks else isinstance(decision, Allow)
+        rules = user_rules(["shell"], [deny])
+        decision = decide("shell", command(line, "read"), "auto", rules)
+        assert decision == Ask(doubtful=rules[0]) if asks else isinstance(decision, Allow)
 
 
 def test_a_deny_rule_holds_for_every_name_of_a_file() -> None:
@@ -125,7 +126,7 @@ def test_a_deny_rule_holds_for_every_name_of_a_file() -> None:
     call = file("/w/a.txt", "a.txt", access="read")
     given = replace(call, other_paths=("/w/.env", ".env"))
     assert isinstance(decide("read_file", given, "ask", rules), Refuse)
-    assert decide("read_file", replace(call, has_unknown_names=True), "auto", rules) == Ask(each_time=True)
+    assert decide("read_file", replace(call, has_unknown_names=True), "auto", rules) == Ask(doubtful=rules[0])
     assert isinstance(decide("read_file", replace(call, has_unknown_names=True), "auto", ()), Allow)
 
 

@@ -52,7 +52,7 @@ async def test_a_call_is_stored_announced_permitted_started_run_and_answered_in_
         await run.session.prompt(text("Do it"))
         assert await run.kinds() == ["User", "Assistant", "Started", "ToolResult", "Assistant", "TurnEnd"]
         (question,) = run.client.questions
-        assert (question.name, question.always) == ("act", "every act call in this session")
+        assert (question.name, question.always) == ("act", "every act call in this directory and session")
         order = [
             type(event).__name__ if not isinstance(event, EntryStored) else type(event.entry.body).__name__
             for event in run.client.events

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from crow.agent.prompt import read_instructions
 from crow.agent.workspace import (
     TRY,
     WorkspaceContents,
@@ -23,6 +24,10 @@ MISSING = "bubblewrap is not installed."
 SETTINGS = '`[sandbox]` in config.toml changes this: `enabled` is "auto"'
 
 
+def readable(_path: Path) -> bool:
+    return True
+
+
 def test_what_concerns_an_agent_is_found_without_opening_a_file(tmp_path: Path) -> None:
     place = tmp_path / "work"
     for name in (".crow/skills/one", ".crow/skills/empty", ".claude/skills/two", ".claude/commands"):
@@ -35,9 +40,9 @@ def test_what_concerns_an_agent_is_found_without_opening_a_file(tmp_path: Path) 
     (place / "sub" / "AGENTS.md").symlink_to("../../AGENTS.md")
     (place / ".agents").symlink_to("loop")
     (place / "loop").symlink_to(".agents")
-    found = inspect_workspace(str(place))
+    found = inspect_workspace(str(place), readable)
     assert found.instructions[:2] == ((str(place / "AGENTS.md"), 5), (str(tmp_path / "AGENTS.md"), 3))
-    below = inspect_workspace(str(place / "sub"))
+    below = inspect_workspace(str(place / "sub"), readable)
     assert below.instructions == found.instructions, "a link that leads out of its directory does not count"
     assert (found.skills, found.ignored) == (2, ("CLAUDE.md", ".claude/commands", ".mcp.json"))
 
@@ -48,9 +53,39 @@ def test_huge_folders_and_impossible_paths_cost_nothing(tmp_path: Path) -> None:
         (skills / str(number)).mkdir(parents=True)
         (skills / str(number) / "SKILL.md").write_text("x")
     (tmp_path / "AGENTS.md").mkdir()
-    assert inspect_workspace(str(tmp_path)).skills == 200
+    assert inspect_workspace(str(tmp_path), readable).skills == 200
     for cwd in ("/nowhere", "/" + "x" * 5000, "/a\0b"):
-        assert inspect_workspace(cwd) == WorkspaceContents(cwd=cwd)
+        assert inspect_workspace(cwd, readable) == WorkspaceContents(cwd=cwd)
+
+
+def test_instructions_that_the_model_does_not_get_are_named_with_the_reason(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    place = shared / "place"
+    place.mkdir(parents=True)
+    for folder in (tmp_path, shared, place):
+        (folder / "AGENTS.md").write_text("12345")
+    shared.chmod(0o1777)
+    found = inspect_workspace(str(place), lambda path: path.parent != tmp_path)
+    assert found.instructions == ((str(place / "AGENTS.md"), 5),)
+    reasons = ("all users can write to its directory", "a rule forbids reading it, or it may hold keys")
+    folders = (shared, tmp_path)
+    assert found.left_out[:2] == tuple(
+        (str(folder / "AGENTS.md"), reason) for folder, reason in zip(folders, reasons, strict=True)
+    )
+    first, second = (f"`{path}` ({reason})" for path, reason in found.left_out[:2])
+    assert f"as text. It does not get {first}, {second}." in notice_of_workspace(found).description
+    told = describe_workspace(found, (), is_known=True)
+    assert told[2] == f"- `{shared}/AGENTS.md`: left out, because {reasons[0]}"
+    text = read_instructions(place, lambda path: path.parent != tmp_path)
+    assert [reason in text for reason in reasons] == [True, True], "the model is told the same"
+    (place / "AGENTS.md").chmod(0o666)
+    alone = inspect_workspace(str(place), readable)
+    assert alone.left_out[0] == (str(place / "AGENTS.md"), "all users can write to it")
+    nothing = WorkspaceContents(cwd="/w", left_out=(("/w/AGENTS.md", "it belongs to another user, with the id 7"),))
+    assert nothing.concerns_agents
+    assert notice_of_workspace(nothing).description == (
+        "The model does not get `/w/AGENTS.md` (it belongs to another user, with the id 7). `/permissions` shows more."
+    )
 
 
 def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:

@@ -72,7 +72,9 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
         name="edit_file",
         arguments='{"path": "a.py"}',
         plan=PlannedCall(announcement=announcement, access="write"),
-        always="edit_file in this session",
+        always="edit_file in this directory and session",
+        never="edit_file in this session",
+        reason="The deny rule `x\u202e` may forbid this call.",
     )
     params = permission_params("s", question)
     validate("RequestPermissionRequest", params)
@@ -84,12 +86,23 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
         "name": "edit_file",
         "locations": [],
         "rawInput": {"path": "a.py"},
-        "content": [{"type": "diff", "path": "/w/a.py", "oldText": "a", "newText": "b"}],
+        "content": [
+            {"type": "diff", "path": "/w/a.py", "oldText": "a", "newText": "b"},
+            {
+                "type": "content",
+                "content": {"type": "text", "text": r"The deny rule `x\u202e` may forbid this call."},
+            },
+        ],
         "_meta": {"tool_name": "edit_file"},
     }
     kinds = ["allow_once", "allow_always", "reject_once", "reject_always"]
     assert [(option["kind"], option["optionId"]) for option in params["options"]] == [(kind, kind) for kind in kinds]
-    assert params["options"][1]["name"] == "Always allow edit_file in this session"
+    assert [option["name"] for option in params["options"]] == [
+        "Allow",
+        "Always allow edit_file in this directory and session",
+        "Reject",
+        "Always reject edit_file in this session",
+    ]
 
 
 COMMAND = Announcement(title="make", kind="execute")
@@ -169,13 +182,14 @@ def test_a_question_about_a_confined_command_offers_to_allow_all_of_them(has_net
 
     offered = params("make")
     validate("RequestPermissionRequest", offered)
-    assert [(option["optionId"], option["kind"], option["name"]) for option in offered["options"]] == [
-        ("allow_once", "allow_once", "Allow"),
-        ("allow_always", "allow_always", "Always allow `make`"),
-        ("allow_writes", "allow_always", label),
-        ("reject_once", "reject_once", "Reject"),
-        ("reject_always", "reject_always", "Always reject `make`"),
+    assert [(option["optionId"], option["kind"]) for option in offered["options"]] == [
+        ("allow_once", "allow_once"),
+        ("allow_always", "allow_always"),
+        ("allow_writes", "allow_always"),
+        ("reject_once", "reject_once"),
+        ("reject_always", "reject_always"),
     ]
+    assert [option["name"] for option in offered["options"]][:3] == ["Allow", "Always allow `make`", label]
     assert [option["optionId"] for option in params("x" * 300_000)["options"]] == ONCE
 
 

@@ -123,6 +123,9 @@ async def test_one_answer_allows_all_confined_writes_of_the_session_in_its_direc
 async def test_no_process_of_a_command_outlives_crow(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, end: str
 ) -> None:
+    sandbox = choose_sandbox().sandbox
+    if end == "kill" and sandbox is not None and not sandbox.name.startswith("bubblewrap"):
+        pytest.skip(f"needs bubblewrap; {sandbox.name} cannot end processes if crow is killed")
     os.mkfifo(place / "alive")
     reader = os.open(place / "alive", os.O_RDONLY | os.O_NONBLOCK)
     command = "setsid sh -c 'trap \"\" TERM; exec >alive; touch ready; while :; do sleep 100; done' & sleep 1000"

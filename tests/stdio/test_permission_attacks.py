@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tests.stdio.conftest import StartCrow
-from tests.stdio.test_tools import configured, ended
+from tests.stdio.test_tools import configured, ended, shown
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import chosen
 from tests.support.fake_endpoint import FakeEndpoint
@@ -80,9 +80,11 @@ async def test_a_denied_command_is_refused_however_it_is_written(
     unclear = ("$(echo git) push", "G=git; $G push", "echo git push | sh", "git {push,}", 'eval "$X"')
     free = ('echo git commit -m "push it"', "git log --grep push", "echo 'git push'", "A=$(date) true")
     asked: list[tuple[str, list[str]]] = []
+    questions: list[str] = []
 
     def never(params: dict[str, Any]) -> dict[str, Any]:
         asked.append((params["toolCall"]["rawInput"]["command"], [option["kind"] for option in params["options"]]))
+        questions.append(params["toolCall"]["content"][0]["content"]["text"])
         return chosen(params, "reject_once")
 
     lines = (*refused, *unclear, *free)
@@ -95,6 +97,8 @@ async def test_a_denied_command_is_refused_however_it_is_written(
     words = "The user has forbidden this call of shell, by the rule deny `shell(git push)` in config.toml"
     assert sum(words in text for text in said) == len(refused)
     assert asked == [(line, ["allow_once", "reject_once"]) for line in unclear]
+    reason = "The deny rule `shell(git push)` in config.toml may forbid this call; crow cannot tell."
+    assert all(reason in text for text in questions)
 
 
 async def test_always_answers_stay_in_their_directory_and_access(
@@ -302,9 +306,15 @@ async def test_instructions_of_others_are_not_loaded(crow: StartCrow, endpoint: 
     (work / "AGENTS.md").write_text("Use twigs.")
     endpoint.script(fake.text("ok"), fake.text("ok"))
     async with crow(endpoint=endpoint) as agent:
-        await agent.initialize()
+        await agent.initialize(session={"notices": {}})
         session = await agent.new_session(work)
+        await agent.prompt(session, "/permissions")
+        listed = shown(agent.updates(session))
         await agent.prompt(session, "go")
+        (notice,) = agent.updates(session, "notice")
+    reason = "all users can write to its directory"
+    assert f"It does not get `{shared}/AGENTS.md` ({reason})." in notice["description"]
+    assert f"- `{shared}/AGENTS.md`: left out, because {reason}" in listed
     sent = endpoint.asked[0].raw.decode()
     assert "Use twigs." in sent
     assert "magpie" not in sent

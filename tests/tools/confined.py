@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import shutil
@@ -10,21 +11,24 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crow.tools import CommandAccess
+from crow.tools.process import orphans_ended
 from crow.tools.sandbox import confiner
 from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
 from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 
 NOBODY = 65_534
+PR_SET_CHILD_SUBREAPER = 36
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
 INTERPRETER = (sys.prefix, sys.base_prefix)
 """Where the tests' own Python is, for commands that use it."""
@@ -90,13 +94,15 @@ async def run(
     return await workspace.run(command, access=access, timeout_s=timeout_s, on_output=unwatched)
 
 
-def as_user(user: str, scenario: Callable[[Place], Awaitable[Any]]) -> Any:
-    """The JSON result of a scenario that runs in a place of its own, as a user. Skips without a sandbox."""
+def as_user(user: str, scenario: Callable[[Place], Awaitable[Any]], *, needs: str = "") -> Any:
+    """The JSON result of a scenario that runs in a place of its own, as a user. Skips without a sandbox, or if that is
+    not the one that the scenario `needs`."""
+    scenario = partial(guarded, scenario, needs)
     with new_place(NOBODY if user == "nobody" else None) as place:
         if user != "nobody":
             home, os.environ["HOME"] = os.environ.get("HOME", ""), str(place.home)
             try:
-                result = json.loads(json.dumps(asyncio.run(guarded(scenario, place)), default=str))
+                result = json.loads(json.dumps(asyncio.run(scenario(place)), default=str))
             finally:
                 os.environ["HOME"] = home
         else:
@@ -106,12 +112,21 @@ def as_user(user: str, scenario: Callable[[Place], Awaitable[Any]]) -> Any:
     return result
 
 
-async def guarded(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
+async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place: Place) -> Any:
     choice = choose_sandbox()
-    return {"no sandbox": choice.problem} if choice.sandbox is None else await scenario(place)
+    if choice.sandbox is None:
+        return {"no sandbox": choice.problem}
+    if not choice.sandbox.name.startswith(needs):
+        return {"no sandbox": f"needs {needs}; {choice.sandbox.name} confines commands here"}
+    try:
+        async with orphans_ended():  # as in crow itself
+            return await scenario(place)
+    finally:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def in_child(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
+def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:
     """Run a scenario as the user `nobody` in a forked process."""
     choose_sandbox()  # imports everything, since the user may be unable to read this Python's files
     asyncio.run(asyncio.sleep(0))
@@ -128,7 +143,7 @@ def in_child(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            text = json.dumps({"result": asyncio.run(guarded(scenario, place))}, default=str)
+            text = json.dumps({"result": asyncio.run(scenario(place))}, default=str)
         except BaseException:  # noqa: BLE001 - the parent raises it
             text = json.dumps({"error": traceback.format_exc()})
         finally:

@@ -46,7 +46,7 @@ def test_each_access_changes_only_what_it_may(user: str) -> None:
         has_overlay = (await workspace.sandbox_status()).has_overlay
         return has_overlay, read[1].splitlines()[-1:], after_read, write, len(outside[1].splitlines()), written, escaped
 
-    has_overlay, read, after_read, write, failures, written, escaped = as_user(user, scenario)
+    has_overlay, read, after_read, write, failures, written, escaped = as_user(user, scenario, needs="bubblewrap")
     assert read == (["new"] if has_overlay else ["old"])
     assert after_read == "old\n"
     assert write == [0, "t\nu\nt\n"]
@@ -111,7 +111,7 @@ def test_a_test_run_with_caches_needs_no_write() -> None:
         code, output = await run(workspace, "read", "make test && ls -d .pytest_cache")
         return (await workspace.sandbox_status()).has_overlay, code, output, sorted(os.listdir(place.root))
 
-    has_overlay, code, output, left = as_user(USERS[0], scenario)
+    has_overlay, code, output, left = as_user(USERS[0], scenario, needs="bubblewrap")
     assert "1 passed" in output
     assert (code == 0) is has_overlay
     assert left == ["Makefile", "pytest.ini", "test_it.py"]
@@ -253,7 +253,9 @@ def test_every_shape_of_workspace_works(shape: str) -> None:
         await workspace.close()
         return written, read[1], real_path(root), also[0], outside, (root / "new").exists()
 
-    written, read, real, _, outside, is_new = as_user(USERS[0], scenario)
+    # where Landlock hides a file, nothing can be created directly in the directories above it
+    needs = "bubblewrap" if shape == "is home" else ""
+    written, read, real, _, outside, is_new = as_user(USERS[0], scenario, needs=needs)
     assert written == [0, real + "\n"]
     assert read.startswith("one\ntwo\n")
     assert "PRIVATE" not in read
@@ -290,7 +292,7 @@ def test_a_linked_worktree_has_its_repository_but_a_forged_one_does_not() -> Non
 
     committed, attacked, hostile, config, left = as_user(USERS[0], scenario)
     assert committed == [0, "two\none\n"]
-    assert ". .. .git" in attacked
+    assert ". .. .git" in attacked or any("ls: cannot open directory" in line for line in attacked)
     assert hostile != 0
     assert "alias" not in config
     assert left == []
@@ -353,7 +355,7 @@ async def test_a_job_in_the_background_is_confined_and_ends(tmp_path: Path) -> N
         killed = await use("shell_kill", job="job1")
     await workspace.close()
     assert "up" in started
-    assert "Read-only file system" in started
+    assert "Read-only file system" in started or "Permission denied" in started
     assert "exit code" not in fed
     assert "[the command created .vscode; it was moved to" in fed + killed
     assert killed.endswith("[job1: ended by signal 15]")
@@ -386,7 +388,7 @@ def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
         texts = [(place.root / f"d{number}" / "AGENTS.md").read_text() for number in range(MAX_READ_ONLY + 5)]
         return output, texts
 
-    output, texts = as_user(USERS[0], scenario)
+    output, texts = as_user(USERS[0], scenario, needs="bubblewrap")
     assert texts == ["rules\n"] * (MAX_READ_ONLY + 5)
     assert output.count("Read-only file system") == MAX_READ_ONLY
 

@@ -180,8 +180,10 @@ async def test_a_confined_server_reaches_what_a_command_with_its_access_reaches(
     own = (str(ROOT), sys.prefix, sys.base_prefix)
     confiner = KernelConfiner([root], SandboxOptions(enabled="required", readable=own))
     workspace = DiskWorkspace(root, confiner=confiner)
-    if not (await workspace.sandbox_status()).name:
-        pytest.skip((await workspace.sandbox_status()).problem)
+    status = await workspace.sandbox_status()
+    if not status.name:
+        pytest.skip(status.problem)
+    has_views = status.name.startswith("bubblewrap")  # Landlock refuses what bubblewrap does not even show
     (root / "AGENTS.md").touch()
     (tmp_path / "secret").write_text("s")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -198,10 +200,10 @@ async def test_a_confined_server_reaches_what_a_command_with_its_access_reaches(
     found = message.message.result
     assert found == {
         "file in the workspace": found["file in the workspace"] if access == "read" else "done",
-        "protected file": found["protected file"] if access == "read" else "OSError",
+        "protected file": "OSError" if access == "write" and has_views else found["protected file"],
         "own directory": "done",
-        "secret outside": "FileNotFoundError",
-        "network": "ConnectionRefusedError",
+        "secret outside": "FileNotFoundError" if has_views else "PermissionError",
+        "network": "ConnectionRefusedError" if has_views else "PermissionError",
     }
     assert (root / "made").exists() is (access == "write")
     assert not (tmp_path / "made").exists()

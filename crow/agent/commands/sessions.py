@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 import anyio.to_thread
 
 from crow.agent import new_session_id
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
-from crow.agent.permissions import MODES, Rule, rule_text, rules_in, scope_text, typed_rule
+from crow.agent.permissions import (
+    MODES,
+    Rule,
+    current_rules,
+    may_attach,
+    rule_text,
+    rules_in,
+    scope_text,
+    typed_rule,
+)
 from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
@@ -108,7 +118,9 @@ async def permissions(context: CommandContext, argument: str) -> str:
 async def describe_surroundings(context: CommandContext) -> list[str]:
     """What confines commands, and what the workspace holds for an agent."""
     cwd = str(context.workspace.cwd)
-    contents = await anyio.to_thread.run_sync(inspect_workspace, cwd)
+    rules = current_rules(context.rules, context.branch.row)
+    may_read = partial(may_attach, workspace=context.workspace, rules=rules)
+    contents = await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
     is_known = await context.store.is_known_directory((cwd, str(context.workspace.resolve("."))))
     skills = (await context.toolbox()).skills()
     status = await context.workspace.sandbox_status()
