@@ -27,7 +27,7 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
-from crow.agent.permissions import Ask, Mode, Rule, decide, user_rules
+from crow.agent.permissions import Ask, Mode, Rule, decide, rule_for_writes, user_rules
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, Ports
 from tests.tools.conftest import FixedPlan
@@ -43,13 +43,18 @@ FORGE = user_rules(
 )
 """Rules of a user whose models often read in a forge."""
 
+ALLOWED = "ask, one answer for writes"
+
 MODES: Mapping[str, tuple[Mode, Sequence[Rule]]] = {
     "ask": ("ask", ()),
+    ALLOWED: ("ask", (rule_for_writes("/"),)),
     "accept-edits": ("accept-edits", ()),
     "auto": ("auto", ()),
     "ask, with rules for a forge": ("ask", FORGE),
 }
-"""What is counted: modes, each with the rules of the user's file."""
+"""What is counted: modes, each with the rules that count from the start. `ALLOWED` is a user who answers the first
+question about a `write` command with "Always allow commands that can only change files here". This one question is
+added to the sum of all lines."""
 
 MORE: Mapping[CommandAccess, tuple[CommandAccess, ...]] = {
     "read": ("read", "write", "full"),
@@ -262,21 +267,27 @@ def summary(results: Sequence[Result]) -> list[Row]:
     ]
     groups = {group: [result for result in results if result.command.group == group] for group in names(results)}
     for mode in MODES:
+        asked = sum(result.after[mode] for result in results) + first_questions(results, mode)
         rows += [
             count(f"mode {mode}: questions without confinement", sum(result.before[mode] for result in results)),
-            count("  with confinement", sum(result.after[mode] for result in results)),
-            share("  what is left", left(results, mode), limit=20 if mode == "ask" else None),
+            count("  with confinement", asked),
+            share("  what is left", asked / len(results), limit=20 if mode in ("ask", ALLOWED) else None),
         ]
         for mix, weights in MIXES.items():
             weighed = {group: weight for group, weight in weights.items() if group in groups}
-            asked = sum(weight * left(groups[group], mode) for group, weight in weighed.items())
+            sums = sum(weight * left(groups[group], mode) for group, weight in weighed.items())
             if weighed:
-                rows.append(share(f"  what is left, weighed as in {mix}", asked / sum(weighed.values())))
+                rows.append(share(f"  what is left, weighed as in {mix}", sums / sum(weighed.values())))
     rows += [
         share(f"mode ask, {group}: what is left of {len(those)} questions", left(those, "ask"))
         for group, those in groups.items()
     ]
     return rows
+
+
+def first_questions(results: Sequence[Result], mode: str) -> int:
+    """The question whose answer is the rule of the mode `ALLOWED`; 0 if it is never asked, and in the other modes."""
+    return int(mode == ALLOWED and any(result.after["ask"] > result.after[ALLOWED] for result in results))
 
 
 def left(results: Sequence[Result], mode: str) -> float:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from crow.agent.permissions import Rule
 from crow.agent.templates import Template
@@ -30,7 +30,8 @@ class PermissionQuestion:
     """The question whether an announced call may run.
 
     `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
-    answers are not offered. `reason` says why crow asks if mode and call do not explain it.
+    answers are not offered. `offers_writes`: the user may also allow all commands that are confined to `write`.
+    `reason` says why crow asks if mode and call do not explain it.
     """
 
     call: CallRef
@@ -40,6 +41,19 @@ class PermissionQuestion:
     always: str
     never: str = ""
     reason: str = ""
+    offers_writes: bool = False
+
+
+PermissionAnswer: TypeAlias = Literal[
+    "allow_once",
+    "allow_always",
+    "allow_writes",
+    "reject_once",
+    "reject_always",
+    "cancelled",
+    "cannot_ask",
+    "unanswered",
+]
 
 
 class Client(Protocol):
@@ -48,9 +62,7 @@ class Client(Protocol):
     async def publish(self, event: Event) -> None:
         """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
 
-    async def ask(
-        self, question: PermissionQuestion
-    ) -> Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"]:
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """Ask the user. An invalid answer counts as `reject_once`, an editor that fails as `cannot_ask`, and a timeout
         as `unanswered`."""
 

@@ -72,14 +72,13 @@ class Rule:
             return False
         if call.asks_once:
             return not self.is_pattern and self.argument is not None and self.argument == call.argument
+        asked = call.command_access or "full"
+        if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
+            return False
         if self.argument is None:
             return not call.is_outside
-        if call.access == "execute":
-            asked = call.command_access or "full"
-            if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
-                return False
-            if self.is_pattern and call.argument is not None:
-                return allows_command(self.argument, call.argument, asked)
+        if call.access == "execute" and self.is_pattern and call.argument is not None:
+            return allows_command(self.argument, call.argument, asked)
         if not self.is_pattern:
             return self.argument in (call.argument, *call.rule_paths)
         if call.rule_paths:
@@ -342,6 +341,8 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
 
     :raises ~crow.domain.errors.ArgumentError: the text is not a rule, or the rule would have no effect.
     """
+    if allow and text.split() == ["shell", "--access", "write"]:
+        return rule_for_writes(cwd)
     found = TYPED.fullmatch(text.strip())
     if found is None:
         raise ArgumentError(
@@ -371,7 +372,7 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
 def rule_text(rule: Rule) -> str:
     """The rule as the user would type it. A rule about one exact argument is described in words."""
     if rule.argument is None:
-        return f"`{rule.tool}`"
+        return f"`{rule.tool}{f' --access {rule.access}' if rule.access else ''}`"
     argument = " ".join(rule.argument.split())
     return f"`{rule.tool}({argument})`" if rule.is_pattern else f"`{rule.tool}`, exactly `{argument}`"
 
@@ -407,6 +408,11 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
         return rule
     path = call.rule_paths[0]
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
+
+
+def rule_for_writes(cwd: str) -> Rule:
+    """The rule to store when the user allows all commands that are confined to `write`. It counts only in `cwd`."""
+    return Rule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
 
 
 def normal_cwd(cwd: str) -> str:

@@ -29,6 +29,7 @@ from crow.agent.permissions import (
     may_attach,
     named_places,
     rule_for,
+    rule_for_writes,
     rule_words,
 )
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
@@ -263,6 +264,7 @@ class Permissions:
         cwd = self._branch.row.cwd
         always, never = (rule_words(rule_for(call.name, plan, allow=allow, cwd=cwd)) for allow in (True, False))
         reason = doubt(ask.doubtful) if ask.doubtful is not None else ""
+        offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
             PermissionQuestion(
                 call=ref,
@@ -272,15 +274,20 @@ class Permissions:
                 always=always if can_last else "",
                 never=never if can_last else "",
                 reason=reason,
+                offers_writes=offers_writes,
             )
         )
         if answer == "cancelled":
             return None
-        allows = answer in ("allow_once", "allow_always")
-        if (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
-            rule, known = rule_for(call.name, plan, allow=allows, cwd=cwd).as_json(), self._branch.row.permissions
-            if rule not in known:
-                await self._branch.change(SessionChanges(permissions=(*known, rule)))
+        allows = answer.startswith("allow")
+        rule = None
+        if offers_writes and answer == "allow_writes":
+            rule = rule_for_writes(cwd)
+        elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
+            rule = rule_for(call.name, plan, allow=allows, cwd=cwd)
+        known = self._branch.row.permissions
+        if rule is not None and rule.as_json() not in known:
+            await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))

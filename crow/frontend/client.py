@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import Any, Literal, TypeAlias, assert_never
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, assert_never
 
 import anyio
 from acp import RequestError
 from acp.connection import Connection
 
-from crow.agent import PermissionQuestion
+from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
@@ -30,13 +30,17 @@ logger = logging.getLogger(__name__)
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Sends a request to the editor and returns its result. Raises RequestError; ConnectionError if the editor is gone."""
 
-PermissionAnswer: TypeAlias = Literal[
-    "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
-]
 MAX_WAITING_QUESTIONS = 16
 """How many questions of MCP servers wait until the user has answered the one that is shown."""
 
-PERMISSION_KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
+PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
+    "allow_once": "allow_once",
+    "allow_always": "allow_always",
+    "allow_writes": "allow_always",
+    "reject_once": "reject_once",
+    "reject_always": "reject_always",
+}
+"""The options of a permission question, and their kinds in the protocol."""
 
 
 class RequestParams(dict[str, Any]):
@@ -237,7 +241,7 @@ class SessionClient:
         call = params["toolCall"]
         content = self._live.question_content(question.call, call.pop("content", []))
         call |= {"content": content} if content else {}
-        offered = [option["kind"] for option in params["options"]]
+        offered = [option["optionId"] for option in params["options"]]
         try:
             with anyio.fail_after(self._user_timeout_s):
                 return permission_answer(await self._connection.request("session/request_permission", params), offered)
@@ -316,11 +320,16 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     if content:
         call["content"] = content
     always, never = (title_line(words) if is_whole else "" for words in (question.always, question.never))
-    labels = ("Allow", f"Always allow {always}", "Reject", f"Always reject {never}")
+    labels = {"allow_once": "Allow", "reject_once": "Reject"}
+    if always:
+        labels |= {"allow_always": f"Always allow {always}", "reject_always": f"Always reject {never}"}
+    if always and question.offers_writes:
+        network = " or use the network" if has_network else ""
+        labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
     options = [
-        {"optionId": kind, "kind": kind, "name": label}
-        for kind, label in zip(PERMISSION_KINDS, labels, strict=True)
-        if always or kind.endswith("once")
+        {"optionId": answer, "kind": kind, "name": labels[answer]}
+        for answer, kind in PERMISSION_KINDS.items()
+        if answer in labels
     ]
     return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
 

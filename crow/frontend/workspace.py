@@ -147,9 +147,9 @@ class EditorWorkspace:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
         return self._disk.confines and not self._in_terminals
 
-    def explain_failure(self, access: CommandAccess, output: str) -> str:
+    def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :class:`crow.tools.Workspace`."""
-        return "" if self._in_terminals else self._disk.explain_failure(access, output)
+        return "" if self._in_terminals else self._disk.explain_failure(access, output, has_failed=has_failed)
 
     async def sandbox_status(self) -> SandboxStatus:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""

@@ -283,9 +283,9 @@ class Workspace(Protocol):
     async def sandbox_status(self) -> SandboxStatus:
         """What confines commands. The first call of the process tries it out, in a thread."""
 
-    def explain_failure(self, access: CommandAccess, output: str) -> str:
-        """A line for the model if a failed command's output shows that its access was not enough; else empty. The line
-        says which access or setting would be."""
+    def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
+        """A line for the model if a command's output shows that its access was not enough; else empty. The line says
+        which access or setting would be. A command may do only a part and still succeed, hence `has_failed`."""
 
     async def run(
         self,

@@ -220,9 +220,9 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
         return OFF if self._confiner is None else await self._confiner.status()
 
-    def explain_failure(self, access: CommandAccess, output: str) -> str:
+    def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :meth:`crow.tools.Workspace.explain_failure`."""
-        return "" if self._confiner is None else self._confiner.explain(access, output)
+        return "" if self._confiner is None else self._confiner.explain(access, output, has_failed=has_failed)
 
     async def run(
         self,

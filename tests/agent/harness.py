@@ -6,11 +6,11 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 
-from crow.agent import Adapters, OpenToolbox, PermissionQuestion, SessionSettings
+from crow.agent import Adapters, OpenToolbox, PermissionAnswer, PermissionQuestion, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.session import Session
 from crow.domain.entries import Announcement, Body, Entry
@@ -23,8 +23,6 @@ from crow.tools import Access, McpServer, OnOutput, Outcome, PlannedCall, Server
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
-
-PermissionAnswer = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
 
 
 def text(words: str) -> tuple[Text, ...]:

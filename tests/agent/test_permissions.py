@@ -18,9 +18,12 @@ from crow.agent.permissions import (
     bind_rules,
     decide,
     rule_for,
+    rule_for_writes,
     rule_from,
+    rule_text,
     rule_words,
     rules_at,
+    scope_text,
     typed_rule,
     user_rules,
 )
@@ -150,6 +153,29 @@ def test_an_always_answer_about_a_command_covers_no_more_access_than_was_asked()
     assert decide("shell", command("full"), "ask", [rule]) == Ask()
     assert isinstance(decide("shell", command("full"), "ask", user_rules(["shell(make *)"], [])), Allow)
     assert rule_words(rule) == "`make test` with access write in this directory and session"
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+def test_one_rule_allows_all_commands_that_are_confined_to_write_and_nothing_else(mode: str) -> None:
+    def command(line: str, access: CommandAccess | None, **more: Any) -> PlannedCall:
+        return offer("execute", argument=line, command_access=access, **more)
+
+    rule = rule_for_writes("/w/")
+    assert rule_from(rule.as_json()) == rule == typed_rule("shell --access write", allow=True, cwd="/w")
+    for line in ("make", "rm -rf src; echo $X > a", "python -c 1"):
+        assert isinstance(decide("shell", command(line, "write"), mode, [rule]), Allow)
+        assert decide("shell", command(line, "full"), mode, [rule]) == Ask(), "nothing confines it, or it asks for more"
+        assert decide("shell", command(line, None), mode, [rule]) == Ask()
+    assert decide("shell", command("make", "write", is_protected=True), mode, [rule]) == Ask()
+    assert decide("other", command("make", "write"), mode, [rule]) == Ask()
+    denied = [rule, *user_rules([], ["shell(git push)", "read_file(.env)"])]
+    assert isinstance(decide("shell", command("git push", "write"), mode, denied), Refuse)
+    assert isinstance(decide("shell", command("$X push", "write"), mode, denied), Ask), "a deny rule may cover it"
+    assert isinstance(decide("shell", command("cat .env", "write"), mode, denied), Ask)
+    assert isinstance(decide("shell", command("make", "write"), "plan", [rule]), Refuse)
+    assert rules_at([rule.as_json()], "/w") == (rule,)
+    assert rules_at([rule.as_json()], "/w/below") == ()
+    assert (rule_text(rule), scope_text(rule, "/w")) == ("`shell --access write`", "in /w")
 
 
 def test_allow_rules_of_a_session_count_only_in_their_directory_and_deny_rules_everywhere() -> None:

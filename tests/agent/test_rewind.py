@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent import PermissionQuestion
+from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain.entries import Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools.mcp.client import open_toolbox
-from tests.agent.harness import NoteTaker, Opened, PermissionAnswer, opened, text
+from tests.agent.harness import NoteTaker, Opened, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 

@@ -165,6 +165,34 @@ def test_a_question_says_in_words_what_a_command_may_do(
     assert text == f"```sh\nmake\n```\n\n{words}"
 
 
+@pytest.mark.parametrize(
+    ("has_network", "label"),
+    [
+        (False, "Always allow commands that can only change files here"),
+        (True, "Always allow commands that can only change files here or use the network"),
+    ],
+)
+def test_a_question_about_a_confined_command_offers_to_allow_all_of_them(has_network: bool, label: str) -> None:
+    def params(line: str) -> Any:
+        call, plan = CallRef(assistant=3, index=0), command(line, "write", "write")
+        question = PermissionQuestion(
+            call=call, name="shell", arguments="{}", plan=plan, always="`make`", offers_writes=True
+        )
+        return permission_params("s", question, has_network=has_network)
+
+    offered = params("make")
+    validate("RequestPermissionRequest", offered)
+    assert [(option["optionId"], option["kind"]) for option in offered["options"]] == [
+        ("allow_once", "allow_once"),
+        ("allow_always", "allow_always"),
+        ("allow_writes", "allow_always"),
+        ("reject_once", "reject_once"),
+        ("reject_always", "reject_always"),
+    ]
+    assert [option["name"] for option in offered["options"]][:3] == ["Allow", "Always allow `make`", label]
+    assert [option["optionId"] for option in params("x" * 300_000)["options"]] == ONCE
+
+
 def test_a_command_that_is_too_long_to_show_is_counted_and_only_allowed_once() -> None:
     line = "echo " + "a" * 300_000 + "; rm -rf ~"
     text, offered = asked(command(line))
@@ -239,7 +267,10 @@ def test_hidden_characters_of_a_file_are_visible_in_its_diff() -> None:
     )
 
 
-@pytest.mark.parametrize(("chosen", "meaning"), [("allow_always", "allow_once"), ("reject_always", "reject_once")])
+@pytest.mark.parametrize(
+    ("chosen", "meaning"),
+    [("allow_always", "allow_once"), ("allow_writes", "allow_once"), ("reject_always", "reject_once")],
+)
 def test_an_always_answer_that_was_not_offered_counts_once(chosen: str, meaning: str) -> None:
     answer = {"outcome": {"outcome": "selected", "optionId": chosen}}
     assert permission_answer(answer, ["allow_once", "reject_once"]) == meaning
@@ -249,6 +280,7 @@ def test_an_always_answer_that_was_not_offered_counts_once(chosen: str, meaning:
     ("answer", "meaning"),
     [
         ({"outcome": {"outcome": "selected", "optionId": "allow_always"}}, "allow_always"),
+        ({"outcome": {"outcome": "selected", "optionId": "allow_writes"}}, "allow_writes"),
         ({"outcome": {"outcome": "selected", "optionId": "reject_always"}}, "reject_always"),
         ({"outcome": {"outcome": "cancelled"}}, "cancelled"),
         ({"outcome": {"outcome": "selected", "optionId": "cancelled"}}, "reject_once"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.questions.__main__ import MIXES, MODES, Command, Ran, Result, corpus, differences, summary
+from benchmarks.questions.__main__ import ALLOWED, MIXES, MODES, Command, Ran, Result, corpus, differences, summary
 from benchmarks.questions.repository import changes, ignored, make_area
-from benchmarks.rows import ROOT
+from benchmarks.rows import ROOT, Row
+from crow.tools.sandbox.confiner import choose_sandbox
 
 ASKED: Mapping[str, int] = dict.fromkeys(MODES, 1)
 FREE: Mapping[str, int] = dict.fromkeys(MODES, 0)
@@ -60,12 +61,40 @@ def test_a_repeated_command_counts_as_a_question() -> None:
     assert rows["that ran with the same files and exit code"] == 4
 
 
+def test_the_answer_that_allows_confined_writes_counts_as_one_question() -> None:
+    write = Command(group="build", access="write", line="make")
+    confined = Result(command=write, tries=("write",), before=ASKED, after={**ASKED, ALLOWED: 0}, faults=((),))
+    full = replace(confined, tries=("full",), after=ASKED)
+    assert questions(summary([confined, confined, full])) == {"ask": (3, 3), ALLOWED: (3, 2)}
+    assert questions(summary([full, full])) == {"ask": (2, 2), ALLOWED: (2, 2)}
+
+
+def questions(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """The questions without and with confinement in the mode `ask`, plain and with the answer."""
+    numbers = [row.median for row in rows]
+    start = "mode {}: questions without confinement"
+    places = {mode: [row.what for row in rows].index(start.format(mode)) for mode in ("ask", ALLOWED)}
+    return {mode: (numbers[place], numbers[place + 1]) for mode, place in places.items()}
+
+
 def test_lines_run_in_a_scratch_repository_and_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "benchmarks.questions", "--grep", "^(git add -A|nproc.*|tree .*|sudo .*)$"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.questions",
+        "--grep",
+        "^(git add -A|git stash push .*|nproc.*|tree .*|sudo .*)$",
+    ]
     subprocess.run([*command, "--json", str(file)], cwd=ROOT, check=True, capture_output=True)
-    rows = {row["what"].strip(): row["median"] for row in json.loads(file.read_text())["rows"]}
-    assert rows["command lines"] == 5
-    assert rows["that ran"] in (2, 3)  # tree may be missing; the lines with sudo never run
+    found = [Row(row["what"], row["median"], row["worst"], row["unit"]) for row in json.loads(file.read_text())["rows"]]
+    rows = {row.what.strip(): row.median for row in found}
+    assert rows["command lines"] == 6
+    assert rows["that ran"] in (3, 4)  # tree may be missing; the lines with sudo never run
     assert rows["that ran with the same files and exit code"] == rows["that ran"]
-    assert rows["mode ask: questions without confinement"] == 5
+    unconfined = 6
+    if choose_sandbox().sandbox is None:
+        assert questions(found) == {"ask": (unconfined, unconfined), ALLOWED: (unconfined, unconfined)}
+    else:
+        full = 2  # sudo
+        assert questions(found) == {"ask": (unconfined, full + 2), ALLOWED: (unconfined, full + 1)}

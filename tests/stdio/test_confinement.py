@@ -91,6 +91,46 @@ async def test_unasked_commands_cannot_reach_crows_own_files_or_keys(
     assert os.listdir(user_home) == [".ssh"]
 
 
+async def test_one_answer_allows_all_confined_writes_of_the_session_in_its_directory(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    other = place.parent / "other"
+    other.mkdir()
+    asked: list[str] = []
+
+    def allow_writes(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["rawInput"]["command"])
+        label = "Always allow commands that can only change files here"
+        wider = [option["optionId"] for option in params["options"] if option["name"] == label]
+        return {"outcome": {"outcome": "selected", "optionId": wider[0]}} if wider else chosen(params, "reject_once")
+
+    answers = {"session/request_permission": allow_writes}
+    async with crow(endpoint=endpoint, env=CONFINED, answers=answers) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        for step in (shell("write", "echo 1 >a"), shell("write", "echo 2 >>a; X=b; echo 3 >$X"), shell("full", ":")):
+            endpoint.script(step, fake.text("ok"))
+            await agent.prompt(session, "go")
+        assert asked == ["echo 1 >a", ":"]
+        assert ((place / "a").read_text(), (place / "b").read_text()) == ("1\n2\n", "3\n")
+        await agent.request("session/close", {"sessionId": session})
+        await agent.load_session(session, other)
+        endpoint.script(shell("write", "echo 4 >a"), fake.text("ok"))
+        await agent.prompt(session, "go")
+        assert asked == ["echo 1 >a", ":", "echo 4 >a"]
+        await agent.prompt(session, "/permissions")
+        listed = agent.text(session)
+        assert f"allow `shell --access write` (only in {place}, so not here)" in listed
+        assert f"allow `shell --access write` (in {other})" in listed
+    async with crow(endpoint=endpoint, env={"CROW_SANDBOX": "off"}, answers=answers) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        endpoint.script(shell("write", "echo 5 >a"), fake.text("ok"))
+        await agent.prompt(session, "go")
+    assert asked[3:] == ["echo 5 >a"], "nothing confines it now"
+    assert (place / "a").read_text() == "1\n2\n"
+
+
 @pytest.mark.parametrize("end", ["close", "kill"])
 async def test_no_process_of_a_command_outlives_crow(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, end: str

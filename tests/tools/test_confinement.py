@@ -85,7 +85,8 @@ def test_git_works() -> None:
             "write",
             f"echo b >a && {GIT} commit -qam two && git checkout -q -b side && echo c >c && git add c "
             f"&& {GIT} stash -q && {GIT} stash pop -q && {GIT} commit -qm three && git checkout -q main "
-            f"&& {GIT} merge -q side && git tag v1 && git log --format=%s && git status -s",
+            f"&& {GIT} merge -q side && git tag v1 && git log --format=%s && git status -s && git gc -q "
+            "&& git update-server-info",
         )
         await workspace.close()
         return looked, changed
@@ -456,7 +457,7 @@ def test_landlock_confines_and_protected_files_are_put_back() -> None:
     assert "the command created .vscode; it was moved to" in output
     assert shared == [1, "t\n"]
     assert hint.startswith(
-        '[Access was "read", which changes nothing. To change files in the workspace, use access "write"'
+        '[Access was "read", which changes nothing but $TMPDIR. To change files in the workspace, use access "write"'
     )
     assert left == ["rules\n", "outside\n"]
     assert names == ["AGENTS.md", "new"]
@@ -541,6 +542,33 @@ async def test_a_failure_for_want_of_access_says_what_would_allow_it(
     hint = workspace.explain_failure(access, output)
     assert (wanted in hint) if wanted else (hint == "")
     assert "\n" not in hint
+
+
+@pytest.mark.parametrize("sandbox", ["best", "Landlock"])
+def test_a_checkout_that_cannot_replace_protected_files_says_so(sandbox: str, request: pytest.FixtureRequest) -> None:
+    if sandbox == "Landlock":
+        request.getfixturevalue("no_bubblewrap")
+
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        setup = (
+            f"{GIT} init -q && echo 1 >AGENTS.md && echo 1 >a && git add . && {GIT} commit -qm one && git checkout -qb "
+            f"side && echo 2 >AGENTS.md && echo 2 >a && {GIT} commit -qam two && git checkout -q main"
+        )
+        assert (await run(workspace, "full", setup))[0] == 0
+        code, output = await run(workspace, "write", "git checkout side; git status -s >s; true")
+        hint = workspace.explain_failure("write", output, has_failed=code != 0)
+        _, output = await run(workspace, "write", "git checkout -q side -- a; echo 3 >b; echo AGENTS.md")
+        none = workspace.explain_failure("write", output, has_failed=False)
+        await workspace.close()
+        return code, hint, none, (place.root / "AGENTS.md").read_text()
+
+    code, hint, none, text = as_user(USERS[0], scenario)
+    assert (code, text, none) == (0, "1\n", "")
+    assert hint == (
+        "[Protected files stayed as they were: AGENTS.md. So the command may have done only a part, as when git checks "
+        'out another branch. To change them, use access "full".]'
+    )
 
 
 def test_directories_of_the_settings_are_added_and_faults_are_named() -> None:

@@ -30,6 +30,11 @@ WRITES = {
     "hard links": "ln $OUTSIDE/file a; ln .git/config b; ln AGENTS.md c; for f in [abc]; do echo x >>$f; rm $f; done",
     "git config": "git config alias.x '!sh'; echo x >>.git/config; cp /dev/null .git/config; rm -f .git/config",
     "git hooks": "echo x >.git/hooks/pre-push; echo x >.git/hooks/pre-commit; chmod +x .git/hooks/*; rm -rf .git/hooks",
+    "git info": (
+        "rm -rf .git/info; mv .git/info .git/i; mkdir -p .git/info; echo '* filter=x' >.git/info/attributes; "
+        "echo x >>.git/info/exclude; echo x >.git/n; mv -f .git/n .git/info/exclude; rm -f .git/info/exclude .git/n; "
+        "ln -s ../../escape/file .git/info/grafts"
+    ),
     "renamed repository": "mv .git x; mv .git/hooks .git/old; mv .git/config .git/old; rm -rf x",
     "moved root": "cd ..; mv project p2; mkdir project; mkdir -p project/.git/hooks",
     "instructions": "echo x >>AGENTS.md; rm -f AGENTS.md; mv sub/AGENTS.md y; echo x >sub/AGENTS.md; rm -f y",

@@ -59,7 +59,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         excluded=invocation.excluded,
     )
     end = describe_end(code, timeout_s)
-    hint = invocation.context.workspace.explain_failure(access, output) if end else ""
+    hint = invocation.context.workspace.explain_failure(access, output, has_failed=bool(end))
     return Outcome(
         text="\n".join(filter(None, [output.removesuffix("\n"), end, hint])) or "(no output)",
         is_error=bool(end),
@@ -108,7 +108,8 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
     output = job.take_output()
-    hint = "" if job.is_running or not job.command.returncode else context.workspace.explain_failure(job.access, output)
+    has_failed = bool(job.command.returncode)
+    hint = "" if job.is_running else context.workspace.explain_failure(job.access, output, has_failed=has_failed)
     text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
@@ -122,9 +123,10 @@ SHELL_SPEC = tool_spec(
     command=argument("string", "The command line.", minLength=1),
     access=argument(
         "string",
-        f"What the command may do. {DEFAULT_ACCESS}: look and compute; changes nothing, no network. write: change "
-        "files in the working directory; no network. full: everything, such as installing packages, pushing, or "
-        f"writing elsewhere; the user is asked. Default {DEFAULT_ACCESS}; choose the least that works.",
+        f"What the command may do. {DEFAULT_ACCESS}: look, compute, run tests and linters; only changes in "
+        "$TMPDIR stay, no network. write: change files in the working directory; no network. full: everything, such as "
+        f"installing packages, pushing, or writing elsewhere; the user is asked. Default {DEFAULT_ACCESS}; choose the "
+        "least that works.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(

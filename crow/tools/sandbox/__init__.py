@@ -113,8 +113,8 @@ class Confiner(Protocol):
     def accept(self, path: Path) -> None:
         """Note that crow itself changed a protected file while commands run. Blocks."""
 
-    def explain(self, access: CommandAccess, output: str) -> str:
-        """A line for the model if a command's output shows that it failed for want of access; else empty."""
+    def explain(self, access: CommandAccess, output: str, *, has_failed: bool) -> str:
+        """A line for the model if a command's output shows that its access was not enough; else empty."""
 
     async def close(self) -> None:
         """Remove the session's private directories."""

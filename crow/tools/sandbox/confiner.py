@@ -36,6 +36,7 @@ from crow.tools.sandbox.policy import (
 )
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
+from crow.tools.workspace import is_protected
 
 if sys.platform != "win32":
     import fcntl
@@ -55,6 +56,10 @@ NO_NETWORK = (
     r"|\b(?:ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b|getaddrinfo|dial tcp|dns error|no such host|connectionerror"
     r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
+UNCHANGED = re.compile(r"device or resource busy|^\[the command (?:changed|removed|moved)", re.IGNORECASE)
+"""A line about a protected file: it cannot be replaced, or it was put back."""
+NAME = re.compile(r"[^\s'\":;]+")
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +231,18 @@ class KernelConfiner:
         if self._protected is not None:
             self._protected.accept(path)
 
-    def explain(self, access: CommandAccess, output: str) -> str:
+    def explain(self, access: CommandAccess, output: str, *, has_failed: bool) -> str:
         """See :class:`crow.tools.sandbox.Confiner`."""
         if access == "full" or not self.confines:
             return ""
         text = output[-SEARCHED_CHARS:]
+        if access == "write" and (names := self._unchanged(text)):
+            return (
+                f"[Protected files stayed as they were: {', '.join(names)}. So the command may have done only a part, "
+                'as when git checks out another branch. To change them, use access "full".]'
+            )
+        if not has_failed:
+            return ""
         has_network = access == "write" and self.options.network
         if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
@@ -244,14 +256,25 @@ class KernelConfiner:
         hidden = " The user's deny rules hide some files from it." if self._denied.has_found else ""
         if access == "read":
             return (
-                f'[Access was "read", which changes nothing.{hidden} To change files in the workspace, use access '
-                '"write"; for anything else "full".]'
+                f'[Access was "read", which changes nothing but $TMPDIR.{hidden} To change files in the workspace, use '
+                'access "write"; for anything else "full".]'
             )
         return (
-            '[Access was "write": only the workspace and the directory for temporary files can be written, and not '
-            f'protected files such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
+            '[Access was "write": only the workspace and $TMPDIR can be written, and not protected files such as '
+            f'.git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
             "The user can allow more directories with `writable` in [sandbox] of config.toml.]"
         )
+
+    def _unchanged(self, text: str) -> Sequence[str]:
+        """The protected files of the workspace that a command could not change, by its output; some of them if there
+        are many."""
+        names: dict[str, None] = {}
+        for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
+            for word in NAME.findall(line):
+                path = Path(os.path.normpath(self._policy.roots[0] / word))
+                if is_inside(path, self._policy.writable_roots()) and os.path.lexists(path) and is_protected(path):
+                    names[word] = None
+        return tuple(names)
 
     async def close(self) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""

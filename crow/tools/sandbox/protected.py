@@ -100,7 +100,7 @@ class ProtectedFiles:
 
     Watched are the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
     below it, in at most 4,000 folders. In a repository's own directory, these are config, hooks, info, and the same of
-    its modules and worktrees; objects, refs, HEAD and the index stay free. Created protected files count too, and so
+    its modules and worktrees; objects, refs, HEAD, index and info/refs stay free. Created protected files count too, as
     does a repository that is created.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link, more
@@ -256,6 +256,8 @@ class Scan:
             self._add_one(path, is_mutable=True)
         elif is_in_repository and folded in ("modules", "worktrees"):
             self._add_repositories(path)
+        elif is_in_repository and folded == "info":
+            self._add_info(path)
         elif folded in GIT_FOLDERS:
             self._add_repository(path)
         else:
@@ -278,7 +280,20 @@ class Scan:
             folded = quick_fold(entry.name)
             if folded in ("modules", "worktrees"):
                 self._add_repositories(entry.path)
-            elif folded in GIT_FILES or folded in ("hooks", "info"):
+            elif folded == "info":
+                self._add_info(entry.path)
+            elif folded in GIT_FILES or folded == "hooks":
+                self._add_tree(entry.path)
+
+    def _add_info(self, path: str) -> None:
+        """Add a repository's folder `info`, except for the list of refs that `git gc` writes."""
+        if os.path.islink(path) or not os.path.isdir(path):
+            self._add_tree(path)
+            return
+        self._add_one(path, is_mutable=True)
+        for entry in self._entries(path):
+            folded = quick_fold(entry.name)
+            if folded != "refs" and not folded.startswith("refs_"):
                 self._add_tree(entry.path)
 
     def _add_repositories(self, path: str) -> None:

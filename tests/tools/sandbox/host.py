@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,13 @@ async def warm_up() -> None:
 
 
 def describe(secret: str) -> dict[str, object]:
-    """What this process may still do."""
+    """What the threads of this process may still do, without those that have started a command and end now."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(LIMIT_S)
     limits = set()
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/status") as file:
+    for thread in threading.enumerate():
+        with open(f"/proc/self/task/{thread.native_id}/status") as file:
             limits |= {line.strip() for line in file if line.startswith(("NoNewPrivs", "Seccomp:", "CapEff"))}
     with open(secret) as file:
         return {"limits": sorted(limits), "secret": file.read()}

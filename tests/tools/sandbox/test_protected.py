@@ -213,9 +213,32 @@ def test_ordinary_git_commands_change_nothing_that_is_watched(root: Path, kept: 
         git(root, "tag", "v1")
         git(root, "pack-refs", "--all")
         git(root, "repack", "-d", "--quiet", "-n")
+        git(root, "gc", "--quiet")
+        git(root, "update-server-info")
 
     assert after(root, kept, change) == ()
+    assert (root / ".git" / "info" / "refs").exists()
     assert git(root, "log", "--format=%s") == "second\nfirst\n"
+
+
+@pytest.mark.parametrize("change", ["remove", "link", "files"])
+def test_the_info_folder_of_a_repository_comes_back(root: Path, kept: Path, change: str) -> None:
+    info, evil = root / ".git" / "info", root / "evil"
+
+    def attack() -> None:
+        if change == "files":
+            (info / "attributes").write_text("* filter=evil")
+            (info / "exclude").write_text("AGENTS.md")
+        else:
+            info.rename(evil)
+        if change == "link":
+            info.symlink_to(evil)
+
+    before = (info / "exclude").read_bytes()
+    assert after(root, kept, attack)
+    assert not info.is_symlink()
+    assert os.listdir(info) == ["exclude"]
+    assert (info / "exclude").read_bytes() == before
 
 
 def test_the_common_directory_of_a_linked_worktree_is_watched_as_a_root(root: Path, kept: Path, tmp_path: Path) -> None:
