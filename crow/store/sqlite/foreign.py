@@ -1,0 +1,115 @@
+"""Reads SQLite databases of other programs from a private copy."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from crow.domain.errors import ArgumentError
+from crow.store.sqlite.connection import FAILURES, copy_files
+
+MAGIC = b"SQLite format 3\0"
+"""The first bytes of every SQLite file."""
+
+_ATTEMPTS = 3
+_FETCH = 200
+_SUFFIXES = ("", "-wal")
+
+
+class ForeignDatabase:
+    """A copy of another program's database. The names of tables and columns come from that program."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    def tables(self) -> Mapping[str, frozenset[str]]:
+        """Return the tables with their columns. Views do not count: they could run anything.
+
+        :raises ArgumentError: the database is damaged.
+        """
+        names = [row["name"] for row in self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {
+            name: frozenset(row["name"] for row in self.rows("SELECT name FROM pragma_table_info(?)", (name,)))
+            for name in names
+            if isinstance(name, str)
+        }
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows of a query. Text that is not UTF-8 is mended.
+
+        :raises ArgumentError: the database is damaged.
+        """
+        try:
+            with closing(self._connection.execute(sql, values)) as cursor:
+                names = [column[0] for column in cursor.description]
+                while rows := cursor.fetchmany(_FETCH):
+                    for row in rows:
+                        yield dict(zip(names, row, strict=True))
+        except FAILURES as error:
+            raise ArgumentError(f"{self.path} cannot be read: {error}.") from error
+
+
+@contextmanager
+def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
+    """Open a copy of a database, which another program may be using. The database itself is not touched: even reading
+    it would create files next to it.
+
+    :raises ArgumentError: it is no SQLite database, or it kept changing while it was copied.
+    """
+    with tempfile.TemporaryDirectory(prefix="crow-") as directory:
+        copy = Path(directory) / "copy.db"
+        try:
+            for _ in range(_ATTEMPTS):
+                before = _versions(path)
+                copy_files(path, copy, suffixes=_SUFFIXES)
+                if _versions(path) == before:
+                    break
+                for suffix in _SUFFIXES:
+                    Path(f"{copy}{suffix}").unlink(missing_ok=True)
+            else:
+                raise ArgumentError(f"{path} is being written to. Quit the program that uses it, then try again.")
+        except OSError as error:
+            raise ArgumentError(f"{path} cannot be copied: {error.strerror}.") from error
+        with closing(_connect(copy, path)) as connection:
+            yield ForeignDatabase(path, connection)
+
+
+def count_rows(path: Path, table: str) -> int:
+    """Return the number of rows of a table without a copy, or 0 if it cannot be read. Rows that are only in the
+    write-ahead log do not count."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            (number,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608  a constant
+            return int(number)
+    except (*FAILURES, ValueError, TypeError):
+        return 0
+
+
+def _connect(copy: Path, path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(copy, isolation_level=None)
+    try:
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except FAILURES as error:
+        connection.close()
+        raise ArgumentError(f"{path} cannot be read: {error}.") from error
+    return connection
+
+
+def _versions(path: Path) -> list[tuple[int, int] | None]:
+    found: list[tuple[int, int] | None] = []
+    for suffix in _SUFFIXES:
+        try:
+            status = Path(f"{path}{suffix}").stat()
+            found.append((status.st_size, status.st_mtime_ns))
+        except FileNotFoundError:
+            found.append(None)
+    return found
