@@ -61,6 +61,7 @@ class ImportRun:
         self._scan = scan
         self._new: list[tuple[str, str, int]] = []
         self._known: dict[str, int] = {}
+        self._counted: set[str] = set()
         self._empty = 0
 
     async def run(self) -> None:
@@ -68,11 +69,12 @@ class ImportRun:
         known = frozenset(await self._context.admin.ids())
         new = [group for group in self._scan.groups if not all(one.session_id in known for one in group)]
         for group in self._scan.groups:
-            old = sum(one.session_id in known for one in group)
-            self._known[group[0].tool] = self._known.get(group[0].tool, 0) + old
+            old = [one.session_id for one in group if one.session_id in known]
+            self._counted.update(old)
+            self._known[group[0].tool] = self._known.get(group[0].tool, 0) + len(old)
         with _progress(len(new)) as advance:
             while new:
-                new = new[await self._import_batch(new, known, advance) :]
+                new = new[await self._import_batch(new, advance) :]
 
     def report(self, path: Path) -> None:
         """Print what was imported and what was not. :raises ArgumentError: there was nothing to import."""
@@ -98,9 +100,7 @@ class ImportRun:
         if not tools:
             raise ArgumentError(f"Nothing to import in {path}.")
 
-    async def _import_batch(
-        self, groups: Sequence[Sequence[importers.Source]], known: frozenset[str], advance: Callable[[int], None]
-    ) -> int:
+    async def _import_batch(self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None]) -> int:
         """Import the first of the groups, as many as make a good batch. Return their number."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
@@ -120,7 +120,7 @@ class ImportRun:
             except ArgumentError as error:
                 if taken > 1:  # find the one that cannot be imported
                     for group in groups[:taken]:
-                        await self._import_batch([group], known, lambda _: None)
+                        await self._import_batch([group], lambda _: None)
                 else:
                     self._scan.problems.skip_file(groups[0][0].place, str(error))
                 return taken
@@ -128,7 +128,7 @@ class ImportRun:
             for name in one.sessions:
                 if one.is_new:
                     self._new.append((name, batch.tools[name], one.entries))
-                elif name not in known:
+                elif name not in self._counted:
                     self._known[batch.tools[name]] = self._known.get(batch.tools[name], 0) + 1
         return taken
 

@@ -50,6 +50,7 @@ _IMAGE = re.compile(r"data:(image/[\w.+-]{1,40});base64,", re.ASCII)
 
 
 _Stop: TypeAlias = StopReason | Literal["interrupted", "error"]
+_DONE: tuple[_Stop, str] = ("end_turn", "")
 
 
 class ConversationBuilder:
@@ -85,7 +86,7 @@ class ConversationBuilder:
         self._newest_turn = 0
         self._step: _Step | None = None
         self._last_key: str | None = None
-        self._stop: tuple[_Stop, str] = ("end_turn", "")
+        self._stop = _DONE
         self._usage: tuple[Usage, float | None] | None = None
         self._calls: dict[str, tuple[CallRef, ToolCall, Announcement]] = {}
         self._prompts: dict[bytes, int] = {}  # per hash of a prompt: its entry
@@ -259,7 +260,7 @@ class ConversationBuilder:
     def end_turn(self) -> None:
         """End the turn, unless it has ended."""
         self.end_step()
-        (reason, detail), self._stop = self._stop, ("end_turn", "")
+        (reason, detail), self._stop = self._stop, _DONE
         if self.leaf is not None and self._open[self.leaf - 1]:
             self._emit(entries.TurnEnd(stop=reason, detail=detail), opens_turn=False)
 
@@ -326,6 +327,8 @@ class ConversationBuilder:
         """Continue after another entry: what follows is a branch."""
         self.end_step()
         if to != self.leaf:
+            if self._stop != _DONE:
+                self.end_turn()
             self._moves.append(
                 MoveRecord(
                     session=self.session_id,

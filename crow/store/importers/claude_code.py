@@ -45,7 +45,7 @@ _FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refus
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
     """Return the id of the session in a file, and the id of its parent if it is a sub-agent. Return None if the file is
     not Claude Code's."""
-    typed = [line for line in lines if line.get("type") in _TYPES]
+    typed = [line for line in lines if text(line.get("type")) in _TYPES]
     if not any("sessionId" in line or "leafUuid" in line or "messageId" in line for line in typed):
         return None
     for line in typed:

@@ -103,7 +103,7 @@ class _Rollout:
     def add(self, number: int, line: Mapping[str, Any]) -> None:
         """Add a line. Old versions wrote items without an envelope."""
         self._to.at(time_ms(line.get("timestamp")))
-        kind, payload = line.get("type"), as_object(line.get("payload"))
+        kind, payload = text(line.get("type")), as_object(line.get("payload"))
         match kind:
             case "session_meta":
                 if not self._has_meta:  # a sub-agent's file repeats that of its parent

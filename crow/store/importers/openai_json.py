@@ -69,7 +69,7 @@ def _is_conversation(value: Mapping[str, Any]) -> bool:
 
 def _is_message_list(value: Any) -> bool:
     return bool(items(value)) and all(
-        isinstance(one, dict) and one.get("role") in _ROLES and ("content" in one or "tool_calls" in one)
+        isinstance(one, dict) and text(one.get("role")) in _ROLES and ("content" in one or "tool_calls" in one)
         for one in value[:20]
     )
 
@@ -97,7 +97,7 @@ def _read(value: Mapping[str, Any], path: Path, new: NewConversation, problems: 
 
 def _numbered(messages: Any, path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, message in enumerate(items(messages), 1):
-        if isinstance(message, dict) and message.get("role") in _ROLES:
+        if isinstance(message, dict) and text(message.get("role")) in _ROLES:
             yield number, message
         else:
             problems.skip_line(path, number, "a message without a known role")

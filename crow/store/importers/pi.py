@@ -59,9 +59,11 @@ class _Tree:
                 to.set_cwd(line.get("cwd"))
             return
         name = text(line.get("id")) or f"#{index}"
-        parent = line.get("parentId")
-        if "parentId" in line and (parent is None or parent in self._last):
-            to.go(None if parent is None else self._last[parent])
+        parent = text(line.get("parentId"))
+        if parent in self._last:
+            to.go(self._last[parent])
+        elif "parentId" in line and line["parentId"] is None:
+            to.go(None)
         elif "parentId" in line:
             self._problems.skip_line(self._path, number, "it follows an entry that is missing; it was put at the end")
         to.at(time_ms(line.get("timestamp")))
