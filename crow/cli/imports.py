@@ -98,7 +98,8 @@ class ImportRun:
             skipped = f"{count(problems.lines, 'line')} and {count(problems.files, 'file')}"
             print(f"{skipped} skipped in all; everything else was imported", file=sys.stderr)
         if not tools:
-            raise ArgumentError(f"Nothing to import in {path}.")
+            expected = self._context.options.tool or ", ".join(importers.TOOLS)
+            raise ArgumentError(f"{path} has no sessions; expected some of {expected}.")
 
     async def _import_batch(self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None]) -> int:
         """Import the first of the groups, as many as make a good batch. Return their number."""

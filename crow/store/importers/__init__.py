@@ -6,7 +6,7 @@ Nothing is ever written to the other tool's files. Everything in them counts as 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,10 @@ from crow.store.importers.files import (
 )
 from crow.store.sqlite.foreign import MAGIC, count_rows, opened_copy
 
-TOOLS = tuple(tool.NAME for tool in (claude_code, codex, pi, opencode, goose, openai_json))
+_PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode, goose, openai_json)}
+"""How the ids of sessions of each tool begin."""
+
+TOOLS = tuple(_PREFIXES)
 """The names of the formats."""
 
 CROW = b'{"type":"crow"'
@@ -114,8 +117,7 @@ class Scan:
                     yield from self._in_file(directory / name, is_named=False)
 
     def _in_file(self, path: Path, *, is_named: bool) -> Iterator[Source]:
-        """Yield the sessions in a file. A file that the user named is reported if it has none."""
-        problems = self.problems if is_named else Problems()
+        """Yield the sessions in a file. :raises ArgumentError: the user named the file, and it has none."""
         try:
             with open_regular(path) as file:
                 start = file.read(_PEEK_BYTES)
@@ -126,11 +128,15 @@ class Scan:
             else:
                 found = list(self._in_lines(path))
         except (OSError, Damaged, ArgumentError) as error:
-            words = str(error) if isinstance(error, ArgumentError) else readable(error)
-            (problems if isinstance(error, Damaged) else self.problems).skip_file(path, words)
+            words = str(error) if isinstance(error, ArgumentError) else f"{path} cannot be read: {readable(error)}."
+            if is_named:
+                raise ArgumentError(words) from error
+            if not isinstance(error, Damaged):  # pipes and the like are none of the tool's files
+                self.problems.skip_file(path, readable(error).removeprefix(f"{path} "))
             return
         if not found and is_named:
-            problems.skip_file(path, f"it has no sessions of {self._tool or ', '.join(TOOLS)}")
+            expected = f"of {self._tool}" if self._tool else f"that crow exported, or of {', '.join(TOOLS)}"
+            raise ArgumentError(f"{path} has no sessions; expected some {expected}.")
         yield from found
 
     def _in_lines(self, path: Path) -> Iterator[Source]:
@@ -263,14 +269,19 @@ def default_path(tool: str) -> Path | None:
     return next((one.path for one in _places() if one.tool == tool), None)
 
 
-def importable() -> list[Importable]:
-    """Return the sessions of other tools at their usual places. Only names of files are looked at, except in databases,
-    so this is quick, and the numbers can be too high."""
-    return [one for one in _places() if one.sessions]
+def importable(known: Collection[str] = ()) -> list[Importable]:
+    """Return the sessions of other tools at their usual places. Tools of which one of the `known` sessions was imported
+    are left out. Only names of files are looked at, except in databases, so this is quick, and the numbers can be too
+    high."""
+    prefixes = {name.partition("-")[0] for name in known}
+    return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
 
 
 def _places() -> Iterator[Importable]:
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
     codex_home = Path(os.environ.get("CODEX_HOME") or home / ".codex")

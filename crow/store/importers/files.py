@@ -105,7 +105,7 @@ def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[st
                 except Damaged as error:
                     problems.skip_line(path, number, str(error))
     except (OSError, Damaged) as error:
-        problems.skip_file(path, _words(error))
+        problems.skip_file(path, readable(error))
 
 
 def first_lines(path: Path) -> list[Mapping[str, Any]]:
@@ -163,13 +163,9 @@ def parse_object(data: bytes | str) -> Mapping[str, Any]:
     return value
 
 
-def _words(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def readable(error: OSError | Damaged) -> str:
+def readable(error: Exception) -> str:
     """Return the reason why a file cannot be read, without its name."""
-    return _words(error)
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def text(value: Any) -> str:
