@@ -81,7 +81,7 @@ class ImportRun:
         problems = self._scan.problems
         if self._context.options.json:
             print_json({"session": name, "tool": tool, "entries": size} for name, tool, size in self._new)
-        tools: dict[str, int] = dict.fromkeys(self._known, 0)
+        tools = {tool: 0 for tool, number in self._known.items() if number}
         for name, tool, size in self._new:
             tools[tool] = tools.get(tool, 0) + 1
             if not self._context.options.json and len(self._new) <= _LISTED:

@@ -176,7 +176,7 @@ async def test_a_directory_gives_the_sessions_of_all_tools(sqlite_store: SqliteS
     done, problems = await bring(sqlite_store, tmp_path)
     tools = sorted(name.partition("-")[0] for one in done for name in one.sessions)
     assert tools == ["claude", "codex", "goose", "openai", "opencode", "pi"]
-    assert [problem.path for problem in problems.named] == [str(tmp_path / "notes.json")]
+    assert problems == Problems()
     only_pi, _ = await bring(sqlite_store, tmp_path, tool="pi")
     assert [one.sessions for one in only_pi] == [(f"pi-{UUID}",)]
 

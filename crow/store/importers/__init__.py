@@ -124,7 +124,7 @@ class Scan:
             if start.startswith(MAGIC):
                 found = list(self._in_database(path))
             elif path.name.endswith(".json"):
-                found = list(self._in_document(path, start))
+                found = list(self._in_document(path, start, is_named=is_named))
             else:
                 found = list(self._in_lines(path))
         except (OSError, Damaged, ArgumentError) as error:
@@ -157,9 +157,10 @@ class Scan:
         if self._wants(openai_json.NAME) and openai_json.recognise(lines):
             yield _source(openai_json.NAME, path, "", None, partial(openai_json.read_jsonl, path))
 
-    def _in_document(self, path: Path, start: bytes) -> Iterator[Source]:
+    def _in_document(self, path: Path, start: bytes, *, is_named: bool) -> Iterator[Source]:
         def read(new: NewConversation, problems: Problems) -> None:
-            if not openai_json.read_json(path, new, problems):
+            is_other = not openai_json.read_json(path, new, problems)
+            if is_other and (is_named or self._tool is not None):  # a directory can have any JSON in it
                 problems.skip_file(path, "it has no messages")
 
         if self._wants(openai_json.NAME) and b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{":
@@ -169,7 +170,7 @@ class Scan:
         database = self._stack.enter_context(opened_copy(path))
         tables = database.tables()
         if self._wants(opencode.NAME) and opencode.is_database(tables):
-            for one in opencode.sessions_in_database(database, tables["session"]):
+            for one in opencode.sessions_in_database(database):
                 messages = partial(opencode.messages_in_database, database, one)
                 yield _opencode_source(one, f"{path}, session {one.name}", messages, one.updated_ms or 0)
         elif self._wants(goose.NAME) and goose.is_database(tables):

@@ -83,7 +83,9 @@ def read(
     path: Path, session_id: str, parent_id: str | None, title: str, new: NewConversation, problems: Problems
 ) -> None:
     """Import a file. `title` is the session's name in the index, if it has one."""
-    rollout = _Rollout(new(session_id, parent_id=parent_id), path, problems)
+    to = new(session_id, parent_id=parent_id)
+    to.archived = "archived_sessions" in path.parts
+    rollout = _Rollout(to, path, problems)
     for number, line in read_lines(path, problems):
         try:
             rollout.add(number, line)

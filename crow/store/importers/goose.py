@@ -11,7 +11,6 @@ from typing import Any
 from crow.domain.messages import Image, Part, Text
 from crow.store.importers.builder import ConversationBuilder, NewConversation, image_of, stable_id
 from crow.store.importers.files import (
-    MAX_DOCUMENT_BYTES,
     Damaged,
     Problems,
     objects,
@@ -61,7 +60,8 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
 
 def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
     """Yield the sessions in a database. :raises ArgumentError:"""
-    for row in database.rows("SELECT * FROM sessions ORDER BY id"):
+    columns = ("id", "working_dir", "created_at", "updated_at", "session_type", "model_config_json", "name")
+    for row in database.columns("sessions", (*columns, "description", "user_set_name"), "ORDER BY id"):
         name, cwd, created = text(row["id"]), text(row.get("working_dir")), str(row.get("created_at"))
         if not name or row.get("session_type") == "hidden":
             continue
@@ -88,11 +88,8 @@ def read_database(database: ForeignDatabase, session: Session, new: NewConversat
     to.set_title(session.title, by_user=session.title_by_user)
     to.set_model(session.model)
     to.at(session.created_ms)
-    rows = database.rows(
-        "SELECT m.*, CASE WHEN length(content_json) <= ? THEN content_json END AS content FROM messages m"
-        " WHERE session_id = ? ORDER BY id",
-        (MAX_DOCUMENT_BYTES, session.name),
-    )
+    columns = ("id", "role", "content_json", "created_timestamp", "timestamp", "metadata_json")
+    rows = database.columns("messages", columns, "WHERE session_id = ? ORDER BY id", (session.name,))
     _read(to, _messages_of(rows, database.path, problems), problems)
     to.at(session.updated_ms)
 
@@ -189,7 +186,7 @@ def _messages_of(
     for row in rows:
         place = f"{path}, message {row['id']}"
         try:
-            content = parse(row["content"] if isinstance(row["content"], str | bytes) else "")
+            value = parse(content if isinstance(content := row["content_json"], str | bytes) else "")
             seen = parse_object(row["metadata_json"]) if text(row.get("metadata_json")) else {}
         except Damaged as error:
             problems.skip_file(place, str(error))
@@ -199,7 +196,7 @@ def _messages_of(
             {
                 "role": row.get("role"),
                 "created": row.get("created_timestamp") or row.get("timestamp"),
-                "content": content,
+                "content": value,
                 "metadata": seen,
             },
         )

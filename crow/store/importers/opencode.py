@@ -10,7 +10,6 @@ from typing import Any
 from crow.domain.messages import FinishReason, Image, Part, Text, Usage
 from crow.store.importers.builder import ConversationBuilder, NewConversation, linked_part, stable_id
 from crow.store.importers.files import (
-    MAX_DOCUMENT_BYTES,
     Damaged,
     Problems,
     cost,
@@ -86,9 +85,10 @@ def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Sessi
             )
 
 
-def sessions_in_database(database: ForeignDatabase, columns: frozenset[str]) -> Iterator[Session]:
-    """Yield the sessions in a database whose table `session` has these columns. :raises ArgumentError:"""
-    for row in database.rows("SELECT * FROM session ORDER BY id"):
+def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
+    """Yield the sessions in a database. :raises ArgumentError:"""
+    columns = ("id", "directory", "parent_id", "title", "revert", "time_created", "time_updated", "time_archived")
+    for row in database.columns("session", columns, "ORDER BY id"):
         name, parent = text(row["id"]), text(row.get("parent_id"))
         try:
             undone = parse_object(text(row.get("revert"))) if row.get("revert") else {}
@@ -103,7 +103,7 @@ def sessions_in_database(database: ForeignDatabase, columns: frozenset[str]) -> 
                 cwd=text(row["directory"]),
                 created_ms=time_ms(row.get("time_created")),
                 updated_ms=time_ms(row.get("time_updated")),
-                archived=bool("time_archived" in columns and row["time_archived"]),
+                archived=bool(row.get("time_archived")),
                 undone_from=text(undone.get("messageID")),
             )
 
@@ -129,12 +129,8 @@ def messages_in_database(database: ForeignDatabase, session: Session, problems: 
     """Yield the messages of a session in a database. :raises ArgumentError:"""
 
     def documents(table: str, column: str, name: str, order: str) -> Iterator[Mapping[str, Any]]:
-        query = (
-            f"SELECT id, CASE WHEN length(data) <= {MAX_DOCUMENT_BYTES} THEN data END AS data"  # noqa: S608  constants
-            f" FROM {table} WHERE {column} = ? ORDER BY {order}"
-        )
-        for row in database.rows(query, (name,)):
-            data = row["data"]
+        for row in database.columns(table, ("id", "data"), f"WHERE {column} = ? ORDER BY {order}", (name,)):
+            data = row.get("data")
             try:
                 yield {**parse_object(data if isinstance(data, str | bytes) else ""), "id": text(row["id"])}
             except Damaged as error:

@@ -16,7 +16,8 @@ MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
 
 _ATTEMPTS = 3
-_FETCH = 200
+_FETCH = 20
+_MAX_VALUE = 64 * 1024 * 1024
 _SUFFIXES = ("", "-wal")
 
 
@@ -26,18 +27,38 @@ class ForeignDatabase:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection = connection
+        self._tables: Mapping[str, frozenset[str]] | None = None
 
     def tables(self) -> Mapping[str, frozenset[str]]:
         """Return the tables with their columns. Views do not count: they could run anything.
 
         :raises ArgumentError: the database is damaged.
         """
+        if self._tables is None:
+            self._tables = self._read_tables()
+        return self._tables
+
+    def _read_tables(self) -> Mapping[str, frozenset[str]]:
         names = [row["name"] for row in self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         return {
             name: frozenset(row["name"] for row in self.rows("SELECT name FROM pragma_table_info(?)", (name,)))
             for name in names
             if isinstance(name, str)
         }
+
+    def columns(
+        self, table: str, names: Sequence[str], rest: str = "", values: Sequence[Any] = ()
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield these columns of a table's rows; columns that it does not have are left out, and values that are too
+        long are None. All arguments but `values` are constants of the caller.
+
+        :raises ArgumentError: the database is damaged.
+        """
+        known = self.tables().get(table, frozenset())
+        chosen = ", ".join(
+            f"CASE WHEN length({name}) <= {_MAX_VALUE} THEN {name} END AS {name}" for name in names if name in known
+        )
+        return self.rows(f"SELECT {chosen} FROM {table} {rest}", values)  # noqa: S608
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Mapping[str, Any]]:
         """Yield the rows of a query. Text that is not UTF-8 is mended.
