@@ -384,3 +384,23 @@ def test_sessions_of_other_tools_are_imported_and_what_is_skipped_is_named(
     )
     assert crow(capfd, "import", "--from", "pi") == "pi: 0 sessions imported, 1 session already there\n"
     assert "There are 7 eggs." in crow(capfd, "show", "codex-")
+
+
+async def test_a_session_that_cannot_be_imported_now_does_not_stop_the_others(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    foreign.pi(tmp_path)
+    await anyio.to_thread.run_sync(crow, capfd, "import", str(tmp_path))
+    foreign.codex(tmp_path)
+    store = await SqliteStore.open(home / "crow.db")
+    try:  # another process, which lives, is importing the same session
+        hide = "UPDATE sessions SET deleted_ms = 1, state = 'running', owner = ?, lease_ms = ?"
+        now_ms = round(datetime.now().astimezone().timestamp() * 1000)
+        await store.database.write(lambda sql: sql.execute(hide, (store.owner, now_ms)))
+        assert await anyio.to_thread.run_sync(main, ["sessions", "import", str(tmp_path)]) == 0
+    finally:
+        await store.close()
+    out, err = capfd.readouterr()
+    assert out == f"codex-{foreign.UUID}: imported with 10 entries\ncodex: 1 session imported\n"
+    assert f'Session "pi-{foreign.UUID}" is being imported or removed by another process now.' in err
+    assert "0 lines and 1 file skipped in all" in err

@@ -384,7 +384,7 @@ async def test_codex_rollbacks_old_files_and_encrypted_summaries_are_understood(
         ],
     )
     foreign.write_lines(
-        tmp_path / "rollout-old.jsonl",
+        tmp_path / "archived_sessions/rollout-old.jsonl",
         [
             {"id": "old", "timestamp": foreign.iso(0), "instructions": None},
             {"record_type": "state"},
@@ -404,6 +404,8 @@ async def test_codex_rollbacks_old_files_and_encrypted_summaries_are_understood(
         ("end", "end_turn"),
     ]
     entries = await history(sqlite_store, "codex-new")
+    found = await rows(sqlite_store)
+    assert {name: row.archived for name, row in found.items()} == {"codex-new": False, "codex-old": True}
     checkpoint = entries[3].body
     assert isinstance(checkpoint, Checkpoint)
     assert checkpoint.pins == (Pin(entry=entries[0].id, text="keep me"),)
