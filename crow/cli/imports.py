@@ -17,6 +17,7 @@ from crow.cli.sessions import SessionsContext
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import on_one_line
 from crow.store import importers
+from crow.store.importers.files import Problems
 
 _BATCH_BYTES = 32 * 1024 * 1024
 _BATCH_GROUPS = 100
@@ -74,7 +75,7 @@ class ImportRun:
             self._known[group[0].tool] = self._known.get(group[0].tool, 0) + len(old)
         with _progress(len(new)) as advance:
             while new:
-                new = new[await self._import_batch(new, advance) :]
+                new = new[await self._import_batch(new, advance, self._scan.problems) :]
 
     def report(self, path: Path) -> None:
         """Print what was imported and what was not. :raises ArgumentError: there was nothing to import."""
@@ -101,7 +102,9 @@ class ImportRun:
             expected = self._context.options.tool or ", ".join(importers.TOOLS)
             raise ArgumentError(f"{path} has no sessions; expected some of {expected}.")
 
-    async def _import_batch(self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None]) -> int:
+    async def _import_batch(
+        self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
+    ) -> int:
         """Import the first of the groups, as many as make a good batch. Return their number."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
@@ -109,22 +112,22 @@ class ImportRun:
                 batch = importers.Batch(file, cwd=str(Path.cwd()))
                 taken = 0
                 for group in groups[:_BATCH_GROUPS]:
-                    batch.add(group, self._scan.problems)
+                    batch.add(group, problems)
                     taken += 1
                     advance(1)
                     if batch.size > _BATCH_BYTES:
                         break
                 batch.end()
-            self._empty += batch.empty
             try:
                 imported = await self._context.admin.import_file(path, import_defaults(self._context))
             except ArgumentError as error:
                 if taken > 1:  # find the one that cannot be imported
                     for group in groups[:taken]:
-                        await self._import_batch([group], lambda _: None)
+                        await self._import_batch([group], lambda _: None, Problems())  # they were reported above
                 else:
                     self._scan.problems.skip_file(groups[0][0].place, str(error))
                 return taken
+        self._empty += batch.empty
         for one in imported:
             for name in one.sessions:
                 if one.is_new:

@@ -34,7 +34,7 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Text
+from crow.domain.messages import Image, Text, Usage
 from crow.store import SessionRow
 from crow.store.importers import Batch, Scan, files, importable
 from crow.store.importers.files import Problems
@@ -597,3 +597,44 @@ def test_importable_counts_sessions_at_the_usual_places(tmp_path: Path, monkeypa
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"missing cannot be read: No such file or directory\."):
         Scan(tmp_path / "missing")
+
+
+async def test_opencode_steps_of_a_message_become_answers_and_a_compaction_keeps_its_tail(
+    sqlite_store: SqliteStore, tmp_path: Path
+) -> None:
+    tokens = {"input": 1, "output": 2, "reasoning": 0, "cache": {"read": 0, "write": 0}}
+    pending = {"type": "tool", "callID": "c", "tool": "bash", "state": {"status": "running", "input": {}}}
+    steps = [
+        {"type": "step-start"},
+        foreign.opencode_text(PLAN),
+        {"type": "step-finish", "cost": 0.5, "tokens": tokens},
+        {"type": "step-start"},
+        pending,
+        {"type": "step-finish", "cost": 0.5, "tokens": tokens},
+    ]
+    aborted = {"name": "MessageAbortedError", "data": {"message": "aborted"}}
+    messages = [
+        foreign.opencode_user("msg_1", 0, foreign.opencode_text(PROMPT)),
+        foreign.opencode_answer("msg_2", 1, *steps, error=aborted),
+        foreign.opencode_user("msg_3", 2, {"type": "compaction", "auto": False, "tail_start_id": "msg_2"}),
+        foreign.opencode_answer("msg_4", 3, foreign.opencode_text(SUMMARY), summary=True),
+    ]
+    path = tmp_path / "opencode.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executescript(foreign.OPENCODE_TABLES)
+        foreign.opencode_rows(database, {"id": "ses_1"}, messages)
+    await bring(sqlite_store, path)
+    entries = await history(sqlite_store, "opencode-ses_1")
+    assert [shown(entry.body) for entry in entries] == [
+        ("user", PROMPT),
+        ("assistant", PLAN),
+        ("assistant", "bash"),
+        ("checkpoint", SUMMARY),
+        ("end", "cancelled"),
+    ]
+    spent = Usage(input_tokens=1, output_tokens=2, cached_tokens=0, reasoning_tokens=0)
+    assert [(entry.usage, entry.cost) for entry in entries[1:3]] == [(spent, 0.5), (spent, 0.5)]
+    checkpoint = entries[3].body
+    assert isinstance(checkpoint, Checkpoint)
+    assert (checkpoint.first_kept, checkpoint.reason) == (entries[1].id, "command")
+    assert request(entries) == []

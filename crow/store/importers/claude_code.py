@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.messages import FinishReason, Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation, image_of, linked_part, stable_id
+from crow.store.importers.builder import ConversationBuilder, NewConversation
 from crow.store.importers.files import Problems, cost, count, objects, read_lines, text, time_ms, total
 from crow.store.importers.files import obj as as_object
+from crow.store.importers.parts import image_of, linked_part, stable_id
 
 TOOL = "claude"
 NAME = "claude-code"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.messages import Image, Part, Text
-from crow.store.importers.builder import ConversationBuilder, NewConversation, image_of, stable_id
+from crow.store.importers.builder import ConversationBuilder, NewConversation
 from crow.store.importers.files import (
     Damaged,
     Problems,
@@ -21,6 +21,7 @@ from crow.store.importers.files import (
     time_ms,
 )
 from crow.store.importers.files import obj as as_object
+from crow.store.importers.parts import image_of, stable_id
 from crow.store.sqlite.foreign import ForeignDatabase
 
 TOOL = "goose"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.messages import Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation, linked_part, stable_id
+from crow.store.importers.builder import ConversationBuilder, NewConversation
 from crow.store.importers.files import (
     Damaged,
     Problems,
@@ -24,6 +24,7 @@ from crow.store.importers.files import (
     time_ms,
 )
 from crow.store.importers.files import obj as as_object
+from crow.store.importers.parts import linked_part, stable_id
 
 TOOL = "openai"
 NAME = "openai-json"

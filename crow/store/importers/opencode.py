@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.messages import FinishReason, Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation, linked_part, stable_id
+from crow.store.importers.builder import ConversationBuilder, NewConversation
 from crow.store.importers.files import (
     Damaged,
     Problems,
@@ -23,6 +23,7 @@ from crow.store.importers.files import (
     total,
 )
 from crow.store.importers.files import obj as as_object
+from crow.store.importers.parts import linked_part, stable_id
 from crow.store.sqlite.foreign import ForeignDatabase
 
 TOOL = "opencode"
