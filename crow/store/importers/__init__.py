@@ -22,6 +22,7 @@ from crow.store.importers.files import (
     first_lines,
     modified_ms,
     open_regular,
+    parse_object,
     readable,
     real_path,
 )
@@ -32,9 +33,6 @@ _PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode,
 
 TOOLS = tuple(_PREFIXES)
 """The names of the formats."""
-
-CROW = b'{"type":"crow"'
-"""How a crow export begins."""
 
 _SKIPPED_FOLDERS = frozenset({"node_modules", ".git", ".venv", "__pycache__"})
 _ENDINGS = (".jsonl", ".json", ".db", ".sqlite", ".sqlite3")
@@ -260,7 +258,7 @@ def is_crow_export(path: Path) -> bool:
     """Whether a file is an export of crow's own."""
     try:
         with open_regular(real_path(path)) as file:
-            return file.read(len(CROW)) == CROW
+            return parse_object(file.readline(_PEEK_BYTES)).get("type") == "crow"
     except (OSError, Damaged):
         return False
 
